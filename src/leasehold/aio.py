@@ -1,0 +1,118 @@
+"""
+How async callers use the synchronous core: on threads, except inside a transaction that belongs to an event loop.
+
+`threaded` turns a verb into its async form; there are no hand-kept twins, and a test compares the lists of verbs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from .errors import InvalidArgument
+from .store import Store, Transactions
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_awaited: contextvars.ContextVar[bool] = contextvars.ContextVar("leasehold_awaited", default=False)
+
+
+class Facade:
+    """The async face of `_sync`; its verbs are made by `threaded`."""
+
+    __slots__ = ("_sync",)
+
+    def __init__(self, sync: Any) -> None:
+        self._sync = sync
+
+
+def threaded(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Awaitable[R]]:
+    """
+    Return the async form of *verb*: it runs on a thread, and the event loop goes on.
+
+    With a connection it runs where it is called, since a connection belongs to its loop or thread.
+    """
+    joins = "connection" in inspect.signature(verb).parameters
+
+    @functools.wraps(verb)
+    async def call(self: Facade, *args: P.args, **kwargs: P.kwargs) -> R:
+        if joins and (kwargs.get("connection") is not None or verb.__name__ == "fence"):
+            token = _awaited.set(True)
+            try:
+                value = verb(self._sync, *args, **kwargs)
+            finally:
+                _awaited.reset(token)
+            return cast(R, await value) if inspect.isawaitable(value) else value
+        return await asyncio.to_thread(verb, self._sync, *args, **kwargs)
+
+    return call
+
+
+async def abandonable(call: Callable[[], R], give_back: Callable[[R], None]) -> R:
+    """
+    Return what *call* returns, from a thread of its own; if the caller is cancelled meanwhile, give the value back.
+
+    Of its own, since a call that waits would, on the shared pool, keep the verbs out that it may be waiting for.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[R] = loop.create_future()
+
+    def deliver(value: R | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            if error is None:
+                threading.Thread(target=give_back, args=(value,), name="leasehold-give-back").start()
+        elif error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast(R, value))
+
+    def run() -> None:
+        value: R | None = None
+        error: BaseException | None = None
+        try:
+            value = call()
+        except BaseException as raised:
+            error = raised
+        try:
+            loop.call_soon_threadsafe(deliver, value, error)
+        except RuntimeError:  # the loop is closed
+            if error is None:
+                give_back(cast(R, value))
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name="leasehold-claim", daemon=True).start()
+    return await future
+
+
+def transactions_of(store: Store, what: str) -> Transactions:
+    """Return the store's verbs inside a transaction, or say which stores have them."""
+    if store.transactions is None:
+        raise InvalidArgument(
+            f"{what} needs a store with a database that your rows can share, and the memory store has none: "
+            'use Router("sqlite:///jobs.db") or Router("postgresql://…").'
+        )
+    return store.transactions
+
+
+def joined(
+    store: Store, connection: Any, program: Callable[[Transactions], Generator[Any, Any, R]], *, savepoint: bool
+) -> R:
+    """
+    Run *program* in the transaction of *connection* and return its value.
+
+    On a connection of an event loop the value is a coroutine, which only the async form of a verb may await.
+    """
+    transactions = transactions_of(store, "connection=…")
+    if transactions.is_async(connection):
+        if not _awaited.get():
+            raise InvalidArgument(
+                f"{type(connection).__name__} belongs to an event loop: await the async form of this verb (`.aio`)."
+            )
+        return cast(R, transactions.run_async(connection, program(transactions), savepoint=savepoint))
+    return cast(R, transactions.run(connection, program(transactions), savepoint=savepoint))

@@ -1,0 +1,10 @@
+"""
+The rules, as functions of values: no I/O, no threads, no SQL.
+
+    values      what may be stored: names, durations, instants, documents
+    clock       the only module that reads a clock
+    retry       two budgets and a back-off
+    ownership   epochs, reasons, and the record of who held a job
+    job         jobs, from the wish to add one to the state that a reader sees
+    lifecycle   the one table of legal transitions
+"""

@@ -1,0 +1,36 @@
+"""
+The only module that reads a clock.
+
+A store is given a `Clock` and asks nothing else, so a test moves time by hand and never sleeps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Tells the time, and waits for it."""
+
+    def now(self) -> int:
+        """Return the instant, in microseconds since 1970 (UTC)."""
+        ...
+
+    def wait(self, condition: threading.Condition, until: int) -> None:
+        """Wait on *condition*, which the caller holds, until it is notified or *until* has come; maybe less long."""
+        ...
+
+
+class SystemClock:
+    """The machine's wall clock."""
+
+    def now(self) -> int:
+        """Return the instant, in microseconds since 1970 (UTC)."""
+        return time.time_ns() // 1000
+
+    def wait(self, condition: threading.Condition, until: int) -> None:
+        """Wait on *condition*, which the caller holds, until it is notified or *until* has come."""
+        # In slices, since the wall clock may be set while we wait.
+        condition.wait(min(max(until - self.now(), 0) / 1_000_000, 60.0))

@@ -1,0 +1,329 @@
+"""Jobs, from the wish to add one to the state that a reader sees."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from ..errors import InvalidArgument
+from . import values
+from .ownership import Process, Reason
+from .retry import DEFAULT_RETRY, Retry
+
+PRIORITY_LIMIT = 2**31 - 1
+
+
+class Status(StrEnum):
+    """Where a job stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """What a producer asks for, checked and in the form that stores keep. Made by `new_job`."""
+
+    id: str
+    document: str = "null"
+    task: str | None = None
+    queue: str = "default"
+    priority: int = 0
+    run_us: int | None = None
+    delay_us: int = 0
+    lock: str | None = None
+    unique: str | None = None
+    retry: Retry = DEFAULT_RETRY
+    lease_us: int | None = None
+    stall_us: int | None = None
+    parent: str | None = None
+
+    @property
+    def payload(self) -> Any:
+        """The payload, decoded anew at each look."""
+        return values.decode(self.document)
+
+    def due(self, now: int) -> int:
+        """Return the instant from which the job may be claimed, if it is added at *now*."""
+        return self.run_us if self.run_us is not None else now + self.delay_us
+
+
+def new_job(
+    id: str,
+    payload: object = None,
+    *,
+    task: str | None = None,
+    queue: str = "default",
+    priority: int = 0,
+    delay_seconds: float | None = None,
+    run_at: datetime | None = None,
+    lock: str | None = None,
+    unique: str | None = None,
+    retry: Retry | None = None,
+    lease_seconds: float | None = None,
+    stall_seconds: float | None = None,
+) -> NewJob:
+    """Return the job that these arguments ask for, all of them checked; the one door for every way of adding."""
+    if delay_seconds is not None and run_at is not None:
+        raise InvalidArgument("a job takes delay_seconds or run_at, not both.")
+    if retry is not None and not isinstance(retry, Retry):
+        raise InvalidArgument(f"retry must be a Retry(…), not {retry!r}.")
+    return NewJob(
+        values.name(id, "a job's id"),
+        values.encode(payload, "payload"),
+        values.optional_name(task, "task"),
+        "default" if queue == "default" else values.name(queue, "queue"),
+        0 if priority == 0 else values.whole(priority, "priority", least=-PRIORITY_LIMIT, most=PRIORITY_LIMIT),
+        None if run_at is None else values.instant(run_at, "run_at"),
+        0 if delay_seconds is None else values.microseconds(delay_seconds, "delay_seconds", zero=True),
+        values.optional_name(lock, "lock"),
+        values.optional_name(unique, "unique"),
+        DEFAULT_RETRY if retry is None else retry,
+        None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
+        None if stall_seconds is None else values.microseconds(stall_seconds, "stall_seconds"),
+    )
+
+
+def new_child(parent: str, child: NewJob, nth: int) -> NewJob:
+    """
+    Return *child* with its parent and the id that the parent gives it: the *nth* of its name in this run.
+
+    The id depends on the parent, the name and *nth* alone, so a second run of the parent asks for the same ids
+    and makes no duplicates.
+    """
+    name = f"{parent}/{child.id}" + (f"#{nth}" if nth > 1 else "")
+    if len(name) > values.NAME_LIMIT:
+        name = "child:" + hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
+    return replace(child, id=name, parent=parent)
+
+
+def child_name(task: str | None, document: str) -> str:
+    """Return the name of a child that was given none: its task and a digest of its payload."""
+    return f"{task or 'job'}:{hashlib.blake2b(document.encode(), digest_size=8).hexdigest()}"
+
+
+class Grant(NamedTuple):
+    """What a claim grants: the facts of one lease as they were when it was issued."""
+
+    spec: NewJob
+    epoch: int
+    owner: str
+    reason: Reason
+    attempt: int
+    errors: int
+    checkpoint: str | None
+    claim_id: str | None
+    process: Process | None
+    granted_us: int
+    expires_us: int
+    lease_us: int
+
+
+class Outcome(StrEnum):
+    """How an owner ends its lease."""
+
+    COMPLETE = "complete"
+    FAIL = "fail"
+    RELEASE = "release"
+
+
+class Settlement(NamedTuple):
+    """An owner's last write: which lease it ends, and how."""
+
+    job_id: str
+    epoch: int
+    outcome: Outcome
+    result: str | None = None
+    then: tuple[NewJob, ...] = ()
+    error: str | None = None
+    retry: bool = True
+    delay_us: int = 0
+
+    def fingerprint(self) -> str:
+        """
+        Return what two settlements share iff they say the same, so that a repeated one can be recognised.
+
+        The delay is left out: it is drawn anew each time that an owner says the same thing.
+        """
+        if self.outcome is Outcome.COMPLETE and self.result == "null" and not self.then:
+            return "complete"
+        said = [self.result, self.error, str(self.retry)]
+        said += [part for child in self.then for part in (child.id, child.document)]
+        digest = hashlib.blake2b(digest_size=12)
+        for part in said:
+            digest.update(b"-" if part is None else b"+%d:" % len(part) + part.encode())
+        return f"{self.outcome}:{digest.hexdigest()}"
+
+
+class Progress(NamedTuple):
+    """An owner's report that the work moves; None leaves a field as it was."""
+
+    job_id: str
+    epoch: int
+    fraction: float | None = None
+    note: str | None = None
+    checkpoint: str | None = None
+
+
+class Effect(NamedTuple):
+    """A named effect of a job: begun under an epoch, and its outcome once that is known."""
+
+    job_id: str
+    name: str
+    key: str
+    epoch: int
+    known: bool
+    outcome: str | None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Job:
+    """A job as a reader sees it, at one moment. Instants ending in `_us` are microseconds; the properties are datetimes."""
+
+    spec: NewJob
+    status: Status
+    epoch: int
+    owner: str | None
+    reason: Reason | None
+    attempt: int
+    errors: int
+    reclaims: int
+    run_us: int
+    granted_us: int | None
+    expires_us: int | None
+    progress: float | None
+    note: str | None
+    checkpoint_document: str | None
+    result_document: str | None
+    last_error: str | None
+    created_us: int
+    updated_us: int
+    finished_us: int | None
+
+    def __post_init__(self) -> None:
+        held = self.owner is not None and self.expires_us is not None
+        assert (self.status is Status.RUNNING) == held, f"job {self.id!r} is {self.status} with owner {self.owner!r}"
+
+    def __repr__(self) -> str:
+        held = f" owner={self.owner!r}" if self.owner else ""
+        return f"<Job {self.id!r} {self.status} epoch={self.epoch} attempt={self.attempt}{held}>"
+
+    @property
+    def id(self) -> str:
+        """The id, for ever."""
+        return self.spec.id
+
+    @property
+    def payload(self) -> Any:
+        """What the producer passed, decoded anew at each look."""
+        return self.spec.payload
+
+    @property
+    def result(self) -> Any:
+        """What the completion recorded, or None."""
+        return values.decode(self.result_document)
+
+    @property
+    def checkpoint(self) -> Any:
+        """The last checkpoint that a current owner wrote, or None."""
+        return values.decode(self.checkpoint_document)
+
+    @property
+    def task(self) -> str | None:
+        """The task that handles it, or None for a job that is claimed by hand."""
+        return self.spec.task
+
+    @property
+    def queue(self) -> str:
+        """The queue it waits in."""
+        return self.spec.queue
+
+    @property
+    def priority(self) -> int:
+        """Larger is claimed first."""
+        return self.spec.priority
+
+    @property
+    def lock(self) -> str | None:
+        """The key that admits one running job at a time."""
+        return self.spec.lock
+
+    @property
+    def unique(self) -> str | None:
+        """The key that admits one unfinished job."""
+        return self.spec.unique
+
+    @property
+    def retry(self) -> Retry:
+        """Its budgets and back-off."""
+        return self.spec.retry
+
+    @property
+    def parent(self) -> str | None:
+        """The id of the job whose owner added it."""
+        return self.spec.parent
+
+    @property
+    def lease_seconds(self) -> float | None:
+        """The lease that the producer asked for, or None for the claimer's."""
+        return None if self.spec.lease_us is None else self.spec.lease_us / 1_000_000
+
+    @property
+    def stall_seconds(self) -> float | None:
+        """How long it may go without progress, or None for ever."""
+        return None if self.spec.stall_us is None else self.spec.stall_us / 1_000_000
+
+    @property
+    def run_at(self) -> datetime:
+        """From when it may be claimed."""
+        return values.aware(self.run_us)
+
+    @property
+    def granted_at(self) -> datetime | None:
+        """When its owner got it, or None without an owner."""
+        return values.as_datetime(self.granted_us)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """Until when its owner is left alone, or None without an owner."""
+        return values.as_datetime(self.expires_us)
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was added."""
+        return values.aware(self.created_us)
+
+    @property
+    def updated_at(self) -> datetime:
+        """When its status, owner or progress changed last; a renewal is no change."""
+        return values.aware(self.updated_us)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        """When it was done, failed or cancelled."""
+        return values.as_datetime(self.finished_us)
+
+
+class Added(NamedTuple):
+    """The job that an add found or made, and whether this add made it."""
+
+    job: Job
+    created: bool
+
+
+class Counts(NamedTuple):
+    """How many jobs stand where; `queues` splits the unfinished ones."""
+
+    pending: int
+    running: int
+    done: int
+    failed: int
+    cancelled: int
+    queues: Mapping[str, Mapping[str, int]]

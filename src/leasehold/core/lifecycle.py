@@ -1,0 +1,98 @@
+"""
+The one table of legal transitions.
+
+Stores ask it before they move a job; where SQL repeats a rule in a WHERE clause, the contract suite walks this table
+against the store, so the two cannot part.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from ..errors import InvalidArgument
+from .job import Status
+from .ownership import Reason
+from .retry import Retry
+
+
+class Verb(StrEnum):
+    """What can happen to a job."""
+
+    CLAIM = "claim"
+    COMPLETE = "complete"
+    FAIL = "fail"  # for good
+    RETRY = "retry"  # failed, and goes back
+    RELEASE = "release"
+    RECLAIM = "reclaim"  # taken back, and goes back
+    EXHAUST = "exhaust"  # taken back once too often
+    TRANSFER = "transfer"
+    CANCEL = "cancel"
+    REPLAY = "replay"
+    FINISH = "finish"  # completed by hand
+
+
+_PENDING, _RUNNING, _DONE, _FAILED, _CANCELLED = Status
+
+TRANSITIONS: dict[Verb, dict[Status, Status]] = {
+    Verb.CLAIM: {_PENDING: _RUNNING},
+    Verb.COMPLETE: {_RUNNING: _DONE},
+    Verb.FAIL: {_RUNNING: _FAILED},
+    Verb.RETRY: {_RUNNING: _PENDING},
+    Verb.RELEASE: {_RUNNING: _PENDING},
+    Verb.RECLAIM: {_RUNNING: _PENDING},
+    Verb.EXHAUST: {_RUNNING: _FAILED},
+    Verb.TRANSFER: {_PENDING: _RUNNING, _RUNNING: _RUNNING},
+    Verb.CANCEL: {_PENDING: _CANCELLED, _RUNNING: _CANCELLED},
+    Verb.REPLAY: {_DONE: _PENDING, _FAILED: _PENDING, _CANCELLED: _PENDING},
+    Verb.FINISH: {_PENDING: _DONE, _RUNNING: _DONE, _FAILED: _DONE},
+}
+
+FINISHED = frozenset({_DONE, _FAILED, _CANCELLED})
+
+# Why the next claim finds the job free, by what made it so.
+FREED_BY: dict[Verb, Reason] = {Verb.RETRY: Reason.RETRY, Verb.RELEASE: Reason.RELEASE, Verb.REPLAY: Reason.MANUAL}
+
+# Why the ownership ended, for the verbs of operators.
+MOVED_BY: dict[Verb, Reason] = {
+    Verb.TRANSFER: Reason.MANUAL,
+    Verb.CANCEL: Reason.CANCELLATION,
+    Verb.REPLAY: Reason.MANUAL,
+    Verb.FINISH: Reason.MANUAL,
+}
+
+_REFUSED = {
+    Verb.TRANSFER: "cannot be transferred: replay it first",
+    Verb.CANCEL: "cannot be cancelled: it is finished already",
+    Verb.REPLAY: "cannot be replayed: cancel it first, or let it finish",
+    Verb.FINISH: "cannot be completed by hand: replay it first",
+}
+
+
+def after(verb: Verb, status: Status, job_id: str) -> Status:
+    """Return the status that *verb* leads to from *status*, or refuse what the table does not list."""
+    try:
+        return TRANSITIONS[verb][status]
+    except KeyError:
+        raise InvalidArgument(f"job {job_id!r} is {status} and {_REFUSED.get(verb, f'admits no {verb}')}.") from None
+
+
+def judge_error(errors: int, retry: Retry, *, again: bool) -> Verb:
+    """Return what becomes of a job after its *errors*-th error: RETRY, or FAIL for good."""
+    return Verb.RETRY if again and errors < retry.max_errors else Verb.FAIL
+
+
+def judge_reclaim(reclaims: int, retry: Retry) -> Verb:
+    """Return what becomes of a job after its *reclaims*-th reclaim: RECLAIM, or EXHAUST for good."""
+    return Verb.RECLAIM if reclaims <= retry.max_reclaims else Verb.EXHAUST
+
+
+def reclaim_error(verb: Verb, reason: Reason, owner: str, reclaims: int, retry: Retry) -> str:
+    """Return the sentence that a reclaimed job keeps as its last error."""
+    what = {
+        Reason.TIMEOUT: f"the lease of {owner!r} expired",
+        Reason.STALL: f"{owner!r} made no progress in time",
+        Reason.RECOVERY: f"the process of {owner!r} is gone",
+    }[reason]
+    if verb is Verb.EXHAUST:
+        return f"{what}; that was reclaim {reclaims}, and max_reclaims is {retry.max_reclaims}"
+    return f"{what}; reclaimed"

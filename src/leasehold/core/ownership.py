@@ -1,0 +1,102 @@
+"""Epochs, and the record of who held a job, from when to when, and why it moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from ..errors import StoreUnavailable
+from . import values
+
+EPOCH_LIMIT = 2**53  # JSON and JavaScript keep every smaller whole number exactly
+
+
+class Reason(StrEnum):
+    """Why an ownership began, or why a job was taken from its owner."""
+
+    CLAIM = "claim"
+    RETRY = "retry"
+    TIMEOUT = "timeout"
+    STALL = "stall"
+    MANUAL = "manual"
+    CANCELLATION = "cancellation"
+    RECOVERY = "recovery"
+    RELEASE = "release"
+
+
+def draw_epochs(last: int, count: int, now: int) -> int:
+    """
+    Return the last of *count* consecutive epochs, all of them above *last*.
+
+    The epochs end at or above the wall clock in microseconds. So a store that has forgotten what it issued (a restored
+    backup, a copied file, a lost write) goes on above it without having to notice, as long as the clock is not behind
+    the newest forgotten epoch. A clock that stands still or steps back costs nothing else: counting goes on by one.
+    """
+    drawn = max(last + count, now)
+    if drawn >= EPOCH_LIMIT:
+        raise StoreUnavailable(
+            f"no epoch is left below 2**53: the last one was {last} and the store's clock says {now}. "
+            "Set the clock right; epochs follow it and are never taken back."
+        )
+    return drawn
+
+
+class Process(NamedTuple):
+    """Names one run of one process, so that its death can be proved."""
+
+    host: str
+    boot: str
+    namespace: str
+    pid: int
+    started: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """One owner's time with one job, under one epoch. `ended` is `done`, `failed` or a `Reason`; None while it lasts."""
+
+    job_id: str
+    epoch: int
+    owner: str
+    began: Reason
+    granted_us: int
+    deadline_us: int
+    ended: str | None = None
+    ended_us: int | None = None
+    by: str | None = None
+    note: str | None = None
+
+    @property
+    def granted_at(self) -> datetime:
+        """When the epoch was issued, on the store's clock."""
+        return values.aware(self.granted_us)
+
+    @property
+    def expires_at(self) -> datetime:
+        """The deadline as it stood last, after the last renewal."""
+        return values.aware(self.deadline_us)
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it ended, or None while it lasts."""
+        return values.as_datetime(self.ended_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a job, or to the store. `number` orders the events of one store."""
+
+    number: int
+    at_us: int
+    kind: str
+    job_id: str | None
+    epoch: int | None
+    owner: str | None
+    facts: dict[str, Any]
+
+    @property
+    def at(self) -> datetime:
+        """When it happened, on the store's clock."""
+        return values.aware(self.at_us)

@@ -1,0 +1,52 @@
+"""How often a job may be tried again, and how long it rests in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import InvalidArgument
+from . import values
+
+_MOST = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """
+    Two budgets and a back-off.
+
+    An error that the handler reports counts against `max_errors`: the last of them is final. A lease that expires, stalls
+    or dies with its process counts against `max_reclaims`: one more than that many fails the job. A release, a transfer
+    and a replay count against neither. Back-off is for errors only; a reclaimed job is due at once.
+    """
+
+    max_errors: int = 5
+    max_reclaims: int = 3
+    delay_seconds: float = 1.0
+    factor: float = 4.0
+    max_delay_seconds: float = 3600.0
+    jitter: bool = True
+
+    def __post_init__(self) -> None:
+        values.whole(self.max_errors, "max_errors", least=1, most=_MOST)
+        values.whole(self.max_reclaims, "max_reclaims", least=0, most=_MOST)
+        values.microseconds(self.delay_seconds, "delay_seconds", zero=True)
+        values.microseconds(self.factor, "factor")
+        values.microseconds(self.max_delay_seconds, "max_delay_seconds", zero=True)
+        if not isinstance(self.jitter, bool):
+            raise InvalidArgument(f"jitter must be True or False, not {self.jitter!r}.")
+
+    def delay(self, errors: int, chance: float) -> float:
+        """
+        Return the seconds to rest after the *errors*-th error; *chance*, from 0 to 1, draws the jitter.
+
+        Full jitter: anything from nothing to the whole delay, so that jobs that failed together do not return together.
+        """
+        try:
+            whole = min(self.delay_seconds * self.factor ** max(errors - 1, 0), self.max_delay_seconds)
+        except OverflowError:
+            whole = self.max_delay_seconds
+        return whole * chance if self.jitter else whole
+
+
+DEFAULT_RETRY = Retry()

@@ -1,0 +1,443 @@
+"""What an owner holds: one job, under one epoch, for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Literal, TypeVar
+
+from .aio import Facade, joined, threaded, transactions_of
+from .core import values
+from .core.job import Added, Effect, Grant, NewJob, Outcome, Progress, Settlement, child_name, new_child, new_job
+from .core.ownership import Reason
+from .core.retry import Retry
+from .errors import InDoubt, InvalidArgument, NoLease, StaleEpoch
+from .store import Renewal, Store, Transactions
+
+T = TypeVar("T")
+Child = NewJob | Mapping[str, Any]
+
+_current: ContextVar[Lease] = ContextVar("leasehold_current_lease")
+
+_LOOK_SECONDS = 1.0
+
+
+def current_lease() -> Lease:
+    """
+    Return the lease of the handler that is running here, or raise `NoLease`.
+
+    It follows awaits and `asyncio` tasks; a thread that you start yourself does not inherit it.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise NoLease(
+            "no lease is active here: call this from a handler, or inside `with lease.active():`. "
+            "A thread of your own does not inherit its starter's lease; hand the lease to it."
+        ) from None
+
+
+class Lease:
+    """
+    The right to try, and the epoch that proves it.
+
+    Every verb is conditional on the epoch, in one atomic step at the store. Once the job has moved on, each raises
+    `StaleEpoch`, and `lost` is true from then on. Time alone refuses nothing: an owner past `expires_at` whose job
+    nobody took may still write.
+    """
+
+    __slots__ = ("__weakref__", "_added", "_expires_us", "_grant", "_lost", "_store")
+
+    def __init__(self, store: Store, grant: Grant) -> None:
+        self._store = store
+        self._grant = grant
+        self._expires_us = grant.expires_us
+        self._lost = False
+        self._added: Counter[str] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.job_id!r} epoch={self.epoch} owner={self.owner!r}{' lost' if self._lost else ''}>"
+
+    # What is held
+
+    @property
+    def job_id(self) -> str:
+        """The job."""
+        return self._grant.spec.id
+
+    @property
+    def epoch(self) -> int:
+        """The fencing token: greater than that of every earlier ownership of this job."""
+        return self._grant.epoch
+
+    @property
+    def owner(self) -> str:
+        """Who holds it."""
+        return self._grant.owner
+
+    @property
+    def reason(self) -> Reason:
+        """Why the job was free."""
+        return self._grant.reason
+
+    @property
+    def attempt(self) -> int:
+        """How often the job was started before. Not a fence."""
+        return self._grant.attempt
+
+    @property
+    def payload(self) -> Any:
+        """What the producer passed, decoded anew at each look."""
+        return values.decode(self._grant.spec.document)
+
+    @property
+    def checkpoint(self) -> Any:
+        """The checkpoint as it was when the lease was granted, or None."""
+        return values.decode(self._grant.checkpoint)
+
+    @property
+    def task(self) -> str | None:
+        """The task that handles the job, or None."""
+        return self._grant.spec.task
+
+    @property
+    def queue(self) -> str:
+        """The queue that the job waited in."""
+        return self._grant.spec.queue
+
+    @property
+    def retry(self) -> Retry:
+        """The job's budgets and back-off."""
+        return self._grant.spec.retry
+
+    @property
+    def granted_at(self) -> datetime:
+        """When the lease was granted, on the store's clock."""
+        return values.aware(self._grant.granted_us)
+
+    @property
+    def expires_at(self) -> datetime:
+        """Until when nobody takes the job over, as far as this lease knows: its own renewals move it."""
+        return values.aware(self._expires_us)
+
+    @property
+    def lost(self) -> bool:
+        """Whether this lease is known to be no longer current. Asks nobody; False is not a promise."""
+        return self._lost
+
+    def wait_lost(self, seconds: float) -> bool:
+        """Wait up to *seconds* until the lease is lost, asking the store about once a second; return whether it is."""
+        left = values.microseconds(seconds, "seconds", zero=True) / 1_000_000
+        pause = threading.Event()
+        while not self._lost:
+            try:
+                self.check()
+            except StaleEpoch:
+                break
+            if left <= 0:
+                break
+            pause.wait(min(left, _LOOK_SECONDS))
+            left -= _LOOK_SECONDS
+        return self._lost
+
+    @contextmanager
+    def active(self) -> Iterator[Lease]:
+        """Make this the `current_lease()` of the block."""
+        token = _current.set(self)
+        try:
+            yield self
+        finally:
+            _current.reset(token)
+
+    @property
+    def aio(self) -> AsyncLease:
+        """The same verbs for async callers."""
+        return AsyncLease(self)
+
+    # Verbs
+
+    def check(self) -> None:
+        """Return if this is still the current epoch; raise `StaleEpoch` otherwise. The answer may be old at once."""
+        self._raise(self._store.check([(self.job_id, self.epoch)])[0])
+
+    def renew(self, seconds: float | None = None) -> datetime:
+        """Keep the job for *seconds* from now, or for as long as it was granted for; return the new `expires_at`."""
+        lasts = None if seconds is None else values.microseconds(seconds, "seconds")
+        reply = self._store.renew([Renewal(self.job_id, self.epoch, lasts)])[0]
+        if not isinstance(reply, int):
+            raise self._told(reply)
+        self._expires_us = reply
+        return self.expires_at
+
+    def progress(self, fraction: float | None = None, *, note: str | None = None, checkpoint: object = None) -> None:
+        """Record that the work moves. A *checkpoint* is durable on return, and the next owner finds it."""
+        if fraction is not None:
+            if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+                raise InvalidArgument(f"progress is a number from 0 to 1, not {fraction!r}.")
+            fraction = float(fraction)
+        report = Progress(
+            self.job_id,
+            self.epoch,
+            fraction,
+            None if note is None else values.text(note, "note"),
+            None if checkpoint is None else values.encode(checkpoint, "checkpoint"),
+        )
+        self._raise(self._store.progress([report])[0])
+
+    def add(self, name: str | None = None, payload: object = None, *, connection: Any = None, **options: Any) -> Added:
+        """
+        Add a child job, or raise `StaleEpoch` and add nothing. It takes `Router.add`'s options.
+
+        The child's id comes from this job, *name* (or task and payload) and how many of that name this lease has added,
+        so that a second run of this job finds its children instead of adding them again.
+        """
+        child, name = _child({"id": name, "payload": payload, **options})
+        nth = (self._added[name] if self._added else 0) + 1
+        child = new_child(self.job_id, child, nth)
+        if connection is not None:
+            return self._join(connection, lambda verbs: self._added_in(verbs, name, child))
+        [added] = self._told_by(lambda: self._store.add_children(self.job_id, self.epoch, [child]))
+        self._count(name)
+        return added
+
+    def _added_in(self, verbs: Transactions, name: str, child: NewJob) -> Generator[Any, Any, Added]:
+        [added] = yield from verbs.add_children(self.job_id, self.epoch, [child])
+        self._count(name)
+        return added  # type: ignore[no-any-return]  # a program's value is not typed
+
+    def _count(self, name: str) -> None:
+        # Only after the store has said yes: a call that is repeated after a lost reply must ask for the same id.
+        if self._added is None:
+            self._added = Counter()
+        self._added[name] += 1
+
+    def once(
+        self,
+        name: str,
+        call: Callable[[str], T],
+        *,
+        in_doubt: Literal["raise", "retry"] = "raise",
+        undone: tuple[type[BaseException], ...] = (),
+    ) -> T:
+        """
+        Bring about a named effect of this job, once over all its owners; return its outcome, recorded or new.
+
+        *call* gets an idempotency key that every owner gets. An exception listed in *undone* says that nothing
+        happened. Any other leaves the effect in doubt: the next `once` raises `InDoubt`, or calls again with the same
+        key if *in_doubt* is "retry". The outcome must be JSON, and comes back as JSON gives it.
+        """
+        effect = self._begin(name, in_doubt)
+        if effect.known:
+            return values.decode(effect.outcome)  # type: ignore[no-any-return]  # as typed as JSON is
+        try:
+            outcome = call(effect.key)
+        except undone:
+            self._conclude(name, None)
+            raise
+        self._conclude(name, values.encode(outcome, f"the outcome of effect {name!r}"))
+        return outcome
+
+    def _begin(self, name: str, in_doubt: str) -> Effect:
+        values.name(name, "the name of an effect")
+        if in_doubt not in ("raise", "retry"):
+            raise InvalidArgument(f'in_doubt is "raise" or "retry", not {in_doubt!r}.')
+        again = in_doubt == "retry"
+        effect, fresh = self._told_by(lambda: self._store.begin_effect(self.job_id, self.epoch, name, again=again))
+        if not (effect.known or fresh):
+            raise InDoubt(self.job_id, name, key=effect.key, epoch=effect.epoch)
+        return effect
+
+    def _conclude(self, name: str, outcome: str | None) -> None:
+        self._told_by(lambda: self._store.end_effect(self.job_id, self.epoch, name, outcome))
+
+    def complete(
+        self, result: object = None, *, then: Iterable[Child] = (), connection: Any = None, savepoint: bool = False
+    ) -> None:
+        """
+        End the job as done, with its *result*, and add the jobs of *then* in the same step.
+
+        With *connection*, the completion is part of that transaction: the caller's rows and the completion are one
+        commit. Nothing is settled until it commits.
+        """
+        document = values.encode(result, "result")
+        children = self._then(then) if then else ()
+        said = Settlement(self._grant.spec.id, self._grant.epoch, Outcome.COMPLETE, document, children)
+        self._settle(said, connection, savepoint)
+
+    def fail(
+        self,
+        error: str,
+        *,
+        retry: bool = True,
+        delay_seconds: float | None = None,
+        connection: Any = None,
+        savepoint: bool = False,
+    ) -> None:
+        """End this run with an *error*: the job comes back after its back-off, or is failed if its budget is spent."""
+        values.text(error, "error")
+        if delay_seconds is None:
+            delay_seconds = self.retry.delay(self._grant.errors + 1, random.random())
+        delay = values.microseconds(delay_seconds, "delay_seconds", zero=True)
+        said = Settlement(
+            self.job_id, self.epoch, Outcome.FAIL, error=values.text(error, "error"), retry=bool(retry), delay_us=delay
+        )
+        self._settle(said, connection, savepoint)
+
+    def release(
+        self, *, delay_seconds: float | None = None, connection: Any = None, savepoint: bool = False
+    ) -> None:
+        """Hand the job back unharmed: it counts against no budget."""
+        delay = 0 if delay_seconds is None else values.microseconds(delay_seconds, "delay_seconds", zero=True)
+        said = Settlement(self.job_id, self.epoch, Outcome.RELEASE, delay_us=delay)
+        self._settle(said, connection, savepoint)
+
+    def _settle(self, said: Settlement, connection: Any, savepoint: bool) -> Any:
+        if connection is not None:
+            return self._join(connection, lambda verbs: verbs.settle(said), savepoint=savepoint)
+        refusal = self._store.settle([said])[0]
+        if refusal is not None:
+            raise self._told(refusal)
+        return None
+
+    # In the caller's own transaction
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """
+        Open a transaction on the store's database that commits at the end of the block only if the epoch is current.
+
+        An exception rolls it back. Give this lease's verbs `connection=` inside the block.
+        """
+        verbs = transactions_of(self._store, "lease.transaction()")
+        connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch))
+        verbs.enter(connection)
+        try:
+            yield connection
+        except BaseException:
+            verbs.rollback(connection)
+            raise
+        verbs.commit(connection)
+
+    def fence(self, connection: Any, *, savepoint: bool = False) -> None:
+        """Make the transaction that *connection* has open commit only if this epoch is current."""
+        return self._join(connection, lambda verbs: verbs.fence(self.job_id, self.epoch), savepoint=savepoint)
+
+    def _join(
+        self, connection: Any, program: Callable[[Transactions], Generator[Any, Any, T]], *, savepoint: bool = False
+    ) -> T:
+        return joined(self._store, connection, lambda verbs: self._marked(program(verbs)), savepoint=savepoint)
+
+    def _marked(self, program: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+        try:
+            return (yield from program)
+        except StaleEpoch:
+            self._lost = True
+            raise
+
+    # Shared
+
+    def _then(self, items: Iterable[Child]) -> tuple[NewJob, ...]:
+        if isinstance(items, str | Mapping | NewJob):
+            raise InvalidArgument(f"then is a list of jobs, not {type(items).__name__}.")
+        counted = Counter(self._added or {})
+        children = []
+        for item in items:
+            child, name = _child(item)
+            counted[name] += 1
+            children.append(new_child(self.job_id, child, counted[name]))
+        return tuple(children)
+
+    def _raise(self, refusal: Exception | None) -> None:
+        if refusal is not None:
+            raise self._told(refusal)
+
+    def _told(self, refusal: Exception) -> Exception:
+        self._lost = True
+        return refusal
+
+    def _told_by(self, verb: Callable[[], T]) -> T:
+        try:
+            return verb()
+        except StaleEpoch:
+            self._lost = True
+            raise
+
+
+def _child(item: Child) -> tuple[NewJob, str]:
+    """Return the wish for a child, and its name."""
+    if isinstance(item, NewJob):
+        return item, item.id
+    wish = dict(item)
+    named = wish.pop("id", None) is not None
+    child = as_new_job({**wish, "id": item["id"] if named else "child"})
+    name = child.id if named else child_name(child.task, child.document)
+    return replace(child, id=name), name
+
+
+def as_new_job(wish: Mapping[str, Any]) -> NewJob:
+    """Return the job that a mapping with the names of `Router.add`'s arguments asks for."""
+    try:
+        return new_job(**wish)
+    except TypeError:
+        known = new_job.__kwdefaults__.keys() | {"id", "payload"}
+        unknown = [name for name in wish if name not in known]
+        if not unknown:
+            raise
+        raise InvalidArgument(f"a job has no {', '.join(map(repr, unknown))}: it takes {', '.join(sorted(known))}.") from None
+
+
+class AsyncLease(Facade):
+    """The verbs of a `Lease`, to be awaited."""
+
+    check = threaded(Lease.check)
+    renew = threaded(Lease.renew)
+    progress = threaded(Lease.progress)
+    add = threaded(Lease.add)
+    complete = threaded(Lease.complete)
+    fail = threaded(Lease.fail)
+    release = threaded(Lease.release)
+    fence = threaded(Lease.fence)
+    wait_lost = threaded(Lease.wait_lost)
+
+    async def once(
+        self,
+        name: str,
+        call: Callable[[str], Awaitable[T]],
+        *,
+        in_doubt: Literal["raise", "retry"] = "raise",
+        undone: tuple[type[BaseException], ...] = (),
+    ) -> T:
+        """Bring about a named effect once, as `Lease.once` does; *call* is awaited."""
+        lease: Lease = self._sync
+        effect = await asyncio.to_thread(lease._begin, name, in_doubt)
+        if effect.known:
+            return values.decode(effect.outcome)  # type: ignore[no-any-return]  # as typed as JSON is
+        try:
+            outcome = await call(effect.key)
+        except undone:
+            await asyncio.to_thread(lease._conclude, name, None)
+            raise
+        document = values.encode(outcome, f"the outcome of effect {name!r}")
+        await asyncio.to_thread(lease._conclude, name, document)
+        return outcome
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        """Open a fenced transaction as `Lease.transaction` does; the connection itself is a synchronous one."""
+        lease: Lease = self._sync
+        verbs = transactions_of(lease._store, "lease.aio.transaction()")
+        connection = await asyncio.to_thread(lambda: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch)))
+        verbs.enter(connection)
+        try:
+            yield connection
+        except BaseException:
+            await asyncio.to_thread(verbs.rollback, connection)
+            raise
+        await asyncio.to_thread(verbs.commit, connection)

@@ -1,0 +1,370 @@
+"""
+CONTRACT: the verbs of a store, as numbered clauses.
+
+A store keeps jobs and decides who may work on them. `leasehold.testing.store_contract` checks each clause under its
+number, and a store of your own can run it. Arguments arrive checked (`core.values`, `core.job.new_job`): a store need
+not look at them again. Instants and durations are whole microseconds; documents are JSON text.
+
+Verbs take and return lists, so that many leases cost one transaction. In a reply, a refusal stands as a value where its
+item stood, and the other items are done.
+
+Throughout:
+
+C1.   No epoch is issued twice, and every later ownership of a job, and of a lock key, has a greater epoch than all
+      earlier ones: over every verb, and over a restart.
+C2.   A job is leased to at most one owner at a time, and two running jobs never share a lock key.
+C3.   Every write of an owner compares the epoch and writes in one atomic step. A write with any epoch but the current
+      one changes nothing, however the owner is named.
+C4.   Time only permits a takeover. An owner past its deadline whose job nobody took may still renew, progress, add
+      children and settle, under the same epoch.
+C5.   A refused write is `StaleEpoch` with the epoch presented, the current epoch, the current owner and why the
+      presented ownership ended; it is `Settled`, with no reason, if its own owner ended it. It is recorded as an
+      event of kind `refused` with the same facts.
+C6.   A presented epoch above the highest that the store has issued is refused, and recorded as `alarm`.
+C7.   Every unfinished job is in exactly one of: waiting to be claimed, parked behind a lock key, leased. `verify`
+      returns a sentence for every violation of this and of C2, and nothing else.
+C8.   A verb that raises has changed nothing, except that `StoreUnavailable` may leave the outcome unknown.
+C9.   The store's clock is the only one that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from .core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
+from .core.ownership import Event, Ownership, Process
+from .errors import StaleEpoch, UnknownJob
+
+Refusal = StaleEpoch | UnknownJob
+
+
+class Renewal(NamedTuple):
+    """An owner's word that it is alive; without *lease_us*, for as long as the lease was granted for."""
+
+    job_id: str
+    epoch: int
+    lease_us: int | None = None
+
+
+class Begun(NamedTuple):
+    """An effect, and whether the caller is the one that may now bring it about."""
+
+    effect: Effect
+    fresh: bool
+
+
+class Store(Protocol):
+    """Keeps jobs and decides who may work on them, by the clauses of this module."""
+
+    @property
+    def transactions(self) -> Transactions | None:
+        """The verbs inside a caller's own transaction, or None where a store has no database to share."""
+        ...
+
+    # Producers
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        """
+        Keep each job that is new, all in one atomic step; say for each whether this call made it.
+
+        C10.  A job whose id exists is left as it is: the reply has the existing job and `created=False`.
+        C11.  A job whose `unique` key belongs to a pending or running job is not added: the reply has that job.
+              A finished job gives its key back.
+        C12.  The same holds between the jobs of one call, in their order.
+        """
+        ...
+
+    # Owners
+
+    def claim(
+        self,
+        owner: str,
+        *,
+        limit: int = 1,
+        queues: Sequence[str] | None = None,
+        lease_us: int | None = None,
+        default_lease_us: int = 30_000_000,
+        claim_id: str | None = None,
+        process: Process | None = None,
+        wait_us: int = 0,
+    ) -> list[Grant]:
+        """
+        Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first.
+
+        C13.  Order: larger priority first, then earlier `run_at`, then insertion; only jobs that are due.
+        C14.  A job whose lock key is held is passed over and parked: it is never lost, it never holds up the jobs
+              behind it, and it waits to be claimed again once the key is free.
+        C15.  The lease lasts *lease_us*, else what the job asks for, else *default_lease_us*.
+        C16.  A grant's reason says why the job was free: `claim` the first time, else what freed it.
+        C17.  First, what has expired or stalled is reclaimed (see `reclaim`). A waiting claim wakes for an add, for a
+              job that becomes due, and for the next deadline.
+        C18.  The leases of one *claim_id* can be asked for with `claimed`, by an owner whose reply was lost.
+
+        Not promised: that the previous owner has stopped. It has only lost the right to write.
+        """
+        ...
+
+    def claimed(self, claim_id: str) -> list[Grant]:
+        """Return the live leases that the claim *claim_id* granted (C18)."""
+        ...
+
+    def lease(self, job_id: str, owner: str) -> Grant:
+        """
+        Return the live lease of *owner* on the job.
+
+        C19.  `NoLease`, with who holds it instead, if the job is not leased to *owner*. Nothing is issued.
+        """
+        ...
+
+    def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:
+        """Return for each (job id, epoch) None if it is the current owner's, else the refusal that a write would meet."""
+        ...
+
+    def renew(self, renewals: Sequence[Renewal]) -> list[int | Refusal]:
+        """
+        Move each lease's deadline to now plus its duration; return the new deadlines.
+
+        C20.  A renewal moves the deadline and nothing else, the stall deadline least of all.
+        """
+        ...
+
+    def progress(self, reports: Sequence[Progress]) -> list[Refusal | None]:
+        """
+        Record that the work moves.
+
+        C21.  Progress moves the stall deadline to now plus the job's `stall_us`, and not the lease's.
+        C22.  What is None stays as it was. A checkpoint is durable on return, and the next owner's grant has it.
+        """
+        ...
+
+    def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> list[Added]:
+        """
+        Add *jobs*, whose parent is this one, if *epoch* is current; raise the refusal otherwise.
+
+        C23.  A refused call adds none of them. What exists already is left as it is.
+        """
+        ...
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Refusal | None]:
+        """
+        End each lease as its owner says.
+
+        C24.  A completion and its `then` jobs commit together; a refused one adds none.
+        C25.  A failure counts an error: the job goes back, due after the settlement's delay, until `max_errors` is
+              reached or the owner said not to retry; then it is failed.
+        C26.  A release puts the job back, due after its delay, and counts against no budget.
+        C27.  The epoch stays the owner's. Repeating the same settlement under the same epoch succeeds and changes
+              nothing, whatever has happened since; a different one is refused with `Settled`.
+        C28.  Whatever ends a lease frees its lock key, and the first job parked behind it waits to be claimed again.
+        """
+        ...
+
+    def begin_effect(self, job_id: str, epoch: int, name: str, *, again: bool = False) -> Begun:
+        """
+        Record the intent of a named effect, if *epoch* is current; raise the refusal otherwise.
+
+        C29.  The first call for a name is `fresh` and gets a key that every later owner gets too. Later calls get
+              what is recorded: the outcome if it is known, else an effect in doubt, `fresh` only if *again*.
+        """
+        ...
+
+    def end_effect(self, job_id: str, epoch: int, name: str, outcome: str | None) -> None:
+        """
+        Record the outcome of an effect; None for "it did not happen", which clears the intent.
+
+        C30.  Only the current epoch may, and it raises the refusal otherwise. An unknown outcome stays in doubt.
+        """
+        ...
+
+    # Operators: each names the epoch that it saw, and who acts
+
+    def transfer(
+        self,
+        job_id: str,
+        epoch: int,
+        *,
+        to: str,
+        by: str,
+        note: str | None = None,
+        lease_us: int | None = None,
+        default_lease_us: int = 30_000_000,
+    ) -> Grant:
+        """
+        Give the job to *to* under a new epoch.
+
+        C31.  Every operator's verb is refused with the facts unless *epoch* is the job's current one (0 if it was
+              never claimed), issues a new epoch, and is recorded with *by* and *note*.
+        C32.  What the transition table does not list is `InvalidArgument`.
+        C33.  A transfer to a job whose lock key another job holds is refused: P2 has no exception for operators.
+        """
+        ...
+
+    def cancel(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
+        """End the job as cancelled; its owner, if any, is refused from now on."""
+        ...
+
+    def replay(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
+        """
+        Put a finished job back to be claimed, due now.
+
+        C34.  Its budgets start anew; its attempt, checkpoint and effects stay. Its `unique` key must be free.
+        """
+        ...
+
+    def finish(
+        self, job_id: str, epoch: int, *, by: str, note: str | None = None, result: str | None = None
+    ) -> Job:
+        """Complete the job by hand; its owner, if any, is refused from now on."""
+        ...
+
+    def resolve(
+        self, job_id: str, epoch: int, name: str, *, by: str, outcome: str | None, note: str | None = None
+    ) -> Job:
+        """
+        Record how an effect in doubt ended; None for "it did not happen".
+
+        C35.  The next owner gets that outcome, or begins anew. No epoch is issued: ownership does not move.
+        """
+        ...
+
+    # The store itself
+
+    def reclaim(self) -> list[Ownership]:
+        """
+        Take back what expired (`timeout`), does not progress (`stall`), or whose process is gone (`recovery`).
+
+        C36.  Each counts a reclaim and gets a new epoch and no owner. The job is due at once; one reclaim more than
+              `max_reclaims`, and it is failed with that reason.
+        C37.  Recovery takes back only from a process whose death is proved; without one recorded, there is only time.
+        """
+        ...
+
+    def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
+        """
+        Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, with all that is kept of them;
+        return how many. Events that old go too.
+
+        C38.  Never an unfinished job, and never a child whose parent is unfinished. The epoch counter stays.
+        """
+        ...
+
+    def advance(self, above: int = 0) -> int:
+        """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody (C1)."""
+        ...
+
+    def verify(self) -> list[str]:
+        """Return a sentence for every broken invariant (C7); an empty list is good news."""
+        ...
+
+    # Readers
+
+    def job(self, job_id: str) -> Job:
+        """Return the job, or raise `UnknownJob`."""
+        ...
+
+    def jobs(
+        self,
+        *,
+        status: Status | None = None,
+        queue: str | None = None,
+        owner: str | None = None,
+        task: str | None = None,
+        parent: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[Job]:
+        """Return the jobs that fit, in the order of their insertion, beginning behind the job *after*."""
+        ...
+
+    def ownerships(self, job_id: str) -> list[Ownership]:
+        """
+        Return every ownership of the job, oldest first.
+
+        C39.  Each has its epoch, owner, instant of grant, deadline, how it began and, once ended, how, by whom and
+              with what note.
+        """
+        ...
+
+    def effects(self, job_id: str) -> list[Effect]:
+        """Return the named effects of the job."""
+        ...
+
+    def events(
+        self, *, job_id: str | None = None, kind: str | None = None, after: int = 0, limit: int | None = None
+    ) -> list[Event]:
+        """
+        Return what was recorded, oldest first, beginning behind the event numbered *after*.
+
+        C40.  Everything is recorded but adds, claims, renewals, progress and completions, which need a store that traces.
+        """
+        ...
+
+    def counts(self) -> Counts:
+        """Return how many jobs stand where."""
+        ...
+
+    def close(self) -> None:
+        """Let go of every resource; later verbs raise `StoreUnavailable`."""
+        ...
+
+
+Program = Generator[Any, Any, Any]
+
+
+class Transactions(Protocol):
+    """
+    The verbs of a store that shares its database with the caller's rows.
+
+    A verb in the caller's transaction is a program: a generator of statements, which knows no driver. `run` and
+    `run_async` drive one on the caller's connection.
+
+    C41.  What `begin` opened, or `fence` has passed, commits only if the epoch is current.
+    C42.  What a program wrote commits and rolls back with the caller's transaction.
+    C43.  A connection without an open transaction is `NotInTransaction`; one to another database `InvalidArgument`.
+    C44.  A refusal is recorded after the caller's transaction, and apart from it.
+    """
+
+    def begin(self, job_id: str, epoch: int) -> Any:
+        """Return a connection with an open transaction that is fenced by *epoch*; raise the refusal otherwise."""
+        ...
+
+    def enter(self, connection: Any) -> None:
+        """Remember, in the caller's context, that it has a transaction open: a verb outside it would wait for itself."""
+        ...
+
+    def commit(self, connection: Any) -> None:
+        """Commit what `begin` opened."""
+        ...
+
+    def rollback(self, connection: Any) -> None:
+        """Undo what `begin` opened."""
+        ...
+
+    def add(self, jobs: Sequence[NewJob]) -> Program:
+        """The program of `Store.add`."""
+        ...
+
+    def fence(self, job_id: str, epoch: int) -> Program:
+        """The program that makes the transaction commit only if *epoch* is current."""
+        ...
+
+    def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> Program:
+        """The program of `Store.add_children`."""
+        ...
+
+    def settle(self, settlement: Settlement) -> Program:
+        """The program of `Store.settle`, for one lease; it raises the refusal."""
+        ...
+
+    def is_async(self, connection: Any) -> bool:
+        """Return whether *connection* belongs to an event loop, so that only `run_async` can use it."""
+        ...
+
+    def run(self, connection: Any, program: Program, *, savepoint: bool = False) -> Any:
+        """Run *program* inside the transaction that *connection* has open, and return its value."""
+        ...
+
+    async def run_async(self, connection: Any, program: Program, *, savepoint: bool = False) -> Any:
+        """Run *program* likewise, on an async connection."""
+        ...

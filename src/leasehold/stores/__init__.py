@@ -1,0 +1,68 @@
+"""
+The stores, and the URLs that name them.
+
+    memory:                                    this process, gone with it
+    sqlite:///jobs.db, sqlite:////abs/jobs.db  one file, many processes of one machine
+"""
+
+from __future__ import annotations
+
+import difflib
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from ..core import values
+from ..core.clock import Clock
+from ..errors import InvalidArgument
+from ..store import Store
+from .memory import MemoryStore
+
+SCHEMES = {
+    "memory": "memory: (in this process)",
+    "sqlite": "sqlite:///jobs.db (one file; four slashes for an absolute path)",
+}
+
+
+def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = False, schema: str = "leasehold") -> Store:
+    """Return the store that *url* names, with nothing opened yet; its first verb does that."""
+    if url is None:
+        return MemoryStore(clock=clock, trace=trace)
+    if not isinstance(url, str):
+        raise InvalidArgument(f"a store is named by a URL or None, not {url!r} ({type(url).__name__}).")
+    scheme, colon, _ = url.partition(":")
+    if not colon or scheme not in SCHEMES:
+        known = "; ".join(SCHEMES.values())
+        raise InvalidArgument(f"no store is known by {url!r}: its URL begins with {scheme!r}. The known ones are {known}.")
+    parts = urlsplit(url)
+    settings = _settings(url, parts.query, ("busy_seconds", "synchronous") if scheme == "sqlite" else ())
+    if scheme == "memory":
+        return MemoryStore(clock=clock, trace=trace)
+    if parts.netloc or parts.path in ("", "/"):
+        raise InvalidArgument(
+            f"{url!r} names no file: write sqlite:///jobs.db for a file in the current folder, sqlite:////var/lib/jobs.db for an absolute path."
+        )
+    from .sqlite import SqliteStore  # on use: sqlite3 is missing from some builds of Python
+
+    busy = settings.get("busy_seconds", "30")
+    try:
+        busy_seconds = values.microseconds(float(busy), "busy_seconds", zero=True) / 1_000_000
+    except ValueError:
+        raise InvalidArgument(f"busy_seconds in {url!r} must be a number of seconds, not {busy!r}.") from None
+    return SqliteStore(
+        unquote(parts.path[1:]),
+        clock=clock,
+        trace=trace,
+        schema=schema,
+        busy_seconds=busy_seconds,
+        synchronous=settings.get("synchronous", "full"),
+    )
+
+
+def _settings(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
+    settings = dict(parse_qsl(query, keep_blank_values=True))
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
+            takes = ", ".join(known) or "none"
+            raise InvalidArgument(f"{url!r} has the setting {name!r}, which this store does not take ({takes}).{meant}")
+    return settings

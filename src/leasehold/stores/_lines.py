@@ -1,0 +1,210 @@
+"""
+Where the jobs of the memory store wait: lines for what is due, heaps for the rest. Nothing is ever searched for.
+
+An entry is `(run_us, seq, ticket, record)`. A job that leaves its place by another door than a pop (it is cancelled, or
+transferred) gets a new ticket, and the entry that it left behind is dropped when its turn comes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .memory import Record
+
+Entry = tuple[int, int, int, "Record"]
+
+_EMPTY_LANES_KEPT = 64
+
+
+class Lane:
+    """The due jobs of one queue and priority: a deque while they arrive in order, a heap for those that do not."""
+
+    __slots__ = ("early", "line")
+
+    def __init__(self) -> None:
+        self.line: deque[Entry] = deque()
+        self.early: list[Entry] = []
+
+    def push(self, entry: Entry) -> None:
+        """Put *entry* where its turn is."""
+        if not self.line or entry >= self.line[-1]:
+            self.line.append(entry)
+        else:
+            heappush(self.early, entry)
+
+    def peek(self) -> Entry | None:
+        """Return the first entry that is still good, or None."""
+        line, early = self.line, self.early
+        while line or early:
+            head = early[0] if early and (not line or early[0] < line[0]) else line[0]
+            if head[3].ticket == head[2]:
+                return head
+            self.pop()
+        return None
+
+    def pop(self) -> Entry:
+        """Remove and return the first entry, good or not."""
+        if self.early and (not self.line or self.early[0] < self.line[0]):
+            return heappop(self.early)
+        return self.line.popleft()
+
+    def entries(self) -> Iterator[Entry]:
+        """Every good entry, in no order."""
+        yield from (entry for entry in self.line if entry[3].ticket == entry[2])
+        yield from (entry for entry in self.early if entry[3].ticket == entry[2])
+
+
+class Ready:
+    """Every due job, by queue and priority."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[str, int], Lane] = {}
+
+    def push(self, record: Record) -> None:
+        """Let *record* wait for a claim."""
+        key = (record.spec.queue, record.spec.priority)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane()
+        lane.push((record.run_us, record.seq, record.ticket, record))
+
+    def take(self, queues: Collection[str] | None) -> Iterator[Record]:
+        """Remove and yield records in the order of their claim; those not asked for stay."""
+        wanted = [
+            (-key[1], lane)
+            for key, lane in self._lanes.items()
+            if (lane.line or lane.early) and (queues is None or key[0] in queues)
+        ]
+        if len(self._lanes) > len(wanted) + _EMPTY_LANES_KEPT:
+            self._lanes = {key: lane for key, lane in self._lanes.items() if lane.line or lane.early}
+        if len(wanted) == 1:
+            yield from _in_turn(wanted[0][1])
+        elif wanted:
+            yield from _merged(wanted)
+
+    def records(self) -> Iterator[Record]:
+        """Every record that waits here, in no order."""
+        for lane in self._lanes.values():
+            yield from (entry[3] for entry in lane.entries())
+
+
+def _in_turn(lane: Lane) -> Iterator[Record]:
+    line, early, pop = lane.line, lane.early, lane.line.popleft
+    while line or early:
+        _, _, ticket, record = pop() if not early else lane.pop()
+        if record.ticket == ticket:
+            yield record
+
+
+def _merged(lanes: list[tuple[int, Lane]]) -> Iterator[Record]:
+    heads = [(rank, head, lane) for rank, lane in lanes if (head := lane.peek())]
+    heapify(heads)
+    while heads:
+        rank, (_, _, _, record), lane = heads[0]
+        lane.pop()
+        yield record
+        following = lane.peek()
+        if following is None:
+            heappop(heads)
+        else:
+            heapreplace(heads, (rank, following, lane))
+
+
+class Scheduled:
+    """Jobs that are not due yet, by the instant at which they will be."""
+
+    def __init__(self) -> None:
+        self._heap: list[Entry] = []
+
+    def push(self, record: Record) -> None:
+        """Let *record* wait for its time."""
+        heappush(self._heap, (record.run_us, record.seq, record.ticket, record))
+
+    def pop_due(self, now: int) -> Iterator[Record]:
+        """Remove and yield what has become due."""
+        while self._heap and self._heap[0][0] <= now:
+            _, _, ticket, record = heappop(self._heap)
+            if record.ticket == ticket:
+                yield record
+
+    def next(self) -> int | None:
+        """Return the instant of the next one, or None; maybe too early, never too late."""
+        return self._heap[0][0] if self._heap else None
+
+    def records(self) -> Iterator[Record]:
+        """Every record that waits here, in no order."""
+        return (record for _, _, ticket, record in self._heap if record.ticket == ticket)
+
+
+class Parked:
+    """Jobs behind a lock key that another job holds, by key, best first."""
+
+    def __init__(self) -> None:
+        self._behind: dict[str, list[tuple[int, Entry]]] = {}
+
+    def push(self, key: str, record: Record) -> None:
+        """Let *record* wait for *key*."""
+        entry = (-record.spec.priority, (record.run_us, record.seq, record.ticket, record))
+        heappush(self._behind.setdefault(key, []), entry)
+
+    def pop(self, key: str) -> Record | None:
+        """Remove and return the first behind *key*, or None."""
+        heap = self._behind.get(key)
+        while heap:
+            _, (_, _, ticket, record) = heappop(heap)
+            if not heap:
+                del self._behind[key]
+            if record.ticket == ticket:
+                return record
+        return None
+
+    def records(self) -> Iterator[tuple[str, Record]]:
+        """Every key and a record that waits behind it, in no order."""
+        for key, heap in self._behind.items():
+            yield from ((key, record) for _, (_, _, ticket, record) in heap if record.ticket == ticket)
+
+
+class Deadlines:
+    """
+    When to look at which leases.
+
+    Each lease has one entry, shared by the leases of a batch. A renewal leaves it where it is: when its time comes, the
+    lease is looked at, and if it was renewed meanwhile the entry goes back for the new deadline.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, list[Record]]] = []
+        self._number = 0
+        self._size = 0
+
+    def push(self, at: int, records: list[Record]) -> None:
+        """Look at *records* at the instant *at*."""
+        self._number += 1
+        self._size += len(records)
+        heappush(self._heap, (at, self._number, records))
+
+    def pop_due(self, now: int) -> list[Record]:
+        """Remove and return the records whose time to be looked at has come, some of them long settled."""
+        due: list[Record] = []
+        while self._heap and self._heap[0][0] <= now:
+            due += heappop(self._heap)[2]
+        self._size -= len(due)
+        return due
+
+    def next(self) -> int | None:
+        """Return when to look next, or None."""
+        return self._heap[0][0] if self._heap else None
+
+    def crowded(self, live: int) -> bool:
+        """Return whether most entries speak of leases that have ended, so that a `rebuild` pays."""
+        return self._size > 4 * live + 10_000
+
+    def rebuild(self, live: list[tuple[int, Record]]) -> None:
+        """Start over with one entry for each live lease."""
+        self._heap = [(at, number, [record]) for number, (at, record) in enumerate(live)]
+        heapify(self._heap)
+        self._number = self._size = len(live)
