@@ -51,7 +51,7 @@ def threaded(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any
             return cast(R, await value) if inspect.isawaitable(value) else value
         return await asyncio.to_thread(verb, self._sync, *args, **kwargs)
 
-    return call
+    return cast(Callable[Concatenate[Any, P], Awaitable[R]], call)
 
 
 async def abandonable(call: Callable[[], R], give_back: Callable[[R], None]) -> R:
@@ -115,4 +115,4 @@ def joined(
                 f"{type(connection).__name__} belongs to an event loop: await the async form of this verb (`.aio`)."
             )
         return cast(R, transactions.run_async(connection, program(transactions), savepoint=savepoint))
-    return cast(R, transactions.run(connection, program(transactions), savepoint=savepoint))
+    return transactions.run(connection, program(transactions), savepoint=savepoint)

@@ -11,11 +11,23 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack
 
 from .aio import Facade, joined, threaded, transactions_of
 from .core import values
-from .core.job import Added, Effect, Grant, NewJob, Outcome, Progress, Settlement, child_name, new_child, new_job
+from .core.job import (
+    Added,
+    Effect,
+    Grant,
+    JobOptions,
+    NewJob,
+    Outcome,
+    Progress,
+    Settlement,
+    child_name,
+    new_child,
+    new_job,
+)
 from .core.ownership import Reason
 from .core.retry import Retry
 from .errors import InDoubt, InvalidArgument, NoLease, StaleEpoch
@@ -191,7 +203,15 @@ class Lease:
         )
         self._raise(self._store.progress([report])[0])
 
-    def add(self, name: str | None = None, payload: object = None, *, connection: Any = None, **options: Any) -> Added:
+    def add(
+        self,
+        name: str | None = None,
+        payload: object = None,
+        *,
+        connection: Any = None,
+        savepoint: bool = False,
+        **options: Unpack[JobOptions],
+    ) -> Added:
         """
         Add a child job, or raise `StaleEpoch` and add nothing. It takes `Router.add`'s options.
 
@@ -202,7 +222,7 @@ class Lease:
         nth = (self._added[name] if self._added else 0) + 1
         child = new_child(self.job_id, child, nth)
         if connection is not None:
-            return self._join(connection, lambda verbs: self._added_in(verbs, name, child))
+            return self._join(connection, lambda verbs: self._added_in(verbs, name, child), savepoint=savepoint)
         [added] = self._told_by(lambda: self._store.add_children(self.job_id, self.epoch, [child]))
         self._count(name)
         return added
@@ -210,7 +230,7 @@ class Lease:
     def _added_in(self, verbs: Transactions, name: str, child: NewJob) -> Generator[Any, Any, Added]:
         [added] = yield from verbs.add_children(self.job_id, self.epoch, [child])
         self._count(name)
-        return added  # type: ignore[no-any-return]  # a program's value is not typed
+        return added
 
     def _count(self, name: str) -> None:
         # Only after the store has said yes: a call that is repeated after a lost reply must ask for the same id.
@@ -269,7 +289,7 @@ class Lease:
         document = values.encode(result, "result")
         children = self._then(then) if then else ()
         said = Settlement(self._grant.spec.id, self._grant.epoch, Outcome.COMPLETE, document, children)
-        self._settle(said, connection, savepoint)
+        return self._settle(said, connection, savepoint)
 
     def fail(
         self,
@@ -288,17 +308,15 @@ class Lease:
         said = Settlement(
             self.job_id, self.epoch, Outcome.FAIL, error=values.text(error, "error"), retry=bool(retry), delay_us=delay
         )
-        self._settle(said, connection, savepoint)
+        return self._settle(said, connection, savepoint)
 
-    def release(
-        self, *, delay_seconds: float | None = None, connection: Any = None, savepoint: bool = False
-    ) -> None:
+    def release(self, *, delay_seconds: float | None = None, connection: Any = None, savepoint: bool = False) -> None:
         """Hand the job back unharmed: it counts against no budget."""
         delay = 0 if delay_seconds is None else values.microseconds(delay_seconds, "delay_seconds", zero=True)
         said = Settlement(self.job_id, self.epoch, Outcome.RELEASE, delay_us=delay)
-        self._settle(said, connection, savepoint)
+        return self._settle(said, connection, savepoint)
 
-    def _settle(self, said: Settlement, connection: Any, savepoint: bool) -> Any:
+    def _settle(self, said: Settlement, connection: Any, savepoint: bool) -> None:
         if connection is not None:
             return self._join(connection, lambda verbs: verbs.settle(said), savepoint=savepoint)
         refusal = self._store.settle([said])[0]
@@ -386,11 +404,13 @@ def as_new_job(wish: Mapping[str, Any]) -> NewJob:
     try:
         return new_job(**wish)
     except TypeError:
-        known = new_job.__kwdefaults__.keys() | {"id", "payload"}
+        known = JobOptions.__annotations__.keys() | {"id", "payload"}
         unknown = [name for name in wish if name not in known]
         if not unknown:
             raise
-        raise InvalidArgument(f"a job has no {', '.join(map(repr, unknown))}: it takes {', '.join(sorted(known))}.") from None
+        raise InvalidArgument(
+            f"a job has no {', '.join(map(repr, unknown))}: it takes {', '.join(sorted(known))}."
+        ) from None
 
 
 class AsyncLease(Facade):

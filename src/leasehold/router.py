@@ -7,15 +7,13 @@ import itertools
 import logging
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from .aio import Facade, abandonable, joined, threaded
 from .core import values
 from .core.clock import Clock, SystemClock
-from .core.job import Added, Counts, Effect, Job, NewJob, Status, new_job
+from .core.job import Added, Counts, Effect, Job, JobOptions, NewJob, Status, new_job
 from .core.ownership import EPOCH_LIMIT, Event, Ownership, Process
-from .core.retry import Retry
 from .errors import InvalidArgument, StoreUnavailable
 from .lease import Lease, as_new_job
 from .process import this_process
@@ -82,39 +80,18 @@ class Router:
         id: str | None,
         payload: object = None,
         *,
-        task: str | None = None,
-        queue: str = "default",
-        priority: int = 0,
-        delay_seconds: float | None = None,
-        run_at: datetime | None = None,
-        lock: str | None = None,
-        unique: str | None = None,
-        retry: Retry | None = None,
-        lease_seconds: float | None = None,
-        stall_seconds: float | None = None,
         connection: Any = None,
         savepoint: bool = False,
+        **options: Unpack[JobOptions],
     ) -> Added:
         """
         Keep a job, unless one with this *id* exists; `created` says which.
 
         An id of None becomes a UUID, made before anything is sent. With *connection*, the job is part of the
-        transaction that the caller has open there.
+        transaction that the caller has open there. Options: task, queue, priority (larger first), delay_seconds or
+        run_at, lock (one running job per key), unique (one unfinished per key), retry, lease_seconds, stall_seconds.
         """
-        job = new_job(
-            values.new_id(self._clock.now()) if id is None else id,
-            payload,
-            task=task,
-            queue=queue,
-            priority=priority,
-            delay_seconds=delay_seconds,
-            run_at=run_at,
-            lock=lock,
-            unique=unique,
-            retry=retry,
-            lease_seconds=lease_seconds,
-            stall_seconds=stall_seconds,
-        )
+        job = new_job(values.new_id(self._clock.now()) if id is None else id, payload, **options)
         return self._add([job], connection, savepoint, one=True)  # type: ignore[no-any-return]  # see _add
 
     def add_many(
@@ -405,7 +382,7 @@ class AsyncRouter(Facade):
         wait_seconds: float = 0,
         process: Process | None = _SELF,
     ) -> list[Lease]:
-        """Lease up to *limit* due jobs to *owner*, as `Router.claim_many` does; one that is cancelled gives them back."""
+        """Lease up to *limit* due jobs, as `Router.claim_many` does; a call that is cancelled gives them back."""
         router: Router = self._sync
         claim = functools.partial(
             router.claim_many,

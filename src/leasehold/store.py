@@ -30,7 +30,7 @@ C9.   The store's clock is the only one that counts.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from .core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
 from .core.ownership import Event, Ownership, Process
@@ -118,7 +118,7 @@ class Store(Protocol):
         ...
 
     def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:
-        """Return for each (job id, epoch) None if it is the current owner's, else the refusal that a write would meet."""
+        """Return for each (job id, epoch) None if it is current, else the refusal that a write would meet."""
         ...
 
     def renew(self, renewals: Sequence[Renewal]) -> list[int | Refusal]:
@@ -212,9 +212,7 @@ class Store(Protocol):
         """
         ...
 
-    def finish(
-        self, job_id: str, epoch: int, *, by: str, note: str | None = None, result: str | None = None
-    ) -> Job:
+    def finish(self, job_id: str, epoch: int, *, by: str, note: str | None = None, result: str | None = None) -> Job:
         """Complete the job by hand; its owner, if any, is refused from now on."""
         ...
 
@@ -296,7 +294,8 @@ class Store(Protocol):
         """
         Return what was recorded, oldest first, beginning behind the event numbered *after*.
 
-        C40.  Everything is recorded but adds, claims, renewals, progress and completions, which need a store that traces.
+        C40.  Everything is recorded but adds, claims, renewals, progress and completions; those need a store
+              that traces.
         """
         ...
 
@@ -309,7 +308,8 @@ class Store(Protocol):
         ...
 
 
-Program = Generator[Any, Any, Any]
+T = TypeVar("T")
+Program = Generator[Any, Any, T]  # its statements are the store's own affair
 
 
 class Transactions(Protocol):
@@ -330,7 +330,7 @@ class Transactions(Protocol):
         ...
 
     def enter(self, connection: Any) -> None:
-        """Remember, in the caller's context, that it has a transaction open: a verb outside it would wait for itself."""
+        """Remember, in the caller's context, that it has a transaction open; a verb outside would wait for itself."""
         ...
 
     def commit(self, connection: Any) -> None:
@@ -341,19 +341,19 @@ class Transactions(Protocol):
         """Undo what `begin` opened."""
         ...
 
-    def add(self, jobs: Sequence[NewJob]) -> Program:
+    def add(self, jobs: Sequence[NewJob]) -> Program[list[Added]]:
         """The program of `Store.add`."""
         ...
 
-    def fence(self, job_id: str, epoch: int) -> Program:
+    def fence(self, job_id: str, epoch: int) -> Program[None]:
         """The program that makes the transaction commit only if *epoch* is current."""
         ...
 
-    def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> Program:
+    def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> Program[list[Added]]:
         """The program of `Store.add_children`."""
         ...
 
-    def settle(self, settlement: Settlement) -> Program:
+    def settle(self, settlement: Settlement) -> Program[None]:
         """The program of `Store.settle`, for one lease; it raises the refusal."""
         ...
 
@@ -361,10 +361,10 @@ class Transactions(Protocol):
         """Return whether *connection* belongs to an event loop, so that only `run_async` can use it."""
         ...
 
-    def run(self, connection: Any, program: Program, *, savepoint: bool = False) -> Any:
+    def run(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:
         """Run *program* inside the transaction that *connection* has open, and return its value."""
         ...
 
-    async def run_async(self, connection: Any, program: Program, *, savepoint: bool = False) -> Any:
+    async def run_async(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:
         """Run *program* likewise, on an async connection."""
         ...

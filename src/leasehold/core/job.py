@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from ..errors import InvalidArgument
 from . import values
@@ -53,6 +53,21 @@ class NewJob:
     def due(self, now: int) -> int:
         """Return the instant from which the job may be claimed, if it is added at *now*."""
         return self.run_us if self.run_us is not None else now + self.delay_us
+
+
+class JobOptions(TypedDict, total=False):
+    """What every way of adding a job takes, beside its id and payload."""
+
+    task: str | None
+    queue: str
+    priority: int
+    delay_seconds: float | None
+    run_at: datetime | None
+    lock: str | None
+    unique: str | None
+    retry: Retry | None
+    lease_seconds: float | None
+    stall_seconds: float | None
 
 
 def new_job(
@@ -185,7 +200,7 @@ class Effect(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Job:
-    """A job as a reader sees it, at one moment. Instants ending in `_us` are microseconds; the properties are datetimes."""
+    """A job as a reader sees it, at one moment. The `_us` of an instant are what is kept; its `_at` is a datetime."""
 
     spec: NewJob
     status: Status
@@ -311,6 +326,16 @@ class Job:
         return values.as_datetime(self.finished_us)
 
 
+def new_state(spec: NewJob, now: int) -> Job:
+    """Return the job that *spec* becomes when it is added at *now*."""
+    run_us = spec.due(now)
+    if spec.run_us is not None or spec.delay_us:
+        spec = replace(spec, run_us=None, delay_us=0)  # said once, in run_us of the job
+    return Job(
+        spec, Status.PENDING, 0, None, None, 0, 0, 0, run_us, None, None, None, None, None, None, None, now, now, None
+    )
+
+
 class Added(NamedTuple):
     """The job that an add found or made, and whether this add made it."""
 
@@ -327,3 +352,9 @@ class Counts(NamedTuple):
     failed: int
     cancelled: int
     queues: Mapping[str, Mapping[str, int]]
+
+    @classmethod
+    def of(cls, by_status: Mapping[Status, int], queues: Mapping[str, Mapping[str, int]]) -> Counts:
+        """Return the counts, queues in alphabetical order."""
+        pending, running, done, failed, cancelled = (by_status.get(status, 0) for status in Status)
+        return cls(pending, running, done, failed, cancelled, dict(sorted(queues.items())))

@@ -55,7 +55,7 @@ class Process(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """One owner's time with one job, under one epoch. `ended` is `done`, `failed` or a `Reason`; None while it lasts."""
+    """One owner's time with one job, under one epoch. `ended` is "done", "failed" or a `Reason`; None as it lasts."""
 
     job_id: str
     epoch: int

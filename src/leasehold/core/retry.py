@@ -15,9 +15,9 @@ class Retry:
     """
     Two budgets and a back-off.
 
-    An error that the handler reports counts against `max_errors`: the last of them is final. A lease that expires, stalls
-    or dies with its process counts against `max_reclaims`: one more than that many fails the job. A release, a transfer
-    and a replay count against neither. Back-off is for errors only; a reclaimed job is due at once.
+    An error that the owner reports counts against `max_errors`: the last of them is final. A lease that expires,
+    stalls or dies with its process counts against `max_reclaims`: one more than that many fails the job. A release,
+    a transfer and a replay count against neither. Back-off is for errors only; a reclaimed job is due at once.
     """
 
     max_errors: int = 5

@@ -79,7 +79,8 @@ def instant(value: object, what: str) -> int:
         raise InvalidArgument(f"{what} must be a datetime, not {_shown(value)} ({type(value).__name__}).")
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidArgument(
-            f"{what} must say its time zone, and {value.isoformat()} does not: use datetime.now(UTC) or .replace(tzinfo=…)."
+            f"{what} must say its time zone, and {value.isoformat()} does not: "
+            "use datetime.now(UTC) or .replace(tzinfo=…)."
         )
     return (value - _EPOCH_START) // timedelta(microseconds=1)
 
@@ -140,7 +141,8 @@ def _only_string_keys(value: object, what: str) -> None:
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise InvalidArgument(
-                    f"{what} has the key {_shown(key)} ({type(key).__name__}): JSON keys are strings, and would change it."
+                    f"{what} has the key {_shown(key)} ({type(key).__name__}): "
+                    "keys in JSON are strings, so it would not come back as it was."
                 )
             if not isinstance(inner, str | int | float | None):
                 _only_string_keys(inner, what)
@@ -154,7 +156,9 @@ def _encodable(value: str, what: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{what} contains half a character (a lone surrogate) at position {error.start}.") from None
+        raise InvalidArgument(
+            f"{what} contains half a character (a lone surrogate) at position {error.start}."
+        ) from None
 
 
 def _shown(value: object) -> str:

@@ -31,14 +31,17 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in SCHEMES:
         known = "; ".join(SCHEMES.values())
-        raise InvalidArgument(f"no store is known by {url!r}: its URL begins with {scheme!r}. The known ones are {known}.")
+        raise InvalidArgument(
+            f"no store is known by {url!r}: its URL begins with {scheme!r}. The known ones are {known}."
+        )
     parts = urlsplit(url)
     settings = _settings(url, parts.query, ("busy_seconds", "synchronous") if scheme == "sqlite" else ())
     if scheme == "memory":
         return MemoryStore(clock=clock, trace=trace)
     if parts.netloc or parts.path in ("", "/"):
         raise InvalidArgument(
-            f"{url!r} names no file: write sqlite:///jobs.db for a file in the current folder, sqlite:////var/lib/jobs.db for an absolute path."
+            f"{url!r} names no file: write sqlite:///jobs.db for a file in the current folder, "
+            "sqlite:////var/lib/jobs.db for an absolute path."
         )
     from .sqlite import SqliteStore  # on use: sqlite3 is missing from some builds of Python
 

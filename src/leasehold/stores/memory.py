@@ -13,6 +13,7 @@ import uuid
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..core.clock import Clock, SystemClock
@@ -72,13 +73,16 @@ class Record:
     )
 
     def __init__(self, spec: NewJob, seq: int, now: int) -> None:
+        run_us = spec.due(now)
+        if spec.run_us is not None or spec.delay_us:
+            spec = replace(spec, run_us=None, delay_us=0)  # said once, in run_us of the record
         self.spec = spec
         self.seq = seq
         self.ticket = 0
         self.status = Status.PENDING
         self.epoch = 0
         self.reason = Reason.CLAIM
-        self.run_us = spec.due(now)
+        self.run_us = run_us
         self.attempt = self.errors = self.reclaims = 0
         self.grant: Grant | None = None
         self.expires_us = 0
@@ -299,7 +303,9 @@ class MemoryStore:
         """Return the live leases that the claim *claim_id* granted."""
         with self._lock:
             return [
-                self._live(record) for record in self._running.values() if record.grant and record.grant.claim_id == claim_id
+                self._live(record)
+                for record in self._running.values()
+                if record.grant and record.grant.claim_id == claim_id
             ]
 
     def lease(self, job_id: str, owner: str) -> Grant:
@@ -318,7 +324,7 @@ class MemoryStore:
         return record.grant._replace(expires_us=record.expires_us, checkpoint=record.checkpoint)
 
     def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:
-        """Return for each (job id, epoch) None if it is the current owner's, else the refusal that a write would meet."""
+        """Return for each (job id, epoch) None if it is current, else the refusal that a write would meet."""
         with self._lock:
             now = self._clock.now()
             return [self._refused(job_id, epoch, "check", now) for job_id, epoch in holders]
@@ -509,9 +515,7 @@ class MemoryStore:
         """End the job as cancelled; its owner, if any, is refused from now on."""
         return self._override(Verb.CANCEL, "cancelled", job_id, epoch, by, note)
 
-    def finish(
-        self, job_id: str, epoch: int, *, by: str, note: str | None = None, result: str | None = None
-    ) -> Job:
+    def finish(self, job_id: str, epoch: int, *, by: str, note: str | None = None, result: str | None = None) -> Job:
         """Complete the job by hand; its owner, if any, is refused from now on."""
         return self._override(Verb.FINISH, "finished", job_id, epoch, by, note, result)
 
@@ -727,9 +731,11 @@ class MemoryStore:
                 and (task is None or record.spec.task == task)
                 and (parent is None or record.spec.parent == parent)
             )
-            return [record.job() for record, _ in zip(fitting, range(limit), strict=False)] if limit is not None else [
-                record.job() for record in fitting
-            ]
+            return (
+                [record.job() for record, _ in zip(fitting, range(limit), strict=False)]
+                if limit is not None
+                else [record.job() for record in fitting]
+            )
 
     def ownerships(self, job_id: str) -> list[Ownership]:
         """Return every ownership of the job, oldest first."""
@@ -769,7 +775,7 @@ class MemoryStore:
                 total[status] += count
                 if status not in FINISHED and count:
                     queues.setdefault(queue, {"pending": 0, "running": 0})[status.value] = count
-            return Counts(*total.values(), dict(sorted(queues.items())))
+            return Counts.of(total, queues)
 
     def close(self) -> None:
         """Let go of every resource; later verbs raise `StoreUnavailable`."""
@@ -816,9 +822,7 @@ class MemoryStore:
             if held.epoch == presented:
                 assert held.ended is not None
                 kind, reason = (Settled, None) if said is not None else (StaleEpoch, Reason(held.ended))
-        refusal = kind(
-            record.spec.id, presented=presented, current=record.epoch, owner=owner, reason=reason, verb=verb
-        )
+        refusal = kind(record.spec.id, presented=presented, current=record.epoch, owner=owner, reason=reason, verb=verb)
         facts = {"presented": presented, "current": record.epoch, "verb": verb, "reason": reason}
         if presented > self._last:
             log.error("%s", refusal)
@@ -920,7 +924,8 @@ class MemoryStore:
         held = record.grant.owner if record and record.grant else None
         owner = facts.pop("owner", held)
         known = {name: value for name, value in facts.items() if value is not None}
-        self._events.append(Event(number, now, kind, record and record.spec.id, epoch, owner, known))
+        job_id = None if record is None else record.spec.id
+        self._events.append(Event(number, now, kind, job_id, epoch, owner, known))
 
 
 def effect_key(store_id: uuid.UUID, job_id: str, name: str) -> str:
@@ -938,7 +943,9 @@ def lock_held(job_id: str, key: str | None, holder: str, epoch: int) -> InvalidA
 
 def unique_taken(job_id: str, key: str, holder: str) -> InvalidArgument:
     """The refusal of a replay whose unique key an unfinished job has."""
-    return InvalidArgument(f"job {job_id!r} cannot be replayed: its unique key {key!r} belongs to job {holder!r}, unfinished.")
+    return InvalidArgument(
+        f"job {job_id!r} cannot be replayed: its unique key {key!r} belongs to job {holder!r}, unfinished."
+    )
 
 
 class Broken:

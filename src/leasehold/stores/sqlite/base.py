@@ -1,0 +1,197 @@
+"""What the programs of the SQLite store share: epochs, places, refusals and records."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ...core.lifecycle import Verb, after
+from ...core.ownership import Reason, draw_epochs
+from ...errors import Settled, StaleEpoch, UnknownJob
+from ...store import Refusal
+from .rows import Program, Standing, many, one
+from .sql import Statements
+
+log = logging.getLogger("leasehold")
+
+T = TypeVar("T")
+
+STORE = "leasehold"  # who acts when the store itself takes a job back
+
+
+class Base:
+    """
+    Programs are pure of drivers: they yield statements, and are sent rows.
+
+    Whoever runs one holds the file's only write lock from its first statement to the end of its transaction. So what
+    a program has read stays true until it commits, and to compare and then write is one atomic step.
+    """
+
+    def __init__(self, sql: Statements, *, trace: bool) -> None:
+        self.sql = sql
+        self.trace = trace
+        self.seen = 0  # the highest epoch that this process knows to be issued
+        self.drawn = 0  # the same, if the transaction under way commits
+        self.apart: deque[tuple[Any, ...]] = deque()  # refusals inside callers' transactions, to be recorded later
+        self.recorded = 0  # how many of them the transaction under way records
+
+    # Around a transaction of our own; the write lock is held
+
+    def begun(self, program: Program[T]) -> Program[T]:
+        """Run *program* after recording what could not be recorded before."""
+        self.drawn, self.recorded = 0, len(self.apart)
+        if self.recorded:
+            yield many(self.sql.insert_event, [self.apart[i] for i in range(self.recorded)])
+        return (yield from program)
+
+    def committed(self) -> None:
+        """Remember what the transaction has made certain."""
+        self.seen = max(self.seen, self.drawn)
+        for _ in range(self.recorded):
+            self.apart.popleft()
+
+    # Epochs
+
+    def draw(self, count: int, now: int) -> Program[int]:
+        """Issue *count* epochs and return the last."""
+        [(last,)] = yield one(self.sql.last_epoch)
+        if last < self.seen:
+            log.error(
+                "the store's epochs went back from %d to %d: it was restored; going on above both", self.seen, last
+            )
+            yield from self.record("alarm", None, now, seen=self.seen, last=last)
+        self.drawn = draw_epochs(max(last, self.seen), count, now)
+        yield one(self.sql.set_last_epoch, self.drawn)
+        return self.drawn
+
+    # Places
+
+    def wait(self, standing: Standing, run_us: int, now: int) -> Program[None]:
+        """Put a pending job where it waits."""
+        if run_us > now:
+            yield one(self.sql.insert_scheduled, run_us, standing.seq, standing.queue)
+        else:
+            yield one(self.sql.insert_ready, standing.queue, -standing.priority, run_us, standing.seq)
+
+    def leave(self, standing: Standing) -> Program[None]:
+        """Take a pending job out of wherever it waits."""
+        rank = -standing.priority
+        yield one(self.sql.delete_ready, standing.queue, rank, standing.run_us, standing.seq)
+        yield one(self.sql.delete_scheduled, standing.run_us, standing.seq)
+        if standing.lock is not None:
+            yield one(self.sql.delete_parked, standing.lock, rank, standing.run_us, standing.seq)
+
+    def wake(self, lock: str | None) -> Program[None]:
+        """Let the first job behind *lock* wait to be claimed again, if nobody holds the key."""
+        if lock is None or (yield one(self.sql.lock_holder, lock)):
+            return
+        for rank, run_us, seq, queue in (yield one(self.sql.first_parked, lock)):
+            yield one(self.sql.delete_parked, lock, rank, run_us, seq)
+            yield one(self.sql.insert_ready, queue, rank, run_us, seq)
+
+    # Ownership
+
+    def standing(self, job_id: str) -> Program[Standing | None]:
+        """Return the job with its lease, if any."""
+        rows = yield one(self.sql.standing, job_id)
+        return Standing(*rows[0]) if rows else None
+
+    def holding(self, job_id: str, epoch: int, verb: str, now: int) -> Program[Standing | Refusal]:
+        """Return the job if *epoch* is its owner's current one, else the refusal."""
+        standing = yield from self.standing(job_id)
+        if standing is None:
+            return UnknownJob(job_id)
+        if standing.lease_epoch == epoch:
+            return standing
+        return (yield from self.refuse(standing, epoch, verb, now))
+
+    def saw(self, job_id: str, epoch: int, verb: Verb, now: int) -> Program[Standing | Refusal]:
+        """Return the job if *epoch* is the current one and *verb* is legal, else the refusal; for operators."""
+        standing = yield from self.standing(job_id)
+        if standing is None:
+            return UnknownJob(job_id)
+        if standing.epoch != epoch:
+            return (yield from self.refuse(standing, epoch, verb.value, now))
+        after(verb, standing.status, job_id)
+        return standing
+
+    def refuse(self, standing: Standing, presented: int, verb: str, now: int) -> Program[StaleEpoch]:
+        """Return the refusal of a write, and record it."""
+        kind: Callable[..., StaleEpoch] = StaleEpoch
+        reason = standing.reason
+        if standing.epoch == presented and standing.settlement is not None:
+            kind, reason = Settled, None
+        for ended, settlement in (yield one(self.sql.ownership, standing.seq, presented)):
+            kind, reason = (Settled, None) if settlement is not None else (StaleEpoch, Reason(ended))
+        facts: dict[str, Any] = {
+            "presented": presented,
+            "current": standing.epoch,
+            "owner": standing.owner,
+            "reason": reason,
+        }
+        refusal = kind(standing.id, **facts, verb=verb)
+        [(last,)] = yield one(self.sql.last_epoch)
+        if presented > max(last, self.seen):
+            log.error("%s", refusal)
+            yield from self.record("alarm", standing.id, now, epoch=standing.epoch, verb=verb, **facts)
+        yield from self.record("refused", standing.id, now, epoch=standing.epoch, verb=verb, **facts)
+        return refusal
+
+    def archive(
+        self, held: Standing, how: str, now: int, *, by: str, note: str | None, said: str | None = None
+    ) -> Program[None]:
+        """Keep the record of the current lease, which ends."""
+        yield one(
+            self.sql.insert_ownership,
+            held.seq,
+            held.lease_epoch,
+            held.owner,
+            held.lease_reason,
+            held.granted_us,
+            held.expires_us,
+            str(how),
+            now,
+            by,
+            note,
+            said,
+        )
+
+    # Records
+
+    def record(
+        self,
+        kind: str,
+        job_id: str | None,
+        now: int,
+        *,
+        epoch: int | None = None,
+        owner: str | None = None,
+        **facts: Any,
+    ) -> Program[None]:
+        """Keep an event."""
+        known = {name: value for name, value in facts.items() if value is not None}
+        yield one(self.sql.insert_event, now, kind, job_id, epoch, owner, json.dumps(known))
+
+
+class Joined(Base):
+    """The same programs inside a caller's transaction, where a record of the refusal would be rolled back with it."""
+
+    def record(
+        self,
+        kind: str,
+        job_id: str | None,
+        now: int,
+        *,
+        epoch: int | None = None,
+        owner: str | None = None,
+        **facts: Any,
+    ) -> Program[None]:
+        """Keep an event: with the transaction if it is the transaction's doing, else afterwards and apart."""
+        if kind not in ("refused", "alarm"):
+            yield from super().record(kind, job_id, now, epoch=epoch, owner=owner, **facts)
+            return
+        known = {name: value for name, value in facts.items() if value is not None}
+        self.apart.append((now, kind, job_id, epoch, owner, json.dumps(known)))

@@ -1,0 +1,368 @@
+"""
+The file: opening it, writing to it one transaction at a time, and saying clearly what is wrong with it.
+
+One connection writes and one reads, each behind a lock of this process: threads queue for the lock instead of meeting
+SQLITE_BUSY, and readers never wait for writers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ...core.clock import Clock
+from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
+from .rows import Program, one
+from .sql import Migration, Statements, migrations
+
+log = logging.getLogger("leasehold")
+
+T = TypeVar("T")
+
+LEAST_SQLITE = (3, 37, 0)  # STRICT tables
+SYNCHRONOUS = ("full", "normal", "extra")
+_CHECKPOINT_PAGES = 2_000
+
+# Connections of a parent process. Closing one in a forked child could end the parent's locks or checkpoint under it,
+# so they are kept, unused, for as long as the child lives.
+inherited: list[Any] = []
+
+
+class Database:
+    """One SQLite file, for one process."""
+
+    def __init__(
+        self, path: str, sql: Statements, schema: str, *, clock: Clock, busy_seconds: float, synchronous: str
+    ) -> None:
+        if synchronous.lower() not in SYNCHRONOUS:
+            raise InvalidArgument(
+                f"synchronous is one of {', '.join(SYNCHRONOUS)}, not {synchronous!r}. "
+                "With normal, a power cut may take back what was last committed; anything less could damage the file."
+            )
+        self.path = os.path.abspath(path)
+        self.busy_seconds = busy_seconds
+        self._sql = sql
+        self._schema = schema
+        self._clock = clock
+        self._synchronous = synchronous.lower()
+        # What a test may arm: it is called with "before commit" and "after commit" of every write.
+        self.point: Callable[[str], None] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._write_lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._closed = False
+        self._commits = self._changes = 0
+
+    @property
+    def opened(self) -> bool:
+        """Whether the file has been opened, and so has its schema."""
+        return self._writer is not None
+
+    # Transactions
+
+    def write(self, make: Callable[[int], Program[T]], committed: Callable[[], None]) -> T:
+        """
+        Run the program that *make* returns in a write transaction of its own, and return its value.
+
+        *committed* is called between the commit and the next writer's turn. The clock is read once the write lock is
+        held: however long that took, a lease begins when it is granted.
+        """
+        with self.writing():
+            connection = self.current_writer()
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                value = drive(connection, make(self._clock.now()))
+                if self.point:
+                    self.point("before commit")
+                connection.execute("COMMIT")
+                committed()
+            except BaseException as error:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise self.explained(error) from error if isinstance(error, sqlite3.Error) else error.__cause__
+            if self.point:
+                self.point("after commit")
+            self._tidy(connection)
+            return value
+
+    def read(self, program: Program[T]) -> T:
+        """Run *program*, which only reads, on what is committed now, and return its value."""
+        if not self._is_current():
+            with self.writing():
+                self.current_writer()
+        with self._read_lock:
+            self._check_open()
+            if self._reader is None:
+                self._reader = self.connect()
+            try:
+                self._reader.execute("BEGIN")  # one snapshot for all its statements
+                try:
+                    return drive(self._reader, program)
+                finally:
+                    self._reader.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise self.explained(error) from error
+
+    def version(self) -> int:
+        """Return a number that changes when anybody commits; for those who wait."""
+        with self._read_lock:
+            self._check_open()
+            if self._reader is None:
+                self._reader = self.connect()
+            try:
+                return int(self._reader.execute("PRAGMA data_version").fetchone()[0])
+            except sqlite3.Error as error:
+                raise self.explained(error) from error
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold this process's turn to write."""
+        if not self._write_lock.acquire(timeout=self.busy_seconds):
+            raise StoreUnavailable(
+                f"another thread of this process has held the only write lock of {self.path} for "
+                f"{self.busy_seconds:g} s (busy_seconds): it may be stopped inside lease.transaction()."
+            )
+        try:
+            self._check_open()
+            yield
+        finally:
+            self._write_lock.release()
+
+    def current_writer(self) -> sqlite3.Connection:
+        """Return the connection that writes; the turn to write is held. A file that was replaced is opened anew."""
+        if self._writer is not None:
+            if self._is_current():
+                return self._writer
+            log.warning("the file %s was replaced; opening the new one", self.path)
+            self._disconnect()
+        connection = self.connect()
+        try:
+            self._migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._file = self._identity()
+        self._writer = connection
+        self._commits = self._changes = 0
+        return connection
+
+    def _is_current(self) -> bool:
+        """Whether the connections are to the file that the path names now."""
+        return self._file is not None and self._file == self._identity()
+
+    def _identity(self) -> tuple[int, int]:
+        try:
+            status = os.stat(self.path)
+        except OSError as error:
+            raise StoreUnavailable(f"the file {self.path} is gone ({error.strerror}). Nothing was changed.") from None
+        return status.st_dev, status.st_ino
+
+    # Connections
+
+    def connect(self, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+        """Return a new connection to the file, set up as this store wants it."""
+        if sqlite3.sqlite_version_info < LEAST_SQLITE:
+            least = ".".join(map(str, LEAST_SQLITE))
+            raise StoreIncompatible(
+                f"this Python has SQLite {sqlite3.sqlite_version}, and {least} is the least that will do."
+            )
+        try:
+            connection = sqlite3.connect(
+                self.path,
+                timeout=self.busy_seconds,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=256,
+                factory=factory,
+            )
+        except sqlite3.Error as error:
+            raise self.explained(error) from error
+        try:
+            self._set_up(connection)
+        except sqlite3.Error as error:
+            connection.close()
+            raise self.explained(error) from error
+        return connection
+
+    def _set_up(self, connection: sqlite3.Connection) -> None:
+        # Changing to WAL does not wait for a busy file, however long the timeout: ask until it has been done.
+        for last in [False] * int(max(self.busy_seconds, 1) * 100) + [True]:
+            try:
+                [(mode,)] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
+                break
+            except sqlite3.OperationalError as error:
+                if last or error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise
+                threading.Event().wait(0.01)
+        if mode != "wal":
+            raise StoreIncompatible(
+                f"{self.path} cannot be put into WAL mode (it is in {mode!r} mode): is it on a network share?"
+            )
+        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+        # See _tidy: SQLite's own checkpoints would run beside other processes' writes.
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+
+    def _tidy(self, writer: sqlite3.Connection) -> None:
+        """
+        Now and then, copy the write-ahead log into the file.
+
+        Up to SQLite 3.51.2, a checkpoint beside another process's write can, rarely, reset the log under it and damage
+        the file. So no connection of ours checkpoints by itself; one does while this one holds the write lock, and
+        so nobody else either writes or checkpoints.
+        """
+        self._commits += 1
+        changes = writer.total_changes
+        # Each commit writes some half a dozen pages, and more of them when it changes many rows.
+        if self._commits * 6 + (changes - self._changes) // 4 < _CHECKPOINT_PAGES:
+            return
+        self._commits, self._changes = 0, changes
+        try:
+            writer.execute("BEGIN IMMEDIATE")
+            try:
+                with self._read_lock:
+                    if self._reader is None:
+                        self._reader = self.connect()
+                    self._reader.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            finally:
+                writer.execute("COMMIT")
+        except (sqlite3.Error, LeaseholdError) as error:  # what was asked has been done; this can wait
+            log.warning("could not checkpoint %s: %s; trying again later", self.path, error)
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        steps = migrations(self._schema)
+        try:
+            if drive(connection, schema_version(self._sql, self.path, steps)) == steps[-1].version:
+                return
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                drive(connection, migrate(self._sql, self.path, steps, self._clock.now()))
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise self.explained(error) from error
+
+    def migrate_in(self) -> Program[None]:
+        """The program that brings the schema up to date inside a caller's transaction."""
+        steps = migrations(self._schema)
+        if (yield from schema_version(self._sql, self.path, steps)) != steps[-1].version:
+            yield from migrate(self._sql, self.path, steps, self._clock.now())
+
+    def close(self) -> None:
+        """Close the connections; later verbs raise `StoreUnavailable`."""
+        with self._write_lock, self._read_lock:
+            self._closed = True
+            for connection in (self._reader, self._writer):
+                if connection is not None:
+                    connection.close()
+            self._writer = self._reader = None
+
+    def _disconnect(self) -> None:
+        with self._read_lock:
+            for connection in (self._reader, self._writer):
+                if connection is not None:
+                    connection.close()
+            self._writer = self._reader = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable(f"this store ({self.path}) is closed.")
+
+    def forked(self) -> None:
+        """Start afresh in a forked child: the parent's connections and locks are the parent's."""
+        inherited.extend((self._writer, self._reader))
+        closed = self._closed
+        self._begin()
+        self._closed = closed
+
+    # Errors
+
+    def explained(self, error: BaseException) -> BaseException:
+        """Return *error* in leasehold's words, if it is SQLite's."""
+        if not isinstance(error, sqlite3.Error):
+            return error
+        code = getattr(error, "sqlite_errorcode", 0)
+        if code == sqlite3.SQLITE_BUSY_SNAPSHOT:
+            return StaleSnapshot(
+                "your transaction had read before another one wrote, so SQLite lets it write no more (BUSY_SNAPSHOT). "
+                "Nothing was changed: roll it back and run it again, beginning with BEGIN IMMEDIATE or with the fence."
+            )
+        match code & 0xFF:
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                return StoreUnavailable(
+                    f"somebody else has held the only write lock of {self.path} for {self.busy_seconds:g} s "
+                    "(busy_seconds): a process may be stopped inside a write transaction. Nothing was changed."
+                )
+            case sqlite3.SQLITE_FULL:
+                return StoreUnavailable(f"the disk of {self.path} is full. Nothing was changed.")
+            case sqlite3.SQLITE_NOTADB:
+                return StoreIncompatible(f"{self.path} is not an SQLite database. Nothing was changed.")
+            case sqlite3.SQLITE_CANTOPEN:
+                return StoreUnavailable(f"{self.path} cannot be opened: {self._why_not()}")
+            case sqlite3.SQLITE_READONLY:
+                return StoreUnavailable(f"{self.path} or its folder cannot be written: {error}. Nothing was changed.")
+            case sqlite3.SQLITE_CORRUPT:
+                return StoreIncompatible(f"{self.path} is damaged ({error}): restore a backup. Nothing was changed.")
+        return StoreUnavailable(f"{self.path}: {error}. What was asked may or may not have happened.")
+
+    def _why_not(self) -> str:
+        folder = os.path.dirname(self.path)
+        if not os.path.isdir(folder):
+            return f"the folder {folder} does not exist. Make it first."
+        if os.path.isdir(self.path):
+            return "it is a folder."
+        return f"is the folder {folder} writable for this user?"
+
+
+def drive(connection: sqlite3.Connection, program: Program[T]) -> T:
+    """Run *program* on *connection*, in whatever transaction it has, and return the program's value."""
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    answer: Any = None
+    try:
+        while True:
+            sql, params, several = program.send(answer)
+            answer = cursor.executemany(sql, params) if several else cursor.execute(sql, params).fetchall()
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # typed as the program is
+    finally:
+        program.close()
+
+
+def schema_version(sql: Statements, path: str, steps: list[Migration]) -> Program[int]:
+    """Return the version of the file's schema, 0 for none; refuse a newer one."""
+    if not (yield one(sql.installed))[0][0]:
+        return 0
+    version = int((yield one(sql.version))[0][0])
+    if version > steps[-1].version:
+        raise StoreIncompatible(
+            f"{path} has schema {version}, and this leasehold knows {steps[-1].version} at most: "
+            "a newer leasehold has used it. Install that one; nothing was changed."
+        )
+    return version
+
+
+def migrate(sql: Statements, path: str, steps: list[Migration], now: int) -> Program[None]:
+    """Bring the schema up to date; another process may have done so meanwhile."""
+    version = yield from schema_version(sql, path, steps)
+    for step in steps:
+        if step.version > version:
+            for statement in step.statements:
+                yield one(statement)
+    if version == 0:
+        yield one(sql.create_store, steps[-1].version, str(uuid.uuid4()), now)
+    else:
+        yield one(sql.set_version, steps[-1].version)

@@ -1,0 +1,160 @@
+-- The first schema. schema.sql explains it.
+
+-- One row: what holds for the store as a whole.
+CREATE TABLE leasehold_store (
+    one             INTEGER PRIMARY KEY CHECK (one = 1),
+    schema_version  INTEGER NOT NULL,
+    id              TEXT NOT NULL,
+    last_epoch      INTEGER NOT NULL CHECK (last_epoch BETWEEN 0 AND 9007199254740991)
+) STRICT;
+
+-- A job: what the producer asked for, and what has become of it.
+CREATE TABLE leasehold_jobs (
+    seq          INTEGER PRIMARY KEY,  -- the order of insertion
+    id           TEXT NOT NULL UNIQUE CHECK (id <> ''),
+    status       TEXT NOT NULL DEFAULT 'unfinished' CHECK (status IN ('unfinished', 'done', 'failed', 'cancelled')),
+    task         TEXT,
+    queue        TEXT NOT NULL,
+    priority     INTEGER NOT NULL,
+    run_at       INTEGER NOT NULL,
+    lock         TEXT,
+    unique_key   TEXT,
+    retry        TEXT,  -- null: the default
+    lease_us     INTEGER CHECK (lease_us > 0),
+    stall_us     INTEGER CHECK (stall_us > 0),
+    parent       TEXT,
+    payload      TEXT NOT NULL,
+    attempt      INTEGER NOT NULL DEFAULT 0,
+    errors       INTEGER NOT NULL DEFAULT 0,
+    reclaims     INTEGER NOT NULL DEFAULT 0,
+    epoch        INTEGER NOT NULL DEFAULT 0,  -- while it is leased, the lease has the current one
+    reason       TEXT NOT NULL DEFAULT 'claim',
+    result       TEXT,
+    last_error   TEXT,
+    progress     REAL,
+    note         TEXT,
+    created_at   INTEGER NOT NULL,
+    updated_at   INTEGER NOT NULL,
+    finished_at  INTEGER,
+    -- The ownership that completed it. All other ended ownerships are rows of their own.
+    owner        TEXT,
+    granted_at   INTEGER,
+    expires_at   INTEGER,
+    settlement   TEXT,
+    CHECK ((status = 'unfinished') = (finished_at IS NULL)),
+    CHECK ((owner IS NULL) = (settlement IS NULL) AND (owner IS NULL) = (granted_at IS NULL)),
+    CHECK (owner IS NULL OR status = 'done')
+) STRICT;
+
+CREATE UNIQUE INDEX leasehold_jobs_unique ON leasehold_jobs (unique_key)
+    WHERE unique_key IS NOT NULL AND status = 'unfinished';
+CREATE INDEX leasehold_jobs_finished ON leasehold_jobs (finished_at, status) WHERE finished_at IS NOT NULL;
+CREATE INDEX leasehold_jobs_parent ON leasehold_jobs (parent) WHERE parent IS NOT NULL;
+
+-- Jobs that are due, in the order of their claim. rank is minus the priority.
+CREATE TABLE leasehold_ready (
+    queue   TEXT NOT NULL,
+    rank    INTEGER NOT NULL,
+    run_at  INTEGER NOT NULL,
+    seq     INTEGER NOT NULL,
+    PRIMARY KEY (queue, rank, run_at, seq)
+) STRICT, WITHOUT ROWID;
+
+-- Jobs that are not due yet.
+CREATE TABLE leasehold_scheduled (
+    run_at  INTEGER NOT NULL,
+    seq     INTEGER NOT NULL,
+    queue   TEXT NOT NULL,
+    PRIMARY KEY (run_at, seq)
+) STRICT, WITHOUT ROWID;
+
+-- Due jobs behind a lock key that another job holds.
+CREATE TABLE leasehold_parked (
+    lock    TEXT NOT NULL,
+    rank    INTEGER NOT NULL,
+    run_at  INTEGER NOT NULL,
+    seq     INTEGER NOT NULL,
+    queue   TEXT NOT NULL,
+    PRIMARY KEY (lock, rank, run_at, seq)
+) STRICT, WITHOUT ROWID;
+
+-- Jobs that an owner works on. The primary key is P2's "one owner"; the index on lock is its other half.
+CREATE TABLE leasehold_leases (
+    seq         INTEGER PRIMARY KEY,
+    epoch       INTEGER NOT NULL CHECK (epoch > 0),
+    owner       TEXT NOT NULL CHECK (owner <> ''),
+    reason      TEXT NOT NULL,
+    claim_id    TEXT,
+    process     INTEGER,
+    lock        TEXT,
+    granted_at  INTEGER NOT NULL,
+    expires_at  INTEGER NOT NULL,
+    lease_us    INTEGER NOT NULL CHECK (lease_us > 0),
+    stalls_at   INTEGER,
+    stall_us    INTEGER,
+    updated_at  INTEGER NOT NULL,
+    progress    REAL,
+    note        TEXT,
+    CHECK ((stalls_at IS NULL) = (stall_us IS NULL))
+) STRICT;
+
+CREATE INDEX leasehold_leases_expiry ON leasehold_leases (expires_at);
+CREATE INDEX leasehold_leases_stall ON leasehold_leases (stalls_at) WHERE stalls_at IS NOT NULL;
+CREATE UNIQUE INDEX leasehold_leases_lock ON leasehold_leases (lock) WHERE lock IS NOT NULL;
+
+-- Apart from the job, so that a long checkpoint is not rewritten with every other change.
+CREATE TABLE leasehold_checkpoints (
+    seq         INTEGER PRIMARY KEY,
+    checkpoint  TEXT NOT NULL
+) STRICT;
+
+-- Processes that have claimed jobs here, so that their death can be proved.
+CREATE TABLE leasehold_processes (
+    id         INTEGER PRIMARY KEY,
+    host       TEXT NOT NULL,
+    boot       TEXT NOT NULL,
+    namespace  TEXT NOT NULL,
+    pid        INTEGER NOT NULL,
+    started    INTEGER NOT NULL,
+    UNIQUE (pid, started, namespace, boot, host)
+) STRICT;
+
+-- Ownerships that ended in any other way than with a completion. settlement is what the owner said, if it was the owner.
+CREATE TABLE leasehold_ownerships (
+    seq         INTEGER NOT NULL,
+    epoch       INTEGER NOT NULL,
+    owner       TEXT NOT NULL,
+    began       TEXT NOT NULL,
+    granted_at  INTEGER NOT NULL,
+    expires_at  INTEGER NOT NULL,
+    ended       TEXT NOT NULL,
+    ended_at    INTEGER NOT NULL,
+    ended_by    TEXT NOT NULL,
+    note        TEXT,
+    settlement  TEXT,
+    PRIMARY KEY (seq, epoch)
+) STRICT, WITHOUT ROWID;
+
+-- Named effects: begun, and maybe ended.
+CREATE TABLE leasehold_effects (
+    seq         INTEGER NOT NULL,
+    name        TEXT NOT NULL,
+    effect_key  TEXT NOT NULL,
+    epoch       INTEGER NOT NULL,
+    outcome     TEXT,  -- null: in doubt
+    PRIMARY KEY (seq, name)
+) STRICT, WITHOUT ROWID;
+
+-- What happened, for people.
+CREATE TABLE leasehold_events (
+    number  INTEGER PRIMARY KEY AUTOINCREMENT,  -- never given twice, so that a reader can go on behind the last one
+    at      INTEGER NOT NULL,
+    kind    TEXT NOT NULL,
+    job_id  TEXT,
+    epoch   INTEGER,
+    owner   TEXT,
+    facts   TEXT NOT NULL
+) STRICT;
+
+CREATE INDEX leasehold_events_job ON leasehold_events (job_id, number) WHERE job_id IS NOT NULL;
+CREATE INDEX leasehold_events_at ON leasehold_events (at);

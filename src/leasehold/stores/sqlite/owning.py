@@ -1,0 +1,444 @@
+"""The programs of producers and owners: add, claim, renew, progress, settle."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from ...core.job import Added, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, new_state
+from ...core.lifecycle import FINISHED, FREED_BY, Verb, after, judge_error
+from ...core.ownership import Process, Reason
+from ...errors import InvalidArgument, UnknownJob
+from ...store import Begun, Refusal, Renewal
+from ..memory import effect_key
+from .base import Base
+from .rows import Program, Standing, job_of, many, one, retry_document, spec_of
+
+PARKED_AT_ONCE = 500
+SWEPT_AT_ONCE = 1_000
+
+Candidate = tuple[Any, ...]
+
+
+class Owning(Base):
+    """What producers and owners do."""
+
+    def add(self, jobs: Sequence[NewJob], now: int) -> Program[list[Added]]:
+        """Keep each job that is new."""
+        if not jobs:
+            return []
+        known: dict[str, str] = {}  # ids, and unique keys behind a NUL, to the id of the job that has them
+        for (job_id,) in (yield one(self.sql.known_ids, json.dumps([job.id for job in jobs]))):
+            known[job_id] = job_id
+        keys = [job.unique for job in jobs if job.unique is not None]
+        if keys:
+            for key, job_id in (yield one(self.sql.known_unique, json.dumps(keys))):
+                known["\0" + key] = job_id
+        [(seq,)] = yield one(self.sql.last_seq)
+        created: dict[str, Job] = {}
+        found: list[str] = []
+        rows, ready, scheduled = [], [], []
+        for job in jobs:
+            existing = known.get(job.id) or (job.unique is not None and known.get("\0" + job.unique))
+            if existing:
+                found.append(existing)
+                continue
+            seq += 1
+            run_us = job.due(now)
+            rows.append(_job_row(seq, job, run_us, now))
+            if run_us > now:
+                scheduled.append((run_us, seq, job.queue))
+            else:
+                ready.append((job.queue, -job.priority, run_us, seq))
+            known[job.id] = job.id
+            if job.unique is not None:
+                known["\0" + job.unique] = job.id
+            created[job.id] = new_state(job, now)
+            found.append("")
+        yield many(self.sql.insert_job, rows)
+        if ready:
+            yield many(self.sql.insert_ready, ready)
+        if scheduled:
+            yield many(self.sql.insert_scheduled, scheduled)
+        if self.trace:
+            for made in created.values():
+                yield from self.record("added", made.id, now, epoch=0, queue=made.queue)
+        return (yield from self._added(jobs, found, created))
+
+    def _added(self, jobs: Sequence[NewJob], found: list[str], created: dict[str, Job]) -> Program[list[Added]]:
+        added = []
+        for job, existing in zip(jobs, found, strict=True):
+            if not existing:
+                added.append(Added(created[job.id], True))
+            else:
+                [row] = yield one(self.sql.job, existing)
+                added.append(Added(job_of(row), False))
+        return added
+
+    # Claiming
+
+    def claim(
+        self,
+        owner: str,
+        limit: int,
+        queues: Sequence[str] | None,
+        lease_us: int | None,
+        default_lease_us: int,
+        claim_id: str | None,
+        process: Process | None,
+        now: int,
+    ) -> Program[tuple[list[Grant], bool]]:
+        """Lease what is due; the second value says that more may be there, behind many that were parked."""
+        taken, more = yield from self._take(limit, queues)
+        if not taken:
+            return [], more
+        process_id = None if process is None else (yield from self._process_id(process))
+        # The lock keys are known to be free by now. An epoch drawn before that could be below an earlier holder's.
+        last = yield from self.draw(len(taken), now)
+        leases, grants = [], []
+        for epoch, row in enumerate(taken, last - len(taken) + 1):
+            _, _, seq, reason, attempt, errors, checkpoint = row[:7]
+            spec = spec_of(row[7:])
+            lasts = lease_us or spec.lease_us or default_lease_us
+            leases.append(
+                (
+                    seq,
+                    epoch,
+                    owner,
+                    reason,
+                    claim_id,
+                    process_id,
+                    spec.lock,
+                    now,
+                    now + lasts,
+                    lasts,
+                    None if spec.stall_us is None else now + spec.stall_us,
+                    spec.stall_us,
+                    now,
+                )
+            )
+            grants.append(
+                Grant(
+                    spec,
+                    epoch,
+                    owner,
+                    REASONS[reason],
+                    attempt,
+                    errors,
+                    checkpoint,
+                    claim_id,
+                    process,
+                    now,
+                    now + lasts,
+                    lasts,
+                )
+            )
+            if self.trace:
+                yield from self.record(
+                    "claimed", spec.id, now, epoch=epoch, owner=owner, reason=reason, attempt=attempt
+                )
+        yield many(self.sql.insert_lease, leases)
+        return grants, more
+
+    def promote(self, now: int) -> Program[None]:
+        """Let what has become due wait in its queue."""
+        yield one(self.sql.promote, now, SWEPT_AT_ONCE)
+        yield one(self.sql.promoted, now, SWEPT_AT_ONCE)
+
+    def _take(self, limit: int, queues: Sequence[str] | None) -> Program[tuple[list[Candidate], bool]]:
+        """Remove up to *limit* claimable jobs from `ready`; park those in between whose key is held."""
+        if queues is None:
+            queues = [queue for (queue,) in (yield one(self.sql.queues))]
+        taken: list[Candidate] = []
+        keys: set[str] = set()
+        parked = 0
+        while len(taken) < limit and parked < PARKED_AT_ONCE:
+            first = yield from self._first(queues, limit - len(taken))
+            if not first:
+                return taken, False
+            wanted = {row[12] for row in first if row[12] is not None}
+            if wanted:
+                keys.update(key for (key,) in (yield one(self.sql.held_locks, json.dumps(sorted(wanted)))))
+            blocked = []
+            for row in first:
+                if row[12] in keys:
+                    blocked.append(row)
+                else:
+                    taken.append(row)
+                    if row[12] is not None:
+                        keys.add(row[12])
+            yield many(self.sql.delete_ready, [(row[10], *row[:3]) for row in first])
+            if blocked:
+                yield many(self.sql.insert_parked, [(row[12], *row[:3], row[10]) for row in blocked])
+                parked += len(blocked)
+        return taken, parked >= PARKED_AT_ONCE
+
+    def _first(self, queues: Sequence[str], count: int) -> Program[list[Candidate]]:
+        if len(queues) == 1:
+            return (yield one(self.sql.candidates, queues[0], count))
+        first: list[Candidate] = []
+        for queue in queues:
+            first += yield one(self.sql.candidates, queue, count)
+        first.sort(key=lambda row: row[:3])
+        return first[:count]
+
+    def _process_id(self, process: Process) -> Program[int]:
+        host, boot, namespace, pid, started = process
+        key = (pid, started, namespace, boot, host)
+        rows = (yield one(self.sql.process_id, *key)) or (yield one(self.sql.insert_process, *key))
+        return int(rows[0][0])
+
+    # Holding
+
+    def holders(self, job_ids: Sequence[str]) -> Program[dict[str, tuple[Any, ...]]]:
+        """Return a row of the statement `holders` for each job that exists."""
+        return {row[0]: row for row in (yield one(self.sql.holders, json.dumps(job_ids)))}
+
+    def refusal(self, job_id: str, epoch: int, verb: str, now: int) -> Program[Refusal]:
+        """Return why *epoch* may not write, knowing that it may not."""
+        standing = yield from self.standing(job_id)
+        return UnknownJob(job_id) if standing is None else (yield from self.refuse(standing, epoch, verb, now))
+
+    def check(self, holders: Sequence[tuple[str, int]], now: int) -> Program[list[Refusal | None]]:
+        """Say for each epoch whether it is current."""
+        held = yield from self.holders([job_id for job_id, _ in holders])
+        reply: list[Refusal | None] = []
+        for job_id, epoch in holders:
+            row = held.get(job_id)
+            current = row is not None and row[2] == epoch
+            reply.append(None if current else (yield from self.refusal(job_id, epoch, "check", now)))
+        return reply
+
+    def renew(self, renewals: Sequence[Renewal], now: int) -> Program[list[int | Refusal]]:
+        """Move each lease's deadline."""
+        held = yield from self.holders([renewal.job_id for renewal in renewals])
+        reply: list[int | Refusal] = []
+        moved = []
+        for job_id, epoch, lease_us in renewals:
+            row = held.get(job_id)
+            if row is None or row[2] != epoch:
+                reply.append((yield from self.refusal(job_id, epoch, "renew", now)))
+                continue
+            expires = now + (lease_us or row[10])
+            moved.append((expires, row[1]))
+            reply.append(expires)
+            if self.trace:
+                yield from self.record("renewed", job_id, now, epoch=epoch, owner=row[3])
+        yield many(self.sql.renew, moved)
+        return reply
+
+    def progress(self, reports: Sequence[Progress], now: int) -> Program[list[Refusal | None]]:
+        """Record that the work moves."""
+        held = yield from self.holders([report.job_id for report in reports])
+        reply: list[Refusal | None] = []
+        for job_id, epoch, fraction, note, checkpoint in reports:
+            row = held.get(job_id)
+            if row is None or row[2] != epoch:
+                reply.append((yield from self.refusal(job_id, epoch, "progress", now)))
+                continue
+            stalls = None if row[11] is None else now + row[11]
+            yield one(self.sql.progress, fraction, note, now, stalls, row[1])
+            if checkpoint is not None:
+                yield one(self.sql.put_checkpoint, row[1], checkpoint)
+            if self.trace:
+                yield from self.record(
+                    "progressed", job_id, now, epoch=epoch, owner=row[3], progress=fraction, note=note
+                )
+            reply.append(None)
+        return reply
+
+    def fence(self, job_id: str, epoch: int, now: int) -> Program[Refusal | None]:
+        """Return the refusal unless *epoch* is current; the write lock keeps the answer true until the commit."""
+        standing = yield from self.holding(job_id, epoch, "fence", now)
+        return None if isinstance(standing, Standing) else standing
+
+    def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob], now: int) -> Program[list[Added] | Refusal]:
+        """Add children, if *epoch* is current."""
+        standing = yield from self.holding(job_id, epoch, "add", now)
+        return (yield from self.add(jobs, now)) if isinstance(standing, Standing) else standing
+
+    # Settling
+
+    def settle(self, settlements: Sequence[Settlement], now: int) -> Program[list[Refusal | None]]:
+        """End each lease as its owner says."""
+        held = yield from self.holders([said.job_id for said in settlements])
+        reply: list[Refusal | None] = []
+        completed: list[tuple[Settlement, tuple[Any, ...]]] = []
+        for said in settlements:
+            row = held.get(said.job_id)
+            if row is None:
+                reply.append(UnknownJob(said.job_id))
+            elif row[2] != said.epoch:
+                # Maybe an earlier item of this very batch has settled it.
+                completed = yield from self._complete(completed, now)
+                reply.append((yield from self._repeated(said, now)))
+            else:
+                held[said.job_id] = (*row[:2], None, *row[3:])
+                if said.outcome is Outcome.COMPLETE:
+                    completed.append((said, row))
+                else:
+                    yield from self._put_back(said, now)
+                reply.append(None)
+        yield from self._complete(completed, now)
+        return reply
+
+    def _complete(
+        self, completed: list[tuple[Settlement, tuple[Any, ...]]], now: int
+    ) -> Program[list[tuple[Settlement, tuple[Any, ...]]]]:
+        if completed:
+            rows = [
+                (said.result, epoch, reason, owner, granted, expires, said.fingerprint(), progress, note, now, now, seq)
+                for said, (_, seq, epoch, owner, reason, granted, expires, _, progress, note, _, _) in completed
+            ]
+            yield many(self.sql.complete, rows)
+            yield many(self.sql.delete_lease, [(row[1],) for _, row in completed])
+        for said, row in completed:
+            if said.then:
+                yield from self.add(said.then, now)
+            yield from self.wake(row[7])
+            if self.trace:
+                yield from self.record("completed", said.job_id, now, epoch=said.epoch, owner=row[3])
+        return []
+
+    def _repeated(self, said: Settlement, now: int) -> Program[Refusal | None]:
+        standing = yield from self.standing(said.job_id)
+        assert standing is not None
+        before = standing.settlement if standing.epoch == said.epoch else None
+        for _, settlement in (yield one(self.sql.ownership, standing.seq, said.epoch)):
+            before = settlement
+        if before is not None and before == said.fingerprint():
+            return None
+        return (yield from self.refuse(standing, said.epoch, said.outcome.value, now))
+
+    def _put_back(self, said: Settlement, now: int) -> Program[None]:
+        held = yield from self.standing(said.job_id)
+        assert held is not None
+        assert held.owner is not None
+        verb, errors, last_error = Verb.RELEASE, held.errors, held.last_error
+        if said.outcome is Outcome.FAIL:
+            errors, last_error = errors + 1, said.error
+            verb = judge_error(errors, held.retry, again=said.retry)
+        status = after(verb, held.status, held.id)
+        final = status in FINISHED
+        how = Status.FAILED.value if final else FREED_BY[verb].value
+        yield from self.archive(held, how, now, by=held.owner, note=said.error, said=said.fingerprint())
+        run_us = now + said.delay_us if said.delay_us and not final else held.run_us
+        yield from self.back(
+            held,
+            now,
+            status=status,
+            epoch=said.epoch,
+            reason=held.lease_reason if final else how,
+            attempt=held.attempt if final else held.attempt + 1,
+            errors=errors,
+            last_error=last_error,
+            run_us=run_us,
+        )
+        if final:
+            facts: dict[str, Any] = {"error": said.error, "errors": errors}
+        else:
+            facts = {"error": said.error, "run_us": run_us}
+        kind = "failed" if final else "released" if verb is Verb.RELEASE else "retried"
+        yield from self.record(kind, held.id, now, epoch=said.epoch, owner=held.owner, **facts)
+
+    def back(
+        self,
+        held: Standing,
+        now: int,
+        *,
+        status: Status,
+        epoch: int,
+        reason: str | None,
+        attempt: int,
+        last_error: str | None,
+        run_us: int,
+        errors: int | None = None,
+        reclaims: int | None = None,
+    ) -> Program[None]:
+        """Take the lease off a job that goes back, or is failed."""
+        final = status in FINISHED
+        yield one(self.sql.delete_lease, held.seq)
+        row = {
+            "seq": held.seq,
+            "status": status.value if final else "unfinished",
+            "epoch": epoch,
+            "reason": reason,
+            "attempt": attempt,
+            "errors": held.errors if errors is None else errors,
+            "reclaims": held.reclaims if reclaims is None else reclaims,
+            "last_error": last_error,
+            "run_at": run_us,
+            "progress": held.progress,
+            "note": held.note,
+            "now": now,
+            "finished_at": now if final else None,
+        }
+        yield self.sql.back, row, False
+        if not final:
+            yield from self.wait(held, run_us, now)
+        yield from self.wake(held.lock)
+
+    # Effects
+
+    def begin_effect(self, job_id: str, epoch: int, name: str, again: bool, now: int) -> Program[Begun | Refusal]:
+        """Record an intent, if *epoch* is current."""
+        standing = yield from self.holding(job_id, epoch, "once", now)
+        if not isinstance(standing, Standing):
+            return standing
+        rows = yield one(self.sql.effect, standing.seq, name)
+        if rows and (rows[0][2] is not None or not again):
+            return Begun(_effect(job_id, name, rows[0]), False)
+        if rows:
+            key = rows[0][0]
+        else:
+            [(store_id,)] = yield one(self.sql.store_id)
+            key = effect_key(uuid.UUID(store_id), job_id, name)
+        yield one(self.sql.begin_effect, standing.seq, name, key, epoch)
+        return Begun(Effect(job_id, name, key, epoch, False, None), True)
+
+    def end_effect(self, job_id: str, epoch: int, name: str, outcome: str | None, now: int) -> Program[Refusal | None]:
+        """Record an outcome, if *epoch* is current."""
+        standing = yield from self.holding(job_id, epoch, "once", now)
+        if not isinstance(standing, Standing):
+            return standing
+        yield from self.conclude(standing, name, epoch, outcome)
+        return None
+
+    def conclude(self, standing: Standing, name: str, epoch: int, outcome: str | None) -> Program[None]:
+        """Record how an effect that was begun has ended."""
+        if not (yield one(self.sql.effect, standing.seq, name)):
+            raise InvalidArgument(f"job {standing.id!r} has begun no effect named {name!r}.")
+        if outcome is None:
+            yield one(self.sql.clear_effect, standing.seq, name)
+        else:
+            yield one(self.sql.end_effect, epoch, outcome, standing.seq, name)
+
+
+REASONS = {reason.value: reason for reason in Reason}
+
+
+def _effect(job_id: str, name: str, row: tuple[Any, ...]) -> Effect:
+    key, epoch, outcome = row
+    return Effect(job_id, name, key, epoch, outcome is not None, outcome)
+
+
+def _job_row(seq: int, job: NewJob, run_us: int, now: int) -> tuple[Any, ...]:
+    return (
+        seq,
+        job.id,
+        job.task,
+        job.queue,
+        job.priority,
+        run_us,
+        job.lock,
+        job.unique,
+        retry_document(job.retry),
+        job.lease_us,
+        job.stall_us,
+        job.parent,
+        job.document,
+        now,
+        now,
+    )

@@ -1,0 +1,158 @@
+"""The programs of readers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ...core.job import Counts, Effect, Grant, Job, Status
+from ...core.lifecycle import FINISHED
+from ...core.ownership import Event, Ownership, Reason
+from ...errors import NoLease, UnknownJob
+from .base import Base
+from .rows import Program, grant_of, job_of, one
+
+FAR = 2**62  # an instant that never comes
+
+_CONDITIONS = {
+    "queue": "j.queue = :queue",
+    "owner": "l.owner = :owner",
+    "task": "j.task = :task",
+    "parent": "j.parent = :parent",
+}
+
+
+class Reading(Base):
+    """What readers ask; none of it writes."""
+
+    def job(self, job_id: str) -> Program[Job]:
+        """Return the job."""
+        rows = yield one(self.sql.job, job_id)
+        if not rows:
+            raise UnknownJob(job_id)
+        return job_of(rows[0])
+
+    def jobs(
+        self, status: Status | None, after: str | None, limit: int | None, fits: dict[str, str | None]
+    ) -> Program[list[Job]]:
+        """Return the jobs that fit."""
+        params: dict[str, Any] = {name: value for name, value in fits.items() if value is not None}
+        where = ["j.seq > :after"] + [_CONDITIONS[name] for name in params]
+        params["after"] = (yield from self.seq(after)) if after is not None else 0
+        params["limit"] = -1 if limit is None else limit
+        if status is not None:
+            where.append(_status_condition(status, params))
+        select = self.sql.job.partition(" WHERE j.id")[0]
+        if status is Status.RUNNING or fits["owner"] is not None:
+            # Begin with the leases, which are few, and not with the jobs.
+            select = select.replace(" LEFT JOIN ", " JOIN ")
+        sql = f"{select} WHERE {' AND '.join(where)} ORDER BY j.seq LIMIT :limit"
+        return [job_of(row) for row in (yield sql, params, False)]
+
+    def seq(self, job_id: str) -> Program[int]:
+        """Return the place of the job in the order of insertion."""
+        rows = yield one(self.sql.seq, job_id)
+        if not rows:
+            raise UnknownJob(job_id)
+        return int(rows[0][0])
+
+    def look(self, queues: Sequence[str] | None) -> Program[tuple[bool, int]]:
+        """Return whether something waits in *queues*, and when to look again even if nobody writes."""
+        due = {queue for (queue,) in (yield one(self.sql.queues))}
+        looks = [at for at in (yield one(self.sql.next_looks))[0] if at is not None]
+        return bool(due if queues is None else due.intersection(queues)), min(looks, default=FAR)
+
+    def claimed(self, claim_id: str) -> Program[list[Grant]]:
+        """Return the live leases of a claim."""
+        rows = yield self.sql.grants, {"claim_id": claim_id, "job_id": None}, False
+        return [grant_of(row) for row in rows]
+
+    def lease(self, job_id: str, owner: str) -> Program[Grant]:
+        """Return the live lease of *owner* on the job."""
+        job = yield from self.job(job_id)
+        if job.owner is None:
+            raise NoLease(f"job {job_id!r} is {job.status}: nobody holds a lease on it.")
+        if job.owner != owner:
+            raise NoLease(f"job {job_id!r} is leased to {job.owner!r} (epoch {job.epoch}), not to {owner!r}.")
+        [row] = yield self.sql.grants, {"claim_id": None, "job_id": job_id}, False
+        return grant_of(row)
+
+    def ownerships(self, job_id: str) -> Program[list[Ownership]]:
+        """Return every ownership of the job."""
+        rows = yield one(self.sql.current_ownership, job_id)
+        if not rows:
+            raise UnknownJob(job_id)
+        epoch, owner, began, granted, expires, seq, *done = rows[0]
+        found = [
+            Ownership(job_id, row[0], row[1], Reason(row[2]), *row[3:]) for row in (yield one(self.sql.ownerships, seq))
+        ]
+        if epoch is not None:
+            found.append(Ownership(job_id, epoch, owner, Reason(began), granted, expires))
+        elif done[1] is not None:
+            epoch, owner, began, granted, expires, finished = done
+            found.append(
+                Ownership(job_id, epoch, owner, Reason(began), granted, expires, Status.DONE.value, finished, owner)
+            )
+        return found
+
+    def effects(self, job_id: str) -> Program[list[Effect]]:
+        """Return the named effects of the job."""
+        yield from self.seq(job_id)
+        return [
+            Effect(job_id, name, key, epoch, outcome is not None, outcome)
+            for name, key, epoch, outcome in (yield one(self.sql.effects, job_id))
+        ]
+
+    def events(self, job_id: str | None, kind: str | None, after: int, limit: int | None) -> Program[list[Event]]:
+        """Return what was recorded."""
+        params = {"job_id": job_id, "kind": kind, "after": after, "limit": -1 if limit is None else limit}
+        rows = yield (self.sql.events if job_id is None else self.sql.events_of), params, False
+        return [
+            Event(number, at, of, job, epoch, owner, json.loads(facts))
+            for number, at, of, job, epoch, owner, facts in rows
+        ]
+
+    def counts(self) -> Program[Counts]:
+        """Return how many jobs stand where."""
+        total = dict.fromkeys(Status, 0)
+        for status, count in (yield one(self.sql.count_finished)):
+            total[Status(status)] = count
+        queues: dict[str, dict[str, int]] = {}
+        for status, rows in (
+            (Status.PENDING, (yield one(self.sql.count_waiting))),
+            (Status.RUNNING, (yield one(self.sql.count_running))),
+        ):
+            for queue, count in rows:
+                total[status] += count
+                queues.setdefault(queue, {"pending": 0, "running": 0})[status.value] = count
+        return Counts.of(total, queues)
+
+    def verify(self) -> Program[list[str]]:
+        """Return a sentence for every broken invariant."""
+        wrong = [
+            f"job {job_id!r} is {status} and in {places} places of {int(status == 'unfinished')}."
+            for job_id, status, places in (yield one(self.sql.verify_places))
+        ]
+        wrong += [f"row {seq} is in a place and not a job." for (seq,) in (yield one(self.sql.verify_strays))]
+        wrong += [
+            f"jobs are parked behind lock {lock!r}, which is free." for (lock,) in (yield one(self.sql.verify_parked))
+        ]
+        wrong += [f"job {job_id!r} runs without its lock." for (job_id,) in (yield one(self.sql.verify_locks))]
+        wrong += [f"job {job_id!r} waits in the wrong place." for (job_id,) in (yield one(self.sql.verify_ready))]
+        wrong += [
+            f"job {job_id!r} has epoch {epoch}, above the last one issued."
+            for job_id, epoch in (yield one(self.sql.verify_epochs))
+        ]
+        wrong += [
+            f"job {job_id!r} is leased under epoch {epoch}, which is not above its earlier ones."
+            for job_id, epoch in (yield one(self.sql.verify_ownerships))
+        ]
+        return wrong
+
+
+def _status_condition(status: Status, params: dict[str, Any]) -> str:
+    if status in FINISHED:
+        params["status"] = status.value
+        return "j.status = :status"
+    return f"j.status = 'unfinished' AND l.seq IS {'NOT ' if status is Status.RUNNING else ''}NULL"

@@ -1,0 +1,149 @@
+"""Rows to values, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from ...core.job import Grant, Job, NewJob, Status
+from ...core.ownership import Ownership, Process, Reason
+from ...core.retry import DEFAULT_RETRY, Retry
+
+T = TypeVar("T")
+
+# A program yields statements and is sent their rows. It knows no driver, so it runs on any connection.
+Step = tuple[str, Any, bool]  # a statement, its parameters, and whether they are many sets of parameters
+Program = Generator[Step, list[Any], T]
+
+
+def one(sql: str, *params: Any) -> Step:
+    """A statement to run once."""
+    return sql, params, False
+
+
+def many(sql: str, params: Sequence[tuple[Any, ...]]) -> Step:
+    """A statement to run for each of *params*; it answers nothing."""
+    return sql, params, True
+
+
+class Standing(NamedTuple):
+    """A job with its lease, if any, as the statement `standing` selects them."""
+
+    seq: int
+    id: str
+    stored_status: str
+    queue: str
+    priority: int
+    run_us: int
+    lock: str | None
+    unique: str | None
+    retry_document: str | None
+    attempt: int
+    errors: int
+    reclaims: int
+    job_epoch: int
+    job_reason: str
+    last_error: str | None
+    done_by: str | None
+    done_granted_us: int | None
+    done_expires_us: int | None
+    settlement: str | None
+    finished_us: int | None
+    lease_epoch: int | None
+    owner: str | None
+    lease_reason: str | None
+    granted_us: int | None
+    expires_us: int | None
+    progress: float | None
+    note: str | None
+
+    @property
+    def status(self) -> Status:
+        """Where the job stands."""
+        return status_of(self.stored_status, self.lease_epoch is not None)
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch."""
+        return self.job_epoch if self.lease_epoch is None else self.lease_epoch
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why the current epoch was issued; None if none was."""
+        return Reason(self.lease_reason or self.job_reason) if self.epoch else None
+
+    def ownership(self, ended: str, at: int, by: str, note: str | None) -> Ownership:
+        """Return the record of the current lease, ended as the arguments say."""
+        assert self.lease_epoch is not None
+        assert self.owner is not None
+        assert self.granted_us is not None
+        assert self.expires_us is not None
+        began = Reason(self.lease_reason or "")
+        return Ownership(
+            self.id, self.lease_epoch, self.owner, began, self.granted_us, self.expires_us, ended, at, by, note
+        )
+
+    @property
+    def retry(self) -> Retry:
+        """The job's budgets."""
+        return retry_of(self.retry_document)
+
+
+def status_of(stored: str, leased: bool) -> Status:
+    """Return the status that a reader sees; the store itself only knows "unfinished"."""
+    return (Status.RUNNING if leased else Status.PENDING) if stored == "unfinished" else Status(stored)
+
+
+def retry_document(retry: Retry) -> str | None:
+    """Return what a job keeps of its retry policy; the default needs no room."""
+    return None if retry is DEFAULT_RETRY or retry == DEFAULT_RETRY else json.dumps(asdict(retry))
+
+
+@lru_cache(maxsize=256)
+def retry_of(document: str | None) -> Retry:
+    """Return the retry policy that a job keeps."""
+    return DEFAULT_RETRY if document is None else Retry(**json.loads(document))
+
+
+def spec_of(row: Sequence[Any]) -> NewJob:
+    """Return what the producer asked for, from the columns in which every statement that needs them ends or begins."""
+    job_id, payload, task, queue, priority, lock, unique, retry, lease_us, stall_us, parent = row
+    return NewJob(
+        job_id, payload, task, queue, priority, None, 0, lock, unique, retry_of(retry), lease_us, stall_us, parent
+    )
+
+
+def job_of(row: Sequence[Any]) -> Job:
+    """Return the job of a row of the statement `job`."""
+    stored, epoch, owner, reason = row[11:15]
+    return Job(
+        spec_of(row[:11]),
+        status_of(stored, owner is not None),
+        epoch,
+        owner,
+        Reason(reason) if epoch else None,
+        *row[15:29],
+    )
+
+
+def grant_of(row: Sequence[Any]) -> Grant:
+    """Return the grant of a row of the statement `grants`."""
+    epoch, owner, reason, attempt, errors, checkpoint, claim_id, granted_us, expires_us, lease_us = row[:10]
+    process = None if row[10] is None else Process(*row[10:15])
+    return Grant(
+        spec_of(row[15:]),
+        epoch,
+        owner,
+        Reason(reason),
+        attempt,
+        errors,
+        checkpoint,
+        claim_id,
+        process,
+        granted_us,
+        expires_us,
+        lease_us,
+    )

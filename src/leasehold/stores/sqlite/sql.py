@@ -1,0 +1,76 @@
+"""Reads the .sql files of this folder: named statements, and numbered migrations."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from ...errors import InvalidArgument
+
+_PREFIX = re.compile(r"\bleasehold_")
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+
+
+class Statements:
+    """The statements of statements.sql as attributes, for tables with one prefix."""
+
+    def __init__(self, schema: str) -> None:
+        parts = _NAME.split((files(__package__) / "statements.sql").read_text())
+        for name, text in zip(parts[1::2], parts[2::2], strict=True):
+            setattr(self, name, " ".join(_bare(with_prefix(text, schema)).split()))
+
+    def __getattr__(self, name: str) -> str:  # for the type checker; a missing name is still an error
+        raise AttributeError(f"statements.sql has no statement named {name!r}")
+
+
+class Migration(NamedTuple):
+    """One step of the schema."""
+
+    version: int
+    name: str
+    statements: list[str]
+
+
+@cache
+def statements(schema: str) -> Statements:
+    """Return the statements for tables whose names begin with *schema*."""
+    if not isinstance(schema, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", schema):
+        raise InvalidArgument(f"schema is a table prefix of letters, digits and underscores, not {schema!r}.")
+    return Statements(schema)
+
+
+@cache
+def migrations(schema: str) -> list[Migration]:
+    """Return every migration, in order."""
+    found = []
+    for file in sorted((files(__package__) / "migrations").iterdir(), key=lambda file: file.name):
+        number, _, name = file.name.removesuffix(".sql").partition("_")
+        if number.isdigit():
+            found.append(Migration(int(number), name, split(with_prefix(file.read_text(), schema))))
+    return found
+
+
+def with_prefix(text: str, schema: str) -> str:
+    """Return *text* for tables whose names begin with *schema*."""
+    return _PREFIX.sub(f"{schema}_", text)
+
+
+def split(script: str) -> list[str]:
+    """Return the statements of *script*; SQLite itself says where each one ends."""
+    found, begun = [], ""
+    for line in script.splitlines():
+        begun += line + "\n"
+        if sqlite3.complete_statement(begun):
+            if bare := _bare(begun):
+                found.append(bare)
+            begun = ""
+    assert not _bare(begun), f"unfinished statement: {begun!r}"
+    return found
+
+
+def _bare(text: str) -> str:
+    # A driver that looks at a statement's first word must find it there.
+    return "\n".join(line.partition("--")[0].rstrip() for line in text.splitlines()).strip()

@@ -1,0 +1,353 @@
+-- Every statement of the SQLite store but the schema, by name. Comments are stripped before use.
+
+-- name: lock
+-- Take the file's only write lock, and learn what holds for the store. As the first statement in a caller's
+-- transaction this must be a write: a SELECT opens no transaction in Python's default mode, and compares nothing at COMMIT.
+UPDATE leasehold_store SET schema_version = schema_version WHERE one = 1
+RETURNING schema_version, id, last_epoch;
+
+-- name: installed
+SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'leasehold_store';
+
+-- name: version
+SELECT schema_version FROM leasehold_store;
+
+-- name: set_version
+UPDATE leasehold_store SET schema_version = ?;
+
+-- name: create_store
+INSERT INTO leasehold_store (one, schema_version, id, last_epoch) VALUES (1, ?, ?, ?);
+
+-- name: last_epoch
+SELECT last_epoch FROM leasehold_store;
+
+-- name: set_last_epoch
+UPDATE leasehold_store SET last_epoch = ?;
+
+-- name: store_id
+SELECT id FROM leasehold_store;
+
+
+-- name: known_ids
+SELECT id FROM leasehold_jobs WHERE id IN (SELECT value FROM json_each(?));
+
+-- name: known_unique
+SELECT unique_key, id FROM leasehold_jobs
+WHERE unique_key IN (SELECT value FROM json_each(?)) AND unique_key IS NOT NULL AND status = 'unfinished';
+
+-- name: last_seq
+SELECT coalesce(max(seq), 0) FROM leasehold_jobs;
+
+-- name: insert_job
+INSERT INTO leasehold_jobs (
+    seq, id, task, queue, priority, run_at, lock, unique_key, retry, lease_us, stall_us, parent, payload,
+    created_at, updated_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: insert_ready
+INSERT INTO leasehold_ready (queue, rank, run_at, seq) VALUES (?, ?, ?, ?);
+
+-- name: delete_ready
+DELETE FROM leasehold_ready WHERE queue = ? AND rank = ? AND run_at = ? AND seq = ?;
+
+-- name: insert_scheduled
+INSERT INTO leasehold_scheduled (run_at, seq, queue) VALUES (?, ?, ?);
+
+-- name: delete_scheduled
+DELETE FROM leasehold_scheduled WHERE run_at = ? AND seq = ?;
+
+-- name: insert_parked
+INSERT INTO leasehold_parked (lock, rank, run_at, seq, queue) VALUES (?, ?, ?, ?, ?);
+
+-- name: delete_parked
+DELETE FROM leasehold_parked WHERE lock = ? AND rank = ? AND run_at = ? AND seq = ?;
+
+
+-- name: next_looks
+-- The next deadlines and the next job to become due: four index seeks, whatever the number of jobs.
+SELECT (SELECT min(expires_at) FROM leasehold_leases),
+       (SELECT min(stalls_at) FROM leasehold_leases WHERE stalls_at IS NOT NULL),
+       (SELECT min(run_at) FROM leasehold_scheduled);
+
+-- name: promote
+INSERT INTO leasehold_ready (queue, rank, run_at, seq)
+SELECT s.queue, -j.priority, s.run_at, s.seq
+FROM leasehold_scheduled AS s JOIN leasehold_jobs AS j USING (seq)
+WHERE s.run_at <= ?
+ORDER BY s.run_at, s.seq LIMIT ?;
+
+-- name: promoted
+-- Exactly the rows that `promote` has copied: both take the first ones of the same order.
+DELETE FROM leasehold_scheduled WHERE (run_at, seq) IN (
+    SELECT run_at, seq FROM leasehold_scheduled WHERE run_at <= ? ORDER BY run_at, seq LIMIT ?
+);
+
+-- name: queues
+-- The queues that have something due, by one seek each instead of a scan.
+WITH RECURSIVE queues (queue) AS (
+    SELECT min(queue) FROM leasehold_ready
+    UNION ALL
+    SELECT (SELECT min(queue) FROM leasehold_ready WHERE queue > queues.queue) FROM queues WHERE queue IS NOT NULL
+)
+SELECT queue FROM queues WHERE queue IS NOT NULL;
+
+-- name: candidates
+-- CROSS JOIN keeps the order of the loops: the first rows of `ready`, each with its job.
+SELECT r.rank, r.run_at, r.seq, j.reason, j.attempt, j.errors,
+       (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = r.seq),
+       j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent
+FROM leasehold_ready AS r CROSS JOIN leasehold_jobs AS j ON j.seq = r.seq
+WHERE r.queue = ?
+ORDER BY r.rank, r.run_at, r.seq
+LIMIT ?;
+
+-- name: held_locks
+SELECT lock FROM leasehold_leases WHERE lock IN (SELECT value FROM json_each(?));
+
+-- name: lock_holder
+SELECT j.id, l.epoch, l.seq FROM leasehold_leases AS l JOIN leasehold_jobs AS j USING (seq) WHERE l.lock = ?;
+
+-- name: insert_lease
+INSERT INTO leasehold_leases (
+    seq, epoch, owner, reason, claim_id, process, lock, granted_at, expires_at, lease_us, stalls_at, stall_us, updated_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: delete_lease
+DELETE FROM leasehold_leases WHERE seq = ?;
+
+-- name: process_id
+SELECT id FROM leasehold_processes WHERE pid = ? AND started = ? AND namespace = ? AND boot = ? AND host = ?;
+
+-- name: insert_process
+INSERT INTO leasehold_processes (pid, started, namespace, boot, host) VALUES (?, ?, ?, ?, ?) RETURNING id;
+
+-- name: processes
+SELECT id, host, boot, namespace, pid, started FROM leasehold_processes ORDER BY id;
+
+-- name: delete_process
+DELETE FROM leasehold_processes WHERE id = ?;
+
+-- name: delete_idle_processes
+DELETE FROM leasehold_processes WHERE id NOT IN (SELECT process FROM leasehold_leases WHERE process IS NOT NULL);
+
+
+-- name: holders
+-- Who holds each of some jobs. Without a lease the epoch is null, and nobody may write.
+SELECT j.id, j.seq, l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, l.lock, l.progress, l.note, l.lease_us,
+       l.stall_us
+FROM json_each(?) AS wanted
+CROSS JOIN leasehold_jobs AS j ON j.id = wanted.value
+LEFT JOIN leasehold_leases AS l ON l.seq = j.seq;
+
+-- name: renew
+UPDATE leasehold_leases SET expires_at = ? WHERE seq = ?;
+
+-- name: progress
+UPDATE leasehold_leases
+SET progress = coalesce(?, progress), note = coalesce(?, note), updated_at = ?, stalls_at = ? WHERE seq = ?;
+
+-- name: put_checkpoint
+INSERT INTO leasehold_checkpoints (seq, checkpoint) VALUES (?, ?)
+ON CONFLICT (seq) DO UPDATE SET checkpoint = excluded.checkpoint;
+
+-- name: complete
+UPDATE leasehold_jobs
+SET status = 'done', result = ?, last_error = NULL, epoch = ?, reason = ?, owner = ?, granted_at = ?, expires_at = ?,
+    settlement = ?, progress = coalesce(?, progress), note = coalesce(?, note), updated_at = ?, finished_at = ?
+WHERE seq = ?;
+
+-- name: back
+-- What the end of a lease leaves on the job, other than a completion.
+UPDATE leasehold_jobs
+SET status = :status, epoch = :epoch, reason = :reason, attempt = :attempt, errors = :errors, reclaims = :reclaims,
+    last_error = :last_error, run_at = :run_at, progress = coalesce(:progress, progress), note = coalesce(:note, note),
+    updated_at = :now, finished_at = :finished_at
+WHERE seq = :seq;
+
+-- name: first_parked
+SELECT rank, run_at, seq, queue FROM leasehold_parked WHERE lock = ? ORDER BY rank, run_at, seq LIMIT 1;
+
+-- name: standing
+-- A job with its lease, if any: what a decision about its next step needs.
+SELECT j.seq, j.id, j.status, j.queue, j.priority, j.run_at, j.lock, j.unique_key, j.retry, j.attempt, j.errors,
+       j.reclaims, j.epoch, j.reason, j.last_error, j.owner, j.granted_at, j.expires_at, j.settlement, j.finished_at,
+       l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, l.progress, l.note
+FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
+WHERE j.id = ?;
+
+-- name: expired
+SELECT j.id FROM (
+    SELECT seq, expires_at FROM leasehold_leases WHERE expires_at <= ? ORDER BY expires_at, seq LIMIT ?
+) AS l CROSS JOIN leasehold_jobs AS j ON j.seq = l.seq
+ORDER BY l.expires_at, l.seq;
+
+-- name: stalled
+SELECT j.id FROM (
+    SELECT seq, stalls_at FROM leasehold_leases WHERE stalls_at IS NOT NULL AND stalls_at <= ? ORDER BY stalls_at, seq LIMIT ?
+) AS l CROSS JOIN leasehold_jobs AS j ON j.seq = l.seq
+ORDER BY l.stalls_at, l.seq;
+
+-- name: leased_by_processes
+-- A scan of the leases, for the rare moment at which a process is found dead.
+SELECT j.id FROM leasehold_leases AS l JOIN leasehold_jobs AS j ON j.seq = l.seq
+WHERE l.process IN (SELECT value FROM json_each(?)) ORDER BY l.seq;
+
+-- name: insert_ownership
+INSERT INTO leasehold_ownerships (
+    seq, epoch, owner, began, granted_at, expires_at, ended, ended_at, ended_by, note, settlement
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: ownership
+SELECT ended, settlement FROM leasehold_ownerships WHERE seq = ? AND epoch = ?;
+
+-- name: override
+UPDATE leasehold_jobs
+SET status = :status, epoch = :epoch, reason = :reason, attempt = :attempt, errors = :errors, reclaims = :reclaims,
+    last_error = :last_error, result = :result, run_at = :run_at, progress = coalesce(:progress, progress),
+    note = coalesce(:note, note), updated_at = :now, finished_at = :finished_at,
+    owner = NULL, granted_at = NULL, expires_at = NULL, settlement = NULL
+WHERE seq = :seq;
+
+-- name: transferred
+-- The lease has what is current from here on; the job keeps what a later end of the lease builds on.
+UPDATE leasehold_jobs
+SET attempt = :attempt, progress = coalesce(:progress, progress), note = coalesce(:note, note), updated_at = :now
+WHERE seq = :seq;
+
+
+-- name: effect
+SELECT effect_key, epoch, outcome FROM leasehold_effects WHERE seq = ? AND name = ?;
+
+-- name: begin_effect
+INSERT INTO leasehold_effects (seq, name, effect_key, epoch) VALUES (?, ?, ?, ?)
+ON CONFLICT (seq, name) DO UPDATE SET epoch = excluded.epoch;
+
+-- name: end_effect
+UPDATE leasehold_effects SET epoch = ?, outcome = ? WHERE seq = ? AND name = ?;
+
+-- name: clear_effect
+DELETE FROM leasehold_effects WHERE seq = ? AND name = ?;
+
+-- name: effects
+SELECT e.name, e.effect_key, e.epoch, e.outcome
+FROM leasehold_effects AS e JOIN leasehold_jobs AS j ON j.seq = e.seq WHERE j.id = ? ORDER BY e.name;
+
+
+-- name: insert_event
+INSERT INTO leasehold_events (at, kind, job_id, epoch, owner, facts) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: events
+SELECT number, at, kind, job_id, epoch, owner, facts FROM leasehold_events
+WHERE number > :after AND (:job_id IS NULL OR job_id = :job_id) AND (:kind IS NULL OR kind = :kind)
+ORDER BY number LIMIT :limit;
+
+-- name: events_of
+SELECT number, at, kind, job_id, epoch, owner, facts FROM leasehold_events
+WHERE job_id = :job_id AND number > :after AND (:kind IS NULL OR kind = :kind)
+ORDER BY number LIMIT :limit;
+
+
+-- name: prunable
+SELECT j.seq FROM leasehold_jobs AS j
+WHERE j.finished_at IS NOT NULL AND j.finished_at < ?
+  AND NOT EXISTS (SELECT 1 FROM leasehold_jobs AS p WHERE p.id = j.parent AND p.status = 'unfinished')
+ORDER BY j.finished_at, j.seq LIMIT ?;
+
+-- name: prune_jobs
+DELETE FROM leasehold_jobs WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: prune_ownerships
+DELETE FROM leasehold_ownerships WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: prune_effects
+DELETE FROM leasehold_effects WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: prune_checkpoints
+DELETE FROM leasehold_checkpoints WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: prune_events
+DELETE FROM leasehold_events WHERE number IN (SELECT number FROM leasehold_events WHERE at < ? ORDER BY at LIMIT ?);
+
+
+-- name: job
+SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent,
+       j.status, coalesce(l.epoch, j.epoch), l.owner, coalesce(l.reason, j.reason), j.attempt, j.errors, j.reclaims,
+       j.run_at, l.granted_at, l.expires_at, coalesce(l.progress, j.progress), coalesce(l.note, j.note),
+       (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = j.seq), j.result, j.last_error,
+       j.created_at, coalesce(l.updated_at, j.updated_at), j.finished_at, j.seq
+FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
+WHERE j.id = ?;
+
+-- name: grants
+-- Live leases, in the shape of a grant.
+SELECT l.epoch, l.owner, l.reason, j.attempt, j.errors,
+       (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = j.seq),
+       l.claim_id, l.granted_at, l.expires_at, l.lease_us, p.host, p.boot, p.namespace, p.pid, p.started,
+       j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent
+FROM leasehold_leases AS l JOIN leasehold_jobs AS j ON j.seq = l.seq
+LEFT JOIN leasehold_processes AS p ON p.id = l.process
+WHERE (:claim_id IS NULL OR l.claim_id = :claim_id) AND (:job_id IS NULL OR j.id = :job_id)
+ORDER BY l.epoch;
+
+-- name: current_ownership
+SELECT l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, j.seq, j.epoch, j.owner, j.reason, j.granted_at,
+       j.expires_at, j.finished_at
+FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq WHERE j.id = ?;
+
+-- name: ownerships
+SELECT epoch, owner, began, granted_at, expires_at, ended, ended_at, ended_by, note
+FROM leasehold_ownerships WHERE seq = ? ORDER BY epoch;
+
+-- name: seq
+SELECT seq FROM leasehold_jobs WHERE id = ?;
+
+-- name: count_finished
+SELECT status, count(*) FROM leasehold_jobs WHERE finished_at IS NOT NULL GROUP BY status;
+
+-- name: count_waiting
+SELECT queue, sum(n) FROM (
+    SELECT queue, count(*) AS n FROM leasehold_ready GROUP BY queue
+    UNION ALL SELECT queue, count(*) FROM leasehold_scheduled GROUP BY queue
+    UNION ALL SELECT queue, count(*) FROM leasehold_parked GROUP BY queue
+) GROUP BY queue;
+
+-- name: count_running
+SELECT j.queue, count(*) FROM leasehold_leases AS l JOIN leasehold_jobs AS j ON j.seq = l.seq GROUP BY j.queue;
+
+
+-- name: verify_places
+-- Every unfinished job is in exactly one place, a finished one in none.
+WITH places (seq) AS (
+    SELECT seq FROM leasehold_ready UNION ALL SELECT seq FROM leasehold_scheduled
+    UNION ALL SELECT seq FROM leasehold_parked UNION ALL SELECT seq FROM leasehold_leases
+), counted (seq, n) AS (SELECT seq, count(*) FROM places GROUP BY seq)
+SELECT j.id, j.status, coalesce(c.n, 0) FROM leasehold_jobs AS j LEFT JOIN counted AS c ON c.seq = j.seq
+WHERE coalesce(c.n, 0) <> (j.status = 'unfinished');
+
+-- name: verify_strays
+SELECT seq FROM (
+    SELECT seq FROM leasehold_ready UNION ALL SELECT seq FROM leasehold_scheduled
+    UNION ALL SELECT seq FROM leasehold_parked UNION ALL SELECT seq FROM leasehold_leases
+) WHERE seq NOT IN (SELECT seq FROM leasehold_jobs);
+
+-- name: verify_parked
+SELECT DISTINCT p.lock FROM leasehold_parked AS p
+WHERE NOT EXISTS (SELECT 1 FROM leasehold_leases AS l WHERE l.lock = p.lock)
+  AND NOT EXISTS (SELECT 1 FROM leasehold_ready AS r JOIN leasehold_jobs AS j ON j.seq = r.seq WHERE j.lock = p.lock);
+
+-- name: verify_locks
+SELECT j.id FROM leasehold_leases AS l JOIN leasehold_jobs AS j ON j.seq = l.seq WHERE j.lock IS NOT l.lock;
+
+-- name: verify_ready
+SELECT j.id FROM leasehold_ready AS r JOIN leasehold_jobs AS j ON j.seq = r.seq
+WHERE j.queue <> r.queue OR j.priority <> -r.rank OR j.run_at <> r.run_at;
+
+-- name: verify_epochs
+SELECT id, epoch FROM (
+    SELECT j.id, max(j.epoch, coalesce(l.epoch, 0)) AS epoch
+    FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
+) WHERE epoch > (SELECT last_epoch FROM leasehold_store);
+
+-- name: verify_ownerships
+SELECT j.id, l.epoch FROM leasehold_leases AS l JOIN leasehold_jobs AS j ON j.seq = l.seq
+WHERE l.epoch <= (SELECT coalesce(max(o.epoch), 0) FROM leasehold_ownerships AS o WHERE o.seq = l.seq) OR l.epoch <= j.epoch;

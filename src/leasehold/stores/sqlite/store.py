@@ -1,0 +1,318 @@
+"""The SQLite store: one file, many processes of one machine. Each verb is a program in a transaction of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ...core.clock import Clock, SystemClock
+from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
+from ...core.lifecycle import Verb
+from ...core.ownership import Event, Ownership, Process
+from ...errors import StaleEpoch, UnknownJob
+from ...process import is_gone, this_process
+from ...store import Begun, Refusal, Renewal
+from .callers import JoinedVerbs, SqliteTransactions, refuse_inside
+from .database import Database
+from .moving import Moving
+from .reading import Reading
+from .rows import Program
+from .sql import statements
+
+T = TypeVar("T")
+
+RECOVERY_EVERY_US = 1_000_000
+_POLL_SECONDS = 0.005
+
+
+class Verbs(Moving, Reading):
+    """Every program of the store."""
+
+
+class SqliteStore:
+    """Keeps jobs in one SQLite file, which many processes may share."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        clock: Clock | None = None,
+        trace: bool = False,
+        schema: str = "leasehold",
+        busy_seconds: float = 30,
+        synchronous: str = "full",
+    ) -> None:
+        self._clock = clock or SystemClock()
+        sql = statements(schema)
+        self.database = Database(
+            path, sql, schema, clock=self._clock, busy_seconds=busy_seconds, synchronous=synchronous
+        )
+        self._verbs = Verbs(sql, trace=trace)
+        joined = JoinedVerbs(sql, trace=trace)
+        joined.apart = self._verbs.apart
+        self.transactions = SqliteTransactions(self, self.database, self._clock, joined)
+        self._changed = threading.Condition()
+        self._recovered_us = 0
+        _stores.add(self)
+
+    # Running programs
+
+    def _write(self, make: Callable[[int], Program[T]]) -> T:
+        refuse_inside()
+        value = self.database.write(lambda now: self._verbs.begun(make(now)), self._verbs.committed)
+        self.changed()
+        return value
+
+    def _admitted(self, make: Callable[[int], Program[T | Refusal]]) -> T:
+        value = self._write(make)  # commits the record of a refusal, too
+        if isinstance(value, StaleEpoch | UnknownJob):
+            raise value
+        return value
+
+    def changed(self) -> None:
+        """Wake the claims of this process that wait; those of others look at the file."""
+        with self._changed:
+            self._changed.notify_all()
+
+    # Producers
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        """Keep each job that is new, all in one atomic step; say for each whether this call made it."""
+        return self._write(lambda now: self._verbs.add(jobs, now))
+
+    # Owners
+
+    def claim(
+        self,
+        owner: str,
+        *,
+        limit: int = 1,
+        queues: Sequence[str] | None = None,
+        lease_us: int | None = None,
+        default_lease_us: int = 30_000_000,
+        claim_id: str | None = None,
+        process: Process | None = None,
+        wait_us: int = 0,
+    ) -> list[Grant]:
+        """Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first."""
+        verbs = self._verbs
+        queues = None if queues is None else sorted(set(queues))
+
+        def program(now: int) -> Program[tuple[list[Grant], bool]]:
+            yield from verbs.sweep(now)
+            return (yield from verbs.claim(owner, limit, queues, lease_us, default_lease_us, claim_id, process, now))
+
+        until = self._clock.now() + wait_us
+        while True:
+            grants, more = self._write(program)
+            if grants:
+                return grants
+            if more or self._recover():
+                continue
+            if self._clock.now() >= until or not self._wait(until, queues):
+                return []
+
+    def _wait(self, until: int, queues: Sequence[str] | None) -> bool:
+        """Return True once a claim may find something, False when *until* has come."""
+        database, verbs = self.database, self._verbs
+        version, look = None, 0
+        while True:
+            now = self._clock.now()
+            seen = database.version()
+            if seen != version:
+                version = seen
+                ready, look = database.read(verbs.look(queues))
+                if ready:
+                    return True
+            if now >= look or self._recover():
+                return True
+            if now >= until:
+                return False
+            with self._changed:
+                self._changed.wait(_POLL_SECONDS)
+
+    def claimed(self, claim_id: str) -> list[Grant]:
+        """Return the live leases that the claim *claim_id* granted."""
+        return self.database.read(self._verbs.claimed(claim_id))
+
+    def lease(self, job_id: str, owner: str) -> Grant:
+        """Return the live lease of *owner* on the job."""
+        return self.database.read(self._verbs.lease(job_id, owner))
+
+    def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:
+        """Return for each (job id, epoch) None if it is current, else the refusal that a write would meet."""
+        held = self.database.read(self._verbs.holders([job_id for job_id, _ in holders]))
+        if all(job_id in held and held[job_id][2] == epoch for job_id, epoch in holders):
+            return [None] * len(holders)
+        return self._write(lambda now: self._verbs.check(holders, now))
+
+    def renew(self, renewals: Sequence[Renewal]) -> list[int | Refusal]:
+        """Move each lease's deadline to now plus its duration; return the new deadlines."""
+        return self._write(lambda now: self._verbs.renew(renewals, now))
+
+    def progress(self, reports: Sequence[Progress]) -> list[Refusal | None]:
+        """Record that the work moves."""
+        return self._write(lambda now: self._verbs.progress(reports, now))
+
+    def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> list[Added]:
+        """Add *jobs*, whose parent is this one, if *epoch* is current; raise the refusal otherwise."""
+        return self._admitted(lambda now: self._verbs.add_children(job_id, epoch, jobs, now))
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Refusal | None]:
+        """End each lease as its owner says."""
+        return self._write(lambda now: self._verbs.settle(settlements, now))
+
+    def begin_effect(self, job_id: str, epoch: int, name: str, *, again: bool = False) -> Begun:
+        """Record the intent of a named effect, if *epoch* is current; raise the refusal otherwise."""
+        return self._admitted(lambda now: self._verbs.begin_effect(job_id, epoch, name, again, now))
+
+    def end_effect(self, job_id: str, epoch: int, name: str, outcome: str | None) -> None:
+        """Record the outcome of an effect; None for "it did not happen", which clears the intent."""
+        return self._admitted(lambda now: self._verbs.end_effect(job_id, epoch, name, outcome, now))
+
+    # Operators
+
+    def transfer(
+        self,
+        job_id: str,
+        epoch: int,
+        *,
+        to: str,
+        by: str,
+        note: str | None = None,
+        lease_us: int | None = None,
+        default_lease_us: int = 30_000_000,
+    ) -> Grant:
+        """Give the job to *to* under a new epoch."""
+        return self._admitted(
+            lambda now: self._verbs.transfer(job_id, epoch, to, by, note, lease_us, default_lease_us, now)
+        )
+
+    def cancel(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
+        """End the job as cancelled; its owner, if any, is refused from now on."""
+        return self._override(Verb.CANCEL, "cancelled", job_id, epoch, by, note)
+
+    def replay(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
+        """Put a finished job back to be claimed, due now."""
+        return self._override(Verb.REPLAY, "replayed", job_id, epoch, by, note)
+
+    def finish(self, job_id: str, epoch: int, *, by: str, note: str | None = None, result: str | None = None) -> Job:
+        """Complete the job by hand; its owner, if any, is refused from now on."""
+        return self._override(Verb.FINISH, "finished", job_id, epoch, by, note, result)
+
+    def _override(
+        self, verb: Verb, kind: str, job_id: str, epoch: int, by: str, note: str | None, result: str | None = None
+    ) -> Job:
+        return self._admitted(lambda now: self._verbs.override(verb, kind, job_id, epoch, by, note, result, now))
+
+    def resolve(
+        self, job_id: str, epoch: int, name: str, *, by: str, outcome: str | None, note: str | None = None
+    ) -> Job:
+        """Record how an effect in doubt ended; None for "it did not happen"."""
+        return self._admitted(lambda now: self._verbs.resolve(job_id, epoch, name, by, outcome, note, now))
+
+    # The store itself
+
+    def reclaim(self) -> list[Ownership]:
+        """Take back what expired, does not progress, or whose process is gone."""
+        ended: list[Ownership] = []
+        while batch := self._write(self._verbs.sweep):
+            ended += batch
+        return ended + self._recover(always=True)
+
+    def _recover(self, *, always: bool = False) -> list[Ownership]:
+        # Looking up processes costs system calls, so an idle poll looks at most once a second.
+        now = self._clock.now()
+        if not always and now < self._recovered_us + RECOVERY_EVERY_US:
+            return []
+        self._recovered_us = now
+        mine = this_process()
+        known = self.database.read(self._verbs.processes())
+        gone = [number for number, process in known if process != mine and is_gone(process)]
+        return self._write(lambda now: self._verbs.recover(gone, now)) if gone else []
+
+    def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
+        """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first; return how many."""
+        return self._write(lambda now: self._verbs.prune(now - keep_us, limit))
+
+    def advance(self, above: int = 0) -> int:
+        """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody."""
+        return self._write(lambda now: self._verbs.advance(above, now))
+
+    def verify(self) -> list[str]:
+        """Return a sentence for every broken invariant; an empty list is good news."""
+        return self.database.read(self._verbs.verify())
+
+    # Readers
+
+    def job(self, job_id: str) -> Job:
+        """Return the job, or raise `UnknownJob`."""
+        return self.database.read(self._verbs.job(job_id))
+
+    def jobs(
+        self,
+        *,
+        status: Status | None = None,
+        queue: str | None = None,
+        owner: str | None = None,
+        task: str | None = None,
+        parent: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[Job]:
+        """Return the jobs that fit, in the order of their insertion, beginning behind the job *after*."""
+        fits = {"queue": queue, "owner": owner, "task": task, "parent": parent}
+        return self.database.read(self._verbs.jobs(status, after, limit, fits))
+
+    def ownerships(self, job_id: str) -> list[Ownership]:
+        """Return every ownership of the job, oldest first."""
+        return self.database.read(self._verbs.ownerships(job_id))
+
+    def effects(self, job_id: str) -> list[Effect]:
+        """Return the named effects of the job."""
+        return self.database.read(self._verbs.effects(job_id))
+
+    def events(
+        self, *, job_id: str | None = None, kind: str | None = None, after: int = 0, limit: int | None = None
+    ) -> list[Event]:
+        """Return what was recorded, oldest first, beginning behind the event numbered *after*."""
+        if self._verbs.apart:
+            self._write(lambda now: _nothing())
+        return self.database.read(self._verbs.events(job_id, kind, after, limit))
+
+    def counts(self) -> Counts:
+        """Return how many jobs stand where."""
+        return self.database.read(self._verbs.counts())
+
+    def close(self) -> None:
+        """Let go of every resource; later verbs raise `StoreUnavailable`."""
+        if self._verbs.apart:
+            self._write(lambda now: _nothing())
+        self.transactions.close()
+        self.database.close()
+        self.changed()
+
+    def forked(self) -> None:
+        """Start afresh in a forked child: the parent's connections and locks are the parent's."""
+        self._changed = threading.Condition()
+        self.transactions.forked()
+        self.database.forked()
+
+
+def _nothing() -> Program[None]:
+    yield from ()
+
+
+_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
