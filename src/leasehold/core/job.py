@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -122,6 +123,11 @@ def new_child(parent: str, child: NewJob, nth: int) -> NewJob:
 def child_name(task: str | None, document: str) -> str:
     """Return the name of a child that was given none: its task and a digest of its payload."""
     return f"{task or 'job'}:{hashlib.blake2b(document.encode(), digest_size=8).hexdigest()}"
+
+
+def effect_key(store_id: uuid.UUID, job_id: str, name: str) -> str:
+    """Return the idempotency key of an effect: the same for every owner, another for every store, job and name."""
+    return str(uuid.uuid5(store_id, f"{job_id}\0{name}"))
 
 
 class Grant(NamedTuple):

@@ -96,3 +96,18 @@ def reclaim_error(verb: Verb, reason: Reason, owner: str, reclaims: int, retry: 
     if verb is Verb.EXHAUST:
         return f"{what}; that was reclaim {reclaims}, and max_reclaims is {retry.max_reclaims}"
     return f"{what}; reclaimed"
+
+
+def lock_held(job_id: str, key: str, holder: str, epoch: int) -> InvalidArgument:
+    """Return the refusal of a transfer to a job whose lock key another job holds."""
+    return InvalidArgument(
+        f"job {job_id!r} cannot run now: its lock {key!r} is held by job {holder!r} (epoch {epoch}). "
+        "Cancel or finish that one first."
+    )
+
+
+def unique_taken(job_id: str, key: str, holder: str) -> InvalidArgument:
+    """Return the refusal of a replay whose unique key an unfinished job has."""
+    return InvalidArgument(
+        f"job {job_id!r} cannot be replayed: its unique key {key!r} belongs to job {holder!r}, which is unfinished."
+    )

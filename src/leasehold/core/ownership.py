@@ -13,6 +13,10 @@ from . import values
 EPOCH_LIMIT = 2**53  # JSON and JavaScript keep every smaller whole number exactly
 
 
+STORE = "leasehold"  # who acts when the store itself takes a job back
+RECOVERY_EVERY_US = 1_000_000  # looking up processes costs system calls, so an idle poll does it at most this often
+
+
 class Reason(StrEnum):
     """Why an ownership began, or why a job was taken from its owner."""
 

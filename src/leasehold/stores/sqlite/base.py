@@ -19,8 +19,6 @@ log = logging.getLogger("leasehold")
 
 T = TypeVar("T")
 
-STORE = "leasehold"  # who acts when the store itself takes a job back
-
 
 class Base:
     """

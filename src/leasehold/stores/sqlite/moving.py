@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...core.job import Grant, Job
-from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, judge_reclaim, reclaim_error
-from ...core.ownership import Ownership, Process, Reason
+from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, judge_reclaim, lock_held, reclaim_error, unique_taken
+from ...core.ownership import STORE, Ownership, Process, Reason
 from ...errors import InvalidArgument, UnknownJob
 from ...store import Refusal
-from ..memory import lock_held, unique_taken
-from .base import STORE
 from .owning import SWEPT_AT_ONCE, Owning
 from .rows import Program, Standing, grant_of, job_of, one
 

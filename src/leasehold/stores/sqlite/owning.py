@@ -7,12 +7,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ...core.job import Added, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, new_state
+from ...core.job import Added, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key, new_state
 from ...core.lifecycle import FINISHED, FREED_BY, Verb, after, judge_error
 from ...core.ownership import Process, Reason
 from ...errors import InvalidArgument, UnknownJob
 from ...store import Begun, Refusal, Renewal
-from ..memory import effect_key
 from .base import Base
 from .rows import Program, Standing, job_of, many, one, retry_document, spec_of
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from ...core.clock import Clock, SystemClock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
 from ...core.lifecycle import Verb
-from ...core.ownership import Event, Ownership, Process
+from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
 from ...errors import StaleEpoch, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
@@ -24,7 +24,6 @@ from .sql import statements
 
 T = TypeVar("T")
 
-RECOVERY_EVERY_US = 1_000_000
 _POLL_SECONDS = 0.005
 
 

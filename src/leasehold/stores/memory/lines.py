@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .memory import Record
+    from .record import Record
 
 Entry = tuple[int, int, int, "Record"]
 

@@ -1,0 +1,96 @@
+"""All that the memory store keeps of one job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...core.job import Effect, Grant, Job, NewJob, Settlement, Status
+from ...core.ownership import Ownership, Reason
+
+
+class Record:
+    """All that the store keeps of one job. `grant` is the current lease, or the one that completed the job."""
+
+    __slots__ = (
+        "attempt",
+        "checkpoint",
+        "created_us",
+        "effects",
+        "epoch",
+        "errors",
+        "expires_us",
+        "finished_us",
+        "grant",
+        "history",
+        "last_error",
+        "note",
+        "progress",
+        "reason",
+        "reclaims",
+        "result",
+        "run_us",
+        "seq",
+        "settlement",
+        "spec",
+        "stalls_us",
+        "status",
+        "ticket",
+        "updated_us",
+    )
+
+    def __init__(self, spec: NewJob, seq: int, now: int) -> None:
+        run_us = spec.due(now)
+        if spec.run_us is not None or spec.delay_us:
+            spec = replace(spec, run_us=None, delay_us=0)  # said once, in run_us of the record
+        self.spec = spec
+        self.seq = seq
+        self.ticket = 0
+        self.status = Status.PENDING
+        self.epoch = 0
+        self.reason = Reason.CLAIM
+        self.run_us = run_us
+        self.attempt = self.errors = self.reclaims = 0
+        self.grant: Grant | None = None
+        self.expires_us = 0
+        self.stalls_us: int | None = None
+        self.progress: float | None = None
+        self.note: str | None = None
+        self.checkpoint: str | None = None
+        self.result: str | None = None
+        self.last_error: str | None = None
+        self.settlement: Settlement | None = None
+        self.created_us = self.updated_us = now
+        self.finished_us: int | None = None
+        self.history: list[tuple[Ownership, str | None]] | None = None  # ended ownerships, and what their owner said
+        self.effects: dict[str, Effect] | None = None
+
+    def job(self) -> Job:
+        """The job as a reader sees it."""
+        held = self.grant if self.status is Status.RUNNING else None
+        return Job(
+            self.spec,
+            self.status,
+            self.epoch,
+            held and held.owner,
+            self.reason if self.epoch else None,
+            self.attempt,
+            self.errors,
+            self.reclaims,
+            self.run_us,
+            held and held.granted_us,
+            self.expires_us if held else None,
+            self.progress,
+            self.note,
+            self.checkpoint,
+            self.result,
+            self.last_error,
+            self.created_us,
+            self.updated_us,
+            self.finished_us,
+        )
+
+    def ended(self, how: str | None, at: int | None, by: str | None, note: str | None) -> Ownership:
+        """The current ownership as a record, ended as the arguments say."""
+        assert self.grant is not None
+        _, epoch, owner, began, *_, granted_us, _, _ = self.grant
+        return Ownership(self.spec.id, epoch, owner, began, granted_us, self.expires_us, how, at, by, note)

@@ -1,0 +1,405 @@
+"""
+What the verbs of the memory store are made of: where each job is, and the steps that move it. The lock is held.
+
+A step that could be refused decides before it changes anything, so a verb that raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+from ...core.clock import Clock, SystemClock
+from ...core.job import Added, Grant, NewJob, Outcome, Settlement, Status
+from ...core.lifecycle import FINISHED, FREED_BY, Verb, after, judge_error, judge_reclaim, reclaim_error
+from ...core.ownership import RECOVERY_EVERY_US, STORE, Event, Ownership, Process, Reason, draw_epochs
+from ...errors import InvalidArgument, Settled, StaleEpoch, UnknownJob
+from ...process import is_gone, this_process
+from ...store import Refusal
+from .lines import Deadlines, Parked, Ready, Scheduled
+from .record import Record
+
+log = logging.getLogger("leasehold")
+
+
+class State:
+    """Every job, in exactly one place, and the steps that move one."""
+
+    def __init__(self, *, clock: Clock | None = None, trace: bool = False) -> None:
+        self._clock = clock or SystemClock()
+        self._trace = trace
+        self._lock: Any = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
+        self._closed = False
+        self._id = uuid.uuid4()
+        self._last = self._clock.now()
+        self._seq = 0
+        self._jobs: dict[str, Record] = {}
+        self._unique: dict[str, Record] = {}
+        self._held: dict[str, Record] = {}
+        self._running: dict[str, Record] = {}
+        self._ready = Ready()
+        self._scheduled = Scheduled()
+        self._parked = Parked()
+        self._expiries = Deadlines()
+        self._stalls = Deadlines()
+        self._finished: deque[tuple[int, Record]] = deque()
+        self._counts: Counter[tuple[Status, str]] = Counter()
+        self._processes: dict[Process, int] = {}
+        self._recovered_us = 0
+        self._events: list[Event] = []
+        self._events_dropped = 0
+
+    def _add(self, jobs: Sequence[NewJob], now: int) -> list[Added]:
+        added = []
+        for spec in jobs:
+            existing = self._jobs.get(spec.id) or (spec.unique is not None and self._unique.get(spec.unique))
+            if existing:
+                added.append(Added(existing.job(), False))
+                continue
+            self._seq += 1
+            record = self._jobs[spec.id] = Record(spec, self._seq, now)
+            if spec.unique is not None:
+                self._unique[spec.unique] = record
+            self._counts[Status.PENDING, spec.queue] += 1
+            self._wait(record, now)
+            if self._trace:
+                self._note("added", record, now, queue=spec.queue)
+            added.append(Added(record.job(), True))
+        return added
+
+    def _take(self, limit: int, queues: Sequence[str] | None) -> list[Record]:
+        taken: list[Record] = []
+        if limit < 1:
+            return taken
+        for record in self._ready.take(queues):
+            key = record.spec.lock
+            if key is not None:
+                if key in self._held:
+                    self._parked.push(key, record)
+                    continue
+                self._held[key] = record
+            taken.append(record)
+            if len(taken) >= limit:
+                break
+        return taken
+
+    def _grant(
+        self,
+        taken: list[Record],
+        owner: str,
+        lease_us: int | None,
+        default_lease_us: int,
+        claim_id: str | None,
+        process: Process | None,
+        now: int,
+    ) -> list[Grant]:
+        # The lock keys are held by now: an epoch drawn before its key could be smaller than that of an earlier holder.
+        self._last = draw_epochs(self._last, len(taken), now)
+        epoch = self._last - len(taken)
+        running, counts = self._running, self._counts
+        grants: list[Grant] = []
+        looks: dict[int, list[Record]] = {}
+        for record in taken:
+            spec = record.spec
+            epoch += 1
+            lasts = lease_us or spec.lease_us or default_lease_us
+            expires = now + lasts
+            grant = Grant(
+                spec,
+                epoch,
+                owner,
+                record.reason,
+                record.attempt,
+                record.errors,
+                record.checkpoint,
+                claim_id,
+                process,
+                now,
+                expires,
+                lasts,
+            )
+            record.grant = grant
+            record.epoch = epoch
+            record.status = Status.RUNNING
+            record.expires_us = expires
+            record.updated_us = now
+            running[spec.id] = record
+            counts[Status.PENDING, spec.queue] -= 1
+            counts[Status.RUNNING, spec.queue] += 1
+            if expires in looks:
+                looks[expires].append(record)
+            else:
+                looks[expires] = [record]
+            if spec.stall_us is not None:
+                record.stalls_us = now + spec.stall_us
+                self._stalls.push(record.stalls_us, [record])
+            if self._trace:
+                self._note("claimed", record, now, reason=record.reason, attempt=record.attempt)
+            grants.append(grant)
+        for expires, records in looks.items():
+            self._expiries.push(expires, records)
+        if process is not None:
+            self._processes[process] = self._processes.get(process, 0) + len(taken)
+        return grants
+
+    def _live(self, record: Record) -> Grant:
+        assert record.grant is not None
+        return record.grant._replace(expires_us=record.expires_us, checkpoint=record.checkpoint)
+
+    def _repeated(self, said: Settlement, now: int) -> Refusal | None:
+        record = self._jobs.get(said.job_id)
+        if record is not None and said.epoch:
+            if record.settlement is not None and record.epoch == said.epoch:
+                before: str | None = record.settlement.fingerprint()
+            else:
+                before = next((said_so for held, said_so in record.history or () if held.epoch == said.epoch), None)
+            if before is not None and before == said.fingerprint():
+                return None
+        return self._refused(said.job_id, said.epoch, said.outcome.value, now)
+
+    def _complete(self, record: Record, said: Settlement, now: int) -> None:
+        record.result = said.result
+        record.settlement = said
+        record.last_error = None
+        if said.then:
+            self._add(said.then, now)
+        self._let_go(record)
+        self._end(record, Status.DONE, now)
+        if self._trace:
+            self._note("completed", record, now)
+
+    def _put_back(self, record: Record, said: Settlement, now: int) -> None:
+        verb = Verb.RELEASE
+        if said.outcome is Outcome.FAIL:
+            record.errors += 1
+            record.last_error = said.error
+            verb = judge_error(record.errors, record.spec.retry, again=said.retry)
+        assert record.grant is not None
+        owner, status = record.grant.owner, after(verb, record.status, record.spec.id)
+        how = Status.FAILED if status in FINISHED else FREED_BY[verb]
+        self._archive(record, how, now, by=owner, note=said.error, said=said.fingerprint())
+        self._let_go(record)
+        record.grant = None
+        if status in FINISHED:
+            self._end(record, status, now)
+            self._note("failed", record, now, owner=owner, error=said.error, errors=record.errors)
+            return
+        self._requeue(record, FREED_BY[verb], now, due=now + said.delay_us if said.delay_us else None)
+        record.attempt += 1
+        said_so = "released" if verb is Verb.RELEASE else "retried"
+        self._note(said_so, record, now, owner=owner, error=said.error, run_us=record.run_us)
+
+    def _conclude(self, record: Record, name: str, epoch: int, outcome: str | None) -> None:
+        effect = (record.effects or {}).get(name)
+        if record.effects is None or effect is None:
+            raise InvalidArgument(f"job {record.spec.id!r} has begun no effect named {name!r}.")
+        if outcome is None:
+            del record.effects[name]
+        else:
+            record.effects[name] = effect._replace(epoch=epoch, known=True, outcome=outcome)
+
+    def _sweep(self, now: int) -> list[Ownership]:
+        for record in self._scheduled.pop_due(now):
+            self._ready.push(record)
+        ended: list[Ownership] = []
+        at = self._expiries.next()
+        if at is not None and at <= now:
+            ended += self._overdue(self._expiries, now, Reason.TIMEOUT)
+        at = self._stalls.next()
+        if at is not None and at <= now:
+            ended += self._overdue(self._stalls, now, Reason.STALL)
+        if self._expiries.crowded(len(self._running)):
+            self._expiries.rebuild([(record.expires_us, record) for record in self._running.values()])
+        if self._stalls.crowded(len(self._running)):
+            self._stalls.rebuild([(r.stalls_us, r) for r in self._running.values() if r.stalls_us is not None])
+        return ended
+
+    def _overdue(self, deadlines: Deadlines, now: int, reason: Reason) -> list[Ownership]:
+        over: dict[tuple[int, int], Record] = {}
+        for record in deadlines.pop_due(now):
+            at = record.expires_us if reason is Reason.TIMEOUT else record.stalls_us
+            if record.status is not Status.RUNNING or at is None:
+                continue
+            if at <= now:
+                over[at, record.seq] = record
+            else:
+                deadlines.push(at, [record])
+        return [self._take_back(over[key], reason, now) for key in sorted(over)]
+
+    def _recover(self, now: int, *, always: bool = False) -> list[Ownership]:
+        # Looking up processes costs system calls, so an idle poll looks at most once a second.
+        if not self._processes or not (always or now >= self._recovered_us + RECOVERY_EVERY_US):
+            return []
+        self._recovered_us = now
+        mine = this_process()
+        gone = {process for process in self._processes if process != mine and is_gone(process)}
+        if not gone:
+            return []
+        lost = [record for record in self._running.values() if record.grant and record.grant.process in gone]
+        return [self._take_back(record, Reason.RECOVERY, now) for record in sorted(lost, key=lambda r: r.seq)]
+
+    def _take_back(self, record: Record, reason: Reason, now: int) -> Ownership:
+        assert record.grant is not None
+        owner, retry = record.grant.owner, record.spec.retry
+        record.reclaims += 1
+        verb = judge_reclaim(record.reclaims, retry)
+        record.last_error = reclaim_error(verb, reason, owner, record.reclaims, retry)
+        status = after(verb, record.status, record.spec.id)
+        ended = self._archive(record, reason, now, by=STORE, note=record.last_error)
+        self._let_go(record)
+        self._advance_record(record, reason, now)
+        if status in FINISHED:
+            self._end(record, status, now)
+            self._note("failed", record, now, reason=reason, was=owner, error=record.last_error)
+        else:
+            record.attempt += 1
+            self._requeue(record, reason, now)
+            self._note("reclaimed", record, now, reason=reason, was=owner)
+        return ended
+
+    def _find(self, job_id: str) -> Record:
+        record = self._jobs.get(job_id)
+        if record is None:
+            raise UnknownJob(job_id)
+        return record
+
+    def _refused(self, job_id: str, epoch: int, verb: str, now: int) -> Refusal | None:
+        record = self._jobs.get(job_id)
+        if record is None:
+            return UnknownJob(job_id)
+        if record.epoch == epoch and record.status is Status.RUNNING:
+            return None
+        return self._refuse(record, epoch, verb, now)
+
+    def _admit(self, job_id: str, epoch: int, verb: str, now: int) -> Record:
+        refusal = self._refused(job_id, epoch, verb, now)
+        if refusal is not None:
+            raise refusal
+        return self._jobs[job_id]
+
+    def _seen(self, job_id: str, epoch: int, verb: Verb, now: int) -> Record:
+        record = self._find(job_id)
+        if record.epoch != epoch:
+            raise self._refuse(record, epoch, verb.value, now)
+        after(verb, record.status, job_id)
+        return record
+
+    def _refuse(self, record: Record, presented: int, verb: str, now: int) -> StaleEpoch:
+        owner = record.grant.owner if record.grant and record.status is Status.RUNNING else None
+        kind, reason = StaleEpoch, record.reason if record.epoch else None
+        if record.epoch == presented and record.settlement is not None:
+            kind, reason = Settled, None
+        for held, said in record.history or ():
+            if held.epoch == presented:
+                assert held.ended is not None
+                kind, reason = (Settled, None) if said is not None else (StaleEpoch, Reason(held.ended))
+        refusal = kind(record.spec.id, presented=presented, current=record.epoch, owner=owner, reason=reason, verb=verb)
+        facts = {"presented": presented, "current": record.epoch, "verb": verb, "reason": reason}
+        if presented > self._last:
+            log.error("%s", refusal)
+            self._note("alarm", record, now, owner=owner, **facts)
+        self._note("refused", record, now, owner=owner, **facts)
+        return refusal
+
+    def _wait(self, record: Record, now: int) -> None:
+        """Put a pending record into the place where it waits."""
+        if record.run_us > now:
+            self._scheduled.push(record)
+        else:
+            self._ready.push(record)
+
+    def _requeue(self, record: Record, reason: Reason, now: int, *, due: int | None = None) -> None:
+        self._counts[record.status, record.spec.queue] -= 1
+        self._counts[Status.PENDING, record.spec.queue] += 1
+        record.status = Status.PENDING
+        record.reason = reason
+        record.updated_us = now
+        if due is not None:
+            record.run_us = due
+        self._wait(record, now)
+
+    def _reopen(self, record: Record, now: int) -> None:
+        record.errors = record.reclaims = 0
+        record.attempt += 1
+        record.result = record.finished_us = None
+        if record.spec.unique is not None:
+            self._unique[record.spec.unique] = record
+        self._requeue(record, Reason.MANUAL, now, due=now)
+
+    def _let_go(self, record: Record, *, wake: bool = True) -> None:
+        """End the live lease: it no longer runs, counts for its process, or holds its key."""
+        assert record.grant is not None
+        del self._running[record.spec.id]
+        record.stalls_us = None
+        process = record.grant.process
+        if process is not None:
+            left = self._processes[process] - 1
+            if left:
+                self._processes[process] = left
+            else:
+                del self._processes[process]
+        key = record.spec.lock
+        if key is not None:
+            del self._held[key]
+            if wake:
+                self._wake(key)
+
+    def _wake(self, key: str | None) -> None:
+        """Let the first job behind *key* wait to be claimed again, if nobody holds the key."""
+        if key is None or key in self._held:
+            return
+        record = self._parked.pop(key)
+        if record is not None:
+            self._ready.push(record)
+
+    def _end(self, record: Record, status: Status, now: int) -> None:
+        counts, queue = self._counts, record.spec.queue
+        counts[record.status, queue] -= 1
+        counts[status, queue] += 1
+        record.status = status
+        record.updated_us = record.finished_us = now
+        self._finished.append((now, record))
+        unique = record.spec.unique
+        if unique is not None and self._unique.get(unique) is record:
+            del self._unique[unique]
+
+    def _advance_record(self, record: Record, reason: Reason, now: int) -> None:
+        self._last = draw_epochs(self._last, 1, now)
+        record.epoch = self._last
+        record.reason = reason
+        record.grant = None
+        record.settlement = None
+
+    def _archive(
+        self, record: Record, how: str, at: int | None, *, by: str, note: str | None = None, said: str | None = None
+    ) -> Ownership:
+        ended = record.ended(str(how), at, by, note)
+        if record.history is None:
+            record.history = []
+        record.history.append((ended, said))
+        return ended
+
+    def _next_look(self, until: int, now: int) -> int:
+        looks = [until, self._scheduled.next(), self._expiries.next(), self._stalls.next()]
+        if self._processes:
+            looks.append(now + RECOVERY_EVERY_US)
+        return min(look for look in looks if look is not None)
+
+    def _wake_claims(self) -> None:
+        if self._waiting:
+            self._changed.notify_all()
+
+    def _note(self, kind: str, record: Record | None, now: int, **facts: Any) -> None:
+        number = self._events_dropped + len(self._events) + 1
+        epoch = facts.pop("epoch", record.epoch if record else None)
+        held = record.grant.owner if record and record.grant else None
+        owner = facts.pop("owner", held)
+        known = {name: value for name, value in facts.items() if value is not None}
+        job_id = None if record is None else record.spec.id
+        self._events.append(Event(number, now, kind, job_id, epoch, owner, known))
