@@ -108,7 +108,7 @@ class SqliteTransactions:
     def enter(self, connection: Any) -> None:
         """Remember, in the caller's context, that it has a transaction open."""
         still = [is_open for is_open in _open.get() if is_open()]
-        _open.set((*still, lambda: _driver(connection).in_transaction))
+        _open.set((*still, lambda: _still_open(connection)))
 
     def commit(self, connection: FencedConnection) -> None:
         """Commit what `begin` opened."""
@@ -290,6 +290,13 @@ def _driver(connection: Any) -> Any:
         return connection
     sync = getattr(connection, "sync_connection", None) or connection
     return sync.connection.driver_connection
+
+
+def _still_open(connection: Any) -> bool:
+    try:
+        return bool(_driver(connection).in_transaction)
+    except Exception:  # closed, in whatever words the driver has for it
+        return False
 
 
 def _refuse_autocommit(connection: Any) -> None:

@@ -1,0 +1,102 @@
+"""
+Every Python block of the README and the docs runs, page by page, in the order in which a reader meets it.
+
+A line `expression  # -> value` is checked: the value's repr is what the page says. A block without a language, or with
+another one than Python, is left alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leasehold
+from leasehold import Lease, Router
+
+TOP = Path(__file__).parents[2]
+PAGES = sorted([TOP / "README.md", *(TOP / "docs").rglob("*.md")])
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SHOWN = re.compile(r"#\s*->\s*(.+)$")
+
+
+class _Checks(ast.NodeTransformer):
+    """Turns `expression  # -> value` into a call that compares."""
+
+    def __init__(self, source: str) -> None:
+        self.lines = source.splitlines()
+        self.found = 0
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        assert node.end_lineno is not None
+        shown = _SHOWN.search(self.lines[node.end_lineno - 1])
+        following = self.lines[node.end_lineno] if node.end_lineno < len(self.lines) else ""
+        if shown is None and following.strip().startswith("# ->"):
+            shown = _SHOWN.search(following)
+        if shown is None:
+            return node
+        self.found += 1
+        name = ast.Name("_shows", ast.Load())
+        call = ast.Call(name, [node.value, ast.Constant(shown.group(1).strip()), ast.Constant(node.lineno)], [])
+        return ast.copy_location(ast.Expr(call), node)
+
+
+def _run(source: str, names: dict[str, Any], page: str) -> int:
+    checks = _Checks(source)
+    tree = ast.fix_missing_locations(checks.visit(ast.parse(source)))
+    exec(compile(tree, page, "exec"), names)  # the pages are ours
+    return checks.found
+
+
+def _shows(value: object, shown: str, line: int) -> None:
+    assert repr(value) == shown, f"line {line} of the block"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
+def test_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks run, and show what the page says that they show."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page", "_shows": _shows}
+
+    found = sum(_run(source, names, page.name) for source in _BLOCK.findall(page.read_text()))
+
+    written = len(re.findall(r"#\s*->", "".join(_BLOCK.findall(page.read_text()))))
+    assert found == written, "a `# ->` stands where nothing compares it"
+    for value in names.values():
+        if isinstance(value, Router):
+            value.close()
+
+
+def test_a_wrong_value_on_a_page_is_noticed() -> None:
+    """The checker itself can fail."""
+    with pytest.raises(AssertionError):
+        _run("1 + 1  # -> 3\n", {"_shows": _shows}, "page")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link names a file that exists."""
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()) if "://" not in link]
+
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_error_is_in_the_reference() -> None:
+    """The page of errors names each exception class."""
+    page = (TOP / "docs/reference/errors.md").read_text()
+    errors = [name for name in leasehold.__all__ if isinstance(getattr(leasehold, name), type)]
+    errors = [name for name in errors if issubclass(getattr(leasehold, name), Exception)]
+
+    assert errors
+    assert [name for name in errors if f"`{name}`" not in page] == []
+
+
+def test_every_verb_is_in_the_reference() -> None:
+    """The page of the API names each public method of Router and Lease."""
+    page = (TOP / "docs/reference/api.md").read_text()
+    verbs = {name for kind in (Router, Lease) for name in vars(kind) if not name.startswith("_")}
+
+    assert sorted(verb for verb in verbs if not re.search(rf"\b{verb}\b", page)) == []
