@@ -13,7 +13,7 @@ from .aio import Facade, abandonable, joined, threaded
 from .core import values
 from .core.clock import Clock, SystemClock
 from .core.job import Added, Counts, Effect, Job, JobOptions, NewJob, Status, new_job
-from .core.ownership import EPOCH_LIMIT, Event, Ownership, Process
+from .core.ownership import CLOCK_LIMIT, EPOCH_LIMIT, Event, Ownership, Process
 from .errors import InvalidArgument, StoreUnavailable
 from .lease import Lease, as_new_job
 from .process import this_process
@@ -263,6 +263,19 @@ class Router:
             removed += batch
         return removed
 
+    def advance(self, *, above: int = 0) -> int:
+        """
+        Raise the store's epoch counter above every epoch issued so far, the clock and *above*; return where it is now.
+
+        For what no store can see: a backup restored under a running process, a clock that was set back. Owners whose
+        epochs are still current stay so.
+        """
+        return self._store.advance(values.whole(above, "above", least=0, most=CLOCK_LIMIT - 1))
+
+    def verify(self) -> list[str]:
+        """Return a sentence for every broken invariant of the store; an empty list is good news."""
+        return self._store.verify()
+
     # Readers
 
     def job(self, id: str) -> Job:
@@ -363,6 +376,8 @@ class AsyncRouter(Facade):
     resolve = threaded(Router.resolve)
     reclaim = threaded(Router.reclaim)
     prune = threaded(Router.prune)
+    advance = threaded(Router.advance)
+    verify = threaded(Router.verify)
     job = threaded(Router.job)
     jobs = threaded(Router.jobs)
     snapshot = threaded(Router.snapshot)

@@ -11,6 +11,7 @@ from ..errors import StoreUnavailable
 from . import values
 
 EPOCH_LIMIT = 2**53  # JSON and JavaScript keep every smaller whole number exactly
+CLOCK_LIMIT = 2**52  # the year 2112: a clock beyond it is wrong, and would use the numbers up
 
 
 STORE = "leasehold"  # who acts when the store itself takes a job back
@@ -38,13 +39,20 @@ def draw_epochs(last: int, count: int, now: int) -> int:
     backup, a copied file, a lost write) goes on above it without having to notice, as long as the clock is not behind
     the newest forgotten epoch. A clock that stands still or steps back costs nothing else: counting goes on by one.
     """
-    drawn = max(last + count, now)
+    drawn = max(last + count, sane(now))
     if drawn >= EPOCH_LIMIT:
-        raise StoreUnavailable(
-            f"no epoch is left below 2**53: the last one was {last} and the store's clock says {now}. "
-            "Set the clock right; epochs follow it and are never taken back."
-        )
+        raise StoreUnavailable(f"no epoch is left below 2**53: the last one was {last}.")
     return drawn
+
+
+def sane(now: int) -> int:
+    """Return *now*, unless epochs that followed such a clock could never be followed by others."""
+    if now >= CLOCK_LIMIT:
+        raise StoreUnavailable(
+            f"the store's clock says {now} microseconds since 1970, after the year 2112. Set it right: "
+            "epochs follow the clock and are never taken back. Nothing was changed."
+        )
+    return now
 
 
 class Process(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 from ...core.clock import Clock, SystemClock
 from ...core.job import Added, Grant, NewJob, Outcome, Settlement, Status
 from ...core.lifecycle import FINISHED, FREED_BY, Verb, after, judge_error, judge_reclaim, reclaim_error
-from ...core.ownership import RECOVERY_EVERY_US, STORE, Event, Ownership, Process, Reason, draw_epochs
+from ...core.ownership import RECOVERY_EVERY_US, STORE, Event, Ownership, Process, Reason, draw_epochs, sane
 from ...errors import InvalidArgument, Settled, StaleEpoch, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Refusal
@@ -37,7 +37,7 @@ class State:
         self._waiting = 0
         self._closed = False
         self._id = uuid.uuid4()
-        self._last = self._clock.now()
+        self._last = self._now()
         self._seq = 0
         self._jobs: dict[str, Record] = {}
         self._unique: dict[str, Record] = {}
@@ -54,6 +54,12 @@ class State:
         self._recovered_us = 0
         self._events: list[Event] = []
         self._events_dropped = 0
+
+    def _now(self) -> int:
+        # Looked at before anything is changed: later, there would be no way back.
+        return sane(self._clock.now())
+
+    # Adding and claiming
 
     def _add(self, jobs: Sequence[NewJob], now: int) -> list[Added]:
         added = []
@@ -152,6 +158,8 @@ class State:
         assert record.grant is not None
         return record.grant._replace(expires_us=record.expires_us, checkpoint=record.checkpoint)
 
+    # Ending a lease, by its owner
+
     def _repeated(self, said: Settlement, now: int) -> Refusal | None:
         record = self._jobs.get(said.job_id)
         if record is not None and said.epoch:
@@ -203,6 +211,8 @@ class State:
             del record.effects[name]
         else:
             record.effects[name] = effect._replace(epoch=epoch, known=True, outcome=outcome)
+
+    # Taking a job back
 
     def _sweep(self, now: int) -> list[Ownership]:
         for record in self._scheduled.pop_due(now):
@@ -263,6 +273,8 @@ class State:
             self._note("reclaimed", record, now, reason=reason, was=owner)
         return ended
 
+    # Comparing epochs
+
     def _find(self, job_id: str) -> Record:
         record = self._jobs.get(job_id)
         if record is None:
@@ -306,6 +318,8 @@ class State:
             self._note("alarm", record, now, owner=owner, **facts)
         self._note("refused", record, now, owner=owner, **facts)
         return refusal
+
+    # Places
 
     def _wait(self, record: Record, now: int) -> None:
         """Put a pending record into the place where it waits."""
@@ -375,6 +389,8 @@ class State:
         record.reason = reason
         record.grant = None
         record.settlement = None
+
+    # Records
 
     def _archive(
         self, record: Record, how: str, at: int | None, *, by: str, note: str | None = None, said: str | None = None

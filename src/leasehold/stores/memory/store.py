@@ -26,12 +26,16 @@ class MemoryStore(State):
         super().__init__(clock=clock, trace=trace)
         _stores.add(self)
 
+    # Producers
+
     def add(self, jobs: Sequence[NewJob]) -> list[Added]:
         """Keep each job that is new, all in one atomic step; say for each whether this call made it."""
         with self._lock:
-            added = self._add(jobs, self._clock.now())
+            added = self._add(jobs, self._now())
             self._wake_claims()
             return added
+
+    # Owners
 
     def claim(
         self,
@@ -47,7 +51,7 @@ class MemoryStore(State):
     ) -> list[Grant]:
         """Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first."""
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             until = now + wait_us
             while not self._closed:
                 self._sweep(now)
@@ -63,7 +67,7 @@ class MemoryStore(State):
                     self._clock.wait(self._changed, self._next_look(until, now))
                 finally:
                     self._waiting -= 1
-                now = self._clock.now()
+                now = self._now()
             raise StoreUnavailable("this store was closed while the claim waited.")
 
     def claimed(self, claim_id: str) -> list[Grant]:
@@ -89,14 +93,14 @@ class MemoryStore(State):
     def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:
         """Return for each (job id, epoch) None if it is current, else the refusal that a write would meet."""
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             return [self._refused(job_id, epoch, "check", now) for job_id, epoch in holders]
 
     def renew(self, renewals: Sequence[Renewal]) -> list[int | Refusal]:
         """Move each lease's deadline to now plus its duration; return the new deadlines."""
         reply: list[int | Refusal] = []
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             for job_id, epoch, lease_us in renewals:
                 refusal = self._refused(job_id, epoch, "renew", now)
                 if refusal is not None:
@@ -118,7 +122,7 @@ class MemoryStore(State):
         """Record that the work moves."""
         reply: list[Refusal | None] = []
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             for job_id, epoch, fraction, note, checkpoint in reports:
                 refusal = self._refused(job_id, epoch, "progress", now)
                 reply.append(refusal)
@@ -141,7 +145,7 @@ class MemoryStore(State):
     def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> list[Added]:
         """Add *jobs*, whose parent is this one, if *epoch* is current; raise the refusal otherwise."""
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             self._admit(job_id, epoch, "add", now)
             added = self._add(jobs, now)
             self._wake_claims()
@@ -151,7 +155,7 @@ class MemoryStore(State):
         """End each lease as its owner says."""
         reply: list[Refusal | None] = []
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             jobs = self._jobs
             for said in settlements:
                 record = jobs.get(said.job_id)
@@ -169,7 +173,7 @@ class MemoryStore(State):
     def begin_effect(self, job_id: str, epoch: int, name: str, *, again: bool = False) -> Begun:
         """Record the intent of a named effect, if *epoch* is current; raise the refusal otherwise."""
         with self._lock:
-            record = self._admit(job_id, epoch, "once", self._clock.now())
+            record = self._admit(job_id, epoch, "once", self._now())
             if record.effects is None:
                 record.effects = {}
             effect = record.effects.get(name)
@@ -182,8 +186,10 @@ class MemoryStore(State):
     def end_effect(self, job_id: str, epoch: int, name: str, outcome: str | None) -> None:
         """Record the outcome of an effect; None for "it did not happen", which clears the intent."""
         with self._lock:
-            record = self._admit(job_id, epoch, "once", self._clock.now())
+            record = self._admit(job_id, epoch, "once", self._now())
             self._conclude(record, name, epoch, outcome)
+
+    # Operators
 
     def transfer(
         self,
@@ -198,7 +204,7 @@ class MemoryStore(State):
     ) -> Grant:
         """Give the job to *to* under a new epoch."""
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             record = self._seen(job_id, epoch, Verb.TRANSFER, now)
             key = record.spec.lock
             holder = self._held.get(key) if key is not None else None
@@ -236,7 +242,7 @@ class MemoryStore(State):
         self, verb: Verb, kind: str, job_id: str, epoch: int, by: str, note: str | None, result: str | None = None
     ) -> Job:
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             record = self._seen(job_id, epoch, verb, now)
             status, was = after(verb, record.status, job_id), record.status
             unique = record.spec.unique
@@ -269,7 +275,7 @@ class MemoryStore(State):
     ) -> Job:
         """Record how an effect in doubt ended; None for "it did not happen"."""
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             record = self._find(job_id)
             if record.epoch != epoch:
                 raise self._refuse(record, epoch, "resolve", now)
@@ -280,10 +286,12 @@ class MemoryStore(State):
             self._note("resolved", record, now, name=name, by=by, note=note)
             return record.job()
 
+    # The store itself
+
     def reclaim(self) -> list[Ownership]:
         """Take back what expired, does not progress, or whose process is gone."""
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             ended = self._sweep(now) + self._recover(now, always=True)
             self._wake_claims()
             return ended
@@ -291,7 +299,7 @@ class MemoryStore(State):
     def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first; return how many."""
         with self._lock:
-            before_us = self._clock.now() - keep_us
+            before_us = self._now() - keep_us
             removed, kept = 0, []
             while self._finished and removed < limit and self._finished[0][0] < before_us:
                 at, record = self._finished.popleft()
@@ -313,7 +321,7 @@ class MemoryStore(State):
     def advance(self, above: int = 0) -> int:
         """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody."""
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             self._last = draw_epochs(max(self._last, above), 1, now)
             self._note("advanced", None, now, epoch=self._last, above=above)
             return self._last
@@ -346,6 +354,8 @@ class MemoryStore(State):
                 if record.epoch > self._last
             ]
             return wrong
+
+    # Readers
 
     def job(self, job_id: str) -> Job:
         """Return the job, or raise `UnknownJob`."""
