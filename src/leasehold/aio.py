@@ -54,7 +54,7 @@ def threaded(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any
     return cast(Callable[Concatenate[Any, P], Awaitable[R]], call)
 
 
-async def abandonable(call: Callable[[], R], give_back: Callable[[R], None]) -> R:
+async def abandonable(call: Callable[[], R], give_back: Callable[[R], None] = lambda _: None) -> R:
     """
     Return what *call* returns, from a thread of its own; if the caller is cancelled meanwhile, give the value back.
 
@@ -63,10 +63,13 @@ async def abandonable(call: Callable[[], R], give_back: Callable[[R], None]) -> 
     loop = asyncio.get_running_loop()
     future: asyncio.Future[R] = loop.create_future()
 
+    def return_it(value: R) -> None:
+        threading.Thread(target=give_back, args=(value,), name="leasehold-give-back").start()
+
     def deliver(value: R | None, error: BaseException | None) -> None:
         if future.cancelled():
             if error is None:
-                threading.Thread(target=give_back, args=(value,), name="leasehold-give-back").start()
+                return_it(cast(R, value))
         elif error is not None:
             future.set_exception(error)
         else:
@@ -86,8 +89,14 @@ async def abandonable(call: Callable[[], R], give_back: Callable[[R], None]) -> 
                 give_back(cast(R, value))
 
     context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(run,), name="leasehold-claim", daemon=True).start()
-    return await future
+    threading.Thread(target=context.run, args=(run,), name="leasehold-wait", daemon=True).start()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        # Delivered already, and cancelled before this task had its turn to take it.
+        if not future.cancelled() and future.exception() is None:
+            return_it(future.result())
+        raise
 
 
 def transactions_of(store: Store, what: str) -> Transactions:

@@ -101,6 +101,8 @@ class StaleEpoch(LeaseholdError):
                 lease.check()
             except StaleEpoch as refusal:
                 return refusal
+            except UnknownJob:
+                return None
         return None
 
 
@@ -124,6 +126,9 @@ class UnknownJob(LeaseholdError, LookupError):
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         super().__init__(f"no job has the id {job_id!r}: it was never added to this store, or has been pruned.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnknownJob, (self.job_id,)
 
 
 class InvalidArgument(LeaseholdError, ValueError):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar, Unpack
 
-from .aio import Facade, joined, threaded, transactions_of
+from .aio import Facade, abandonable, joined, threaded, transactions_of
 from .core import values
 from .core.job import (
     Added,
@@ -30,7 +30,7 @@ from .core.job import (
 )
 from .core.ownership import Reason
 from .core.retry import Retry
-from .errors import InDoubt, InvalidArgument, NoLease, StaleEpoch
+from .errors import InDoubt, InvalidArgument, NoLease, StaleEpoch, UnknownJob
 from .store import Renewal, Store, Transactions
 
 T = TypeVar("T")
@@ -151,7 +151,7 @@ class Lease:
         while not self._lost:
             try:
                 self.check()
-            except StaleEpoch:
+            except (StaleEpoch, UnknownJob):
                 break
             if left <= 0:
                 break
@@ -301,13 +301,11 @@ class Lease:
         savepoint: bool = False,
     ) -> None:
         """End this run with an *error*: the job comes back after its back-off, or is failed if its budget is spent."""
-        values.text(error, "error")
+        error = values.text(error, "error")
         if delay_seconds is None:
             delay_seconds = self.retry.delay(self._grant.errors + 1, random.random())
         delay = values.microseconds(delay_seconds, "delay_seconds", zero=True)
-        said = Settlement(
-            self.job_id, self.epoch, Outcome.FAIL, error=values.text(error, "error"), retry=bool(retry), delay_us=delay
-        )
+        said = Settlement(self.job_id, self.epoch, Outcome.FAIL, error=error, retry=bool(retry), delay_us=delay)
         return self._settle(said, connection, savepoint)
 
     def release(self, *, delay_seconds: float | None = None, connection: Any = None, savepoint: bool = False) -> None:
@@ -336,12 +334,23 @@ class Lease:
         verbs = transactions_of(self._store, "lease.transaction()")
         connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch))
         verbs.enter(connection)
+        with self._uncounted_if_it_fails():
+            try:
+                yield connection
+            except BaseException:
+                verbs.rollback(connection)
+                raise
+            verbs.commit(connection)
+
+    @contextmanager
+    def _uncounted_if_it_fails(self) -> Iterator[None]:
+        # A child that was rolled back is not there, and the next attempt must ask for the same id.
+        before = None if self._added is None else self._added.copy()
         try:
-            yield connection
+            yield
         except BaseException:
-            verbs.rollback(connection)
+            self._added = before
             raise
-        verbs.commit(connection)
 
     def fence(self, connection: Any, *, savepoint: bool = False) -> None:
         """Make the transaction that *connection* has open commit only if this epoch is current."""
@@ -355,7 +364,7 @@ class Lease:
     def _marked(self, program: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         try:
             return (yield from program)
-        except StaleEpoch:
+        except (StaleEpoch, UnknownJob):
             self._lost = True
             raise
 
@@ -383,7 +392,7 @@ class Lease:
     def _told_by(self, verb: Callable[[], T]) -> T:
         try:
             return verb()
-        except StaleEpoch:
+        except (StaleEpoch, UnknownJob):
             self._lost = True
             raise
 
@@ -453,11 +462,15 @@ class AsyncLease(Facade):
         """Open a fenced transaction as `Lease.transaction` does; the connection itself is a synchronous one."""
         lease: Lease = self._sync
         verbs = transactions_of(lease._store, "lease.aio.transaction()")
-        connection = await asyncio.to_thread(lambda: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch)))
+        # On threads of their own: the shared ones may all be waiting for the lock that is to be let go here.
+        connection = await abandonable(
+            lambda: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch)), verbs.rollback
+        )
         verbs.enter(connection)
-        try:
-            yield connection
-        except BaseException:
-            await asyncio.to_thread(verbs.rollback, connection)
-            raise
-        await asyncio.to_thread(verbs.commit, connection)
+        with lease._uncounted_if_it_fails():
+            try:
+                yield connection
+            except BaseException:
+                await abandonable(lambda: verbs.rollback(connection))
+                raise
+            await abandonable(lambda: verbs.commit(connection))

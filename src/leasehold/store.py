@@ -153,10 +153,12 @@ class Store(Protocol):
         C24.  A completion and its `then` jobs commit together; a refused one adds none.
         C25.  A failure counts an error: the job goes back, due after the settlement's delay, until `max_errors` is
               reached or the owner said not to retry; then it is failed.
-        C26.  A release puts the job back, due after its delay, and counts against no budget.
+        C26.  A release puts the job back, due after its delay, and counts against no budget. Without a delay, a job
+              that goes back keeps its place, and is due.
         C27.  The epoch stays the owner's. Repeating the same settlement under the same epoch succeeds and changes
               nothing, whatever has happened since; a different one is refused with `Settled`.
-        C28.  Whatever ends a lease frees its lock key, and the first job parked behind it waits to be claimed again.
+        C28.  Whatever ends a lease frees its lock key, and of each queue the first job parked behind it waits to be
+              claimed again.
         """
         ...
 

@@ -141,31 +141,45 @@ class Scheduled:
 
 
 class Parked:
-    """Jobs behind a lock key that another job holds, by key, best first."""
+    """Jobs behind a lock key that another job holds, by key and queue, best first."""
 
     def __init__(self) -> None:
-        self._behind: dict[str, list[tuple[int, Entry]]] = {}
+        self._behind: dict[str, dict[str, list[tuple[int, Entry]]]] = {}
 
     def push(self, key: str, record: Record) -> None:
         """Let *record* wait for *key*."""
         entry = (-record.spec.priority, (record.run_us, record.seq, record.ticket, record))
-        heappush(self._behind.setdefault(key, []), entry)
+        heappush(self._behind.setdefault(key, {}).setdefault(record.spec.queue, []), entry)
 
-    def pop(self, key: str) -> Record | None:
-        """Remove and return the first behind *key*, or None."""
-        heap = self._behind.get(key)
-        while heap:
-            _, (_, _, ticket, record) = heappop(heap)
-            if not heap:
+    def pop(self, key: str) -> list[Record]:
+        """
+        Remove and return the first of each queue behind *key*.
+
+        Of each queue, since nobody may be claiming from the queue of the very first.
+        """
+        queues = self._behind.get(key, {})
+        first = [record for heap in queues.values() if (record := _pop_good(heap))]
+        if queues:
+            left = {queue: heap for queue, heap in queues.items() if heap}
+            if left:
+                self._behind[key] = left
+            else:
                 del self._behind[key]
-            if record.ticket == ticket:
-                return record
-        return None
+        return first
 
     def records(self) -> Iterator[tuple[str, Record]]:
         """Every key and a record that waits behind it, in no order."""
-        for key, heap in self._behind.items():
-            yield from ((key, record) for _, (_, _, ticket, record) in heap if record.ticket == ticket)
+        for key, queues in self._behind.items():
+            for heap in queues.values():
+                yield from ((key, record) for _, (_, _, ticket, record) in heap if record.ticket == ticket)
+
+
+def _pop_good(heap: list[tuple[int, Entry]]) -> Record | None:
+    while heap:
+        _, (_, _, ticket, record) = heappop(heap)
+        if record.ticket == ticket:
+            return record
+    return None
 
 
 class Deadlines:

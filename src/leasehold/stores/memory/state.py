@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections import Counter, deque
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 from ...core.clock import Clock, SystemClock
@@ -145,8 +146,6 @@ class State:
             if spec.stall_us is not None:
                 record.stalls_us = now + spec.stall_us
                 self._stalls.push(record.stalls_us, [record])
-            if self._trace:
-                self._note("claimed", record, now, reason=record.reason, attempt=record.attempt)
             grants.append(grant)
         for expires, records in looks.items():
             self._expiries.push(expires, records)
@@ -304,15 +303,16 @@ class State:
 
     def _refuse(self, record: Record, presented: int, verb: str, now: int) -> StaleEpoch:
         owner = record.grant.owner if record.grant and record.status is Status.RUNNING else None
-        kind, reason = StaleEpoch, record.reason if record.epoch else None
-        if record.epoch == presented and record.settlement is not None:
-            kind, reason = Settled, None
+        kind, reason, by = StaleEpoch, record.reason if record.epoch else None, None
+        if record.epoch == presented and record.settlement is not None and record.grant is not None:
+            kind, reason, by = Settled, None, record.grant.owner
         for held, said in record.history or ():
             if held.epoch == presented:
                 assert held.ended is not None
+                by = held.owner
                 kind, reason = (Settled, None) if said is not None else (StaleEpoch, Reason(held.ended))
         refusal = kind(record.spec.id, presented=presented, current=record.epoch, owner=owner, reason=reason, verb=verb)
-        facts = {"presented": presented, "current": record.epoch, "verb": verb, "reason": reason}
+        facts = {"presented": presented, "current": record.epoch, "verb": verb, "reason": reason, "by": by}
         if presented > self._last:
             log.error("%s", refusal)
             self._note("alarm", record, now, owner=owner, **facts)
@@ -334,8 +334,8 @@ class State:
         record.status = Status.PENDING
         record.reason = reason
         record.updated_us = now
-        if due is not None:
-            record.run_us = due
+        # Without a delay it is due at once, also if it was transferred before its time had come.
+        record.run_us = min(record.run_us, now) if due is None else due
         self._wait(record, now)
 
     def _reopen(self, record: Record, now: int) -> None:
@@ -365,11 +365,10 @@ class State:
                 self._wake(key)
 
     def _wake(self, key: str | None) -> None:
-        """Let the first job behind *key* wait to be claimed again, if nobody holds the key."""
+        """Let the first job of each queue behind *key* wait to be claimed again, if nobody holds the key."""
         if key is None or key in self._held:
             return
-        record = self._parked.pop(key)
-        if record is not None:
+        for record in self._parked.pop(key):
             self._ready.push(record)
 
     def _end(self, record: Record, status: Status, now: int) -> None:
@@ -416,6 +415,7 @@ class State:
         epoch = facts.pop("epoch", record.epoch if record else None)
         held = record.grant.owner if record and record.grant else None
         owner = facts.pop("owner", held)
-        known = {name: value for name, value in facts.items() if value is not None}
+        plain = {name: str(value) if isinstance(value, StrEnum) else value for name, value in facts.items()}
+        known = {name: value for name, value in plain.items() if value is not None}
         job_id = None if record is None else record.spec.id
         self._events.append(Event(number, now, kind, job_id, epoch, owner, known))

@@ -57,7 +57,11 @@ class MemoryStore(State):
                 self._sweep(now)
                 taken = self._take(limit, queues)
                 if taken:
-                    return self._grant(taken, owner, lease_us, default_lease_us, claim_id, process, now)
+                    grants = self._grant(taken, owner, lease_us, default_lease_us, claim_id, process, now)
+                    if self._trace:
+                        for record in taken:
+                            self._note("claimed", record, now, reason=record.reason, attempt=record.attempt)
+                    return grants
                 if self._recover(now):
                     continue
                 if now >= until:
@@ -224,6 +228,7 @@ class MemoryStore(State):
             record.reason = Reason.MANUAL
             [grant] = self._grant([record], to, lease_us, default_lease_us, None, None, now)
             self._note("transferred", record, now, owner=to, was=was, by=by, note=note)
+            self._wake_claims()
             return grant
 
     def cancel(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
@@ -335,7 +340,7 @@ class MemoryStore(State):
             places.update(record.spec.id for record in due)
             places.update(record.spec.id for record in self._scheduled.records())
             places.update(record.spec.id for _, record in parked)
-            places.update(self._running)
+            places.update(self._running.keys())
             wrong = []
             for job_id, record in self._jobs.items():
                 expected = 0 if record.status in FINISHED else 1
@@ -346,8 +351,11 @@ class MemoryStore(State):
             wrong += [f"lock {key!r} is held by {count} running jobs." for key, count in keys.items() if count > 1]
             if set(keys) != set(self._held):
                 wrong.append(f"held keys are {sorted(self._held)}, running jobs have {sorted(keys)}.")
-            free = {key for key, _ in parked} - set(self._held) - {record.spec.lock for record in due}
-            wrong += [f"jobs are parked behind lock {key!r}, which is free." for key in sorted(free)]
+            turns = {(record.spec.lock, record.spec.queue) for record in due}
+            free = {(key, r.spec.queue) for key, r in parked if key not in self._held} - turns
+            wrong += [
+                f"jobs of {queue!r} are parked behind lock {key!r}, which is free." for key, queue in sorted(free)
+            ]
             wrong += [
                 f"job {record.spec.id!r} has epoch {record.epoch}, above the last one issued, {self._last}."
                 for record in self._jobs.values()

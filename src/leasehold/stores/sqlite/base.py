@@ -61,7 +61,8 @@ class Base:
                 "the store's epochs went back from %d to %d: it was restored; going on above both", self.seen, last
             )
             yield from self.record("alarm", None, now, seen=self.seen, last=last)
-        self.drawn = draw_epochs(max(last, self.seen), count, now)
+        # It is the first of them that must not be below the clock: the others of a batch may have been forgotten too.
+        self.drawn = draw_epochs(max(last, self.seen), count, now + count - 1)
         yield one(self.sql.set_last_epoch, self.drawn)
         return self.drawn
 
@@ -80,15 +81,20 @@ class Base:
         yield one(self.sql.delete_ready, standing.queue, rank, standing.run_us, standing.seq)
         yield one(self.sql.delete_scheduled, standing.run_us, standing.seq)
         if standing.lock is not None:
-            yield one(self.sql.delete_parked, standing.lock, rank, standing.run_us, standing.seq)
+            yield one(self.sql.delete_parked, standing.lock, standing.queue, rank, standing.run_us, standing.seq)
 
     def wake(self, lock: str | None) -> Program[None]:
-        """Let the first job behind *lock* wait to be claimed again, if nobody holds the key."""
+        """
+        Let the first job of each queue behind *lock* wait to be claimed again, if nobody holds the key.
+
+        Of each queue, since nobody may be claiming from the queue of the very first.
+        """
         if lock is None or (yield one(self.sql.lock_holder, lock)):
             return
-        for rank, run_us, seq, queue in (yield one(self.sql.first_parked, lock)):
-            yield one(self.sql.delete_parked, lock, rank, run_us, seq)
-            yield one(self.sql.insert_ready, queue, rank, run_us, seq)
+        for (queue,) in (yield self.sql.parked_queues, {"lock": lock}, False):
+            for rank, run_us, seq in (yield one(self.sql.first_parked, lock, queue)):
+                yield one(self.sql.delete_parked, lock, queue, rank, run_us, seq)
+                yield one(self.sql.insert_ready, queue, rank, run_us, seq)
 
     # Ownership
 
@@ -119,10 +125,11 @@ class Base:
     def refuse(self, standing: Standing, presented: int, verb: str, now: int) -> Program[StaleEpoch]:
         """Return the refusal of a write, and record it."""
         kind: Callable[..., StaleEpoch] = StaleEpoch
-        reason = standing.reason
+        reason, by = standing.reason, None
         if standing.epoch == presented and standing.settlement is not None:
-            kind, reason = Settled, None
-        for ended, settlement in (yield one(self.sql.ownership, standing.seq, presented)):
+            kind, reason, by = Settled, None, standing.done_by
+        for owner, ended, settlement in (yield one(self.sql.ownership, standing.seq, presented)):
+            by = owner
             kind, reason = (Settled, None) if settlement is not None else (StaleEpoch, Reason(ended))
         facts: dict[str, Any] = {
             "presented": presented,
@@ -134,8 +141,8 @@ class Base:
         [(last,)] = yield one(self.sql.last_epoch)
         if presented > max(last, self.seen):
             log.error("%s", refusal)
-            yield from self.record("alarm", standing.id, now, epoch=standing.epoch, verb=verb, **facts)
-        yield from self.record("refused", standing.id, now, epoch=standing.epoch, verb=verb, **facts)
+            yield from self.record("alarm", standing.id, now, epoch=standing.epoch, verb=verb, by=by, **facts)
+        yield from self.record("refused", standing.id, now, epoch=standing.epoch, verb=verb, by=by, **facts)
         return refusal
 
     def archive(

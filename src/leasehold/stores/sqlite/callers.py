@@ -10,7 +10,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...core.clock import Clock
@@ -19,6 +19,7 @@ from ...errors import InvalidArgument, NotInTransaction, StaleEpoch, UnknownJob
 from ...store import Refusal
 from .base import Joined
 from .database import Database, drive, inherited
+from .inside import enter, refuse_inside
 from .owning import Owning
 from .rows import Program, one
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from .store import SqliteStore
 
 T = TypeVar("T")
-
-# In this context, whether each transaction that was joined is still open.
-_open: ContextVar[tuple[Callable[[], bool], ...]] = ContextVar("leasehold_open_transactions", default=())
 
 
 class JoinedVerbs(Joined, Owning):
@@ -39,6 +37,7 @@ class FencedConnection(sqlite3.Connection):
     """A connection whose transaction is the lease's to end, and not its user's."""
 
     ours = False
+    turn: AbstractContextManager[None] | None = None  # to write, as long as a transaction is open
 
     def commit(self) -> None:
         """Refuse: the end of `with lease.transaction()` commits."""
@@ -74,19 +73,22 @@ class SqliteTransactions:
         self._clock = clock
         self._verbs = verbs
         self._idle: list[FencedConnection] = []
+        self._file: tuple[int, int] | None = None  # that the idle ones are connected to
 
     # A transaction of ours, for the caller's rows
 
     def begin(self, job_id: str, epoch: int) -> FencedConnection:
         """Return a connection with an open transaction that is fenced by *epoch*; raise the refusal otherwise."""
-        refuse_inside()
         database = self._database
+        refuse_inside(database.path)
         turn = database.writing()
         turn.__enter__()
         try:
             database.current_writer()
+            if self._file != database.file:
+                self.close()
+                self._file = database.file
             connection = self._idle.pop() if self._idle else self._connect()
-            connection.turn = turn  # type: ignore[attr-defined]  # ended by _end
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 drive(connection, self.fence(job_id, epoch))
@@ -94,7 +96,8 @@ class SqliteTransactions:
                 _end(connection, "ROLLBACK")
                 self._idle.append(connection)
                 raise database.explained(error) from error.__cause__
-            connection.set_authorizer(_no_transactions)
+            connection.turn = turn
+            connection.set_authorizer(_only_inside(connection))
             return connection
         except BaseException:
             turn.__exit__(None, None, None)
@@ -103,12 +106,14 @@ class SqliteTransactions:
     def _connect(self) -> FencedConnection:
         connection = self._database.connect(FencedConnection)
         assert isinstance(connection, FencedConnection)
+        # SQLite itself rolls back for some errors. Python would then begin anew before the next write, which the
+        # authorizer refuses; without this level that write would commit by itself, and unfenced.
+        connection.isolation_level = "IMMEDIATE"
         return connection
 
     def enter(self, connection: Any) -> None:
         """Remember, in the caller's context, that it has a transaction open."""
-        still = [is_open for is_open in _open.get() if is_open()]
-        _open.set((*still, lambda: _still_open(connection)))
+        enter(self._database.path, connection, _watch(connection))
 
     def commit(self, connection: FencedConnection) -> None:
         """Commit what `begin` opened."""
@@ -119,18 +124,22 @@ class SqliteTransactions:
         self._finish(connection, "ROLLBACK")
 
     def _finish(self, connection: FencedConnection, how: str) -> None:
-        turn = connection.turn  # type: ignore[attr-defined]  # set by begin
+        turn, connection.turn = connection.turn, None
+        assert turn is not None
         try:
             connection.set_authorizer(None)
-            if not connection.in_transaction:
-                raise NotInTransaction("the transaction of lease.transaction() has ended before its block did.")
-            try:
-                connection.execute(how)
-            except sqlite3.Error as error:
-                _end(connection, "ROLLBACK")
-                raise self._database.explained(error) from error
-            connection.row_factory = None
+            if how == "COMMIT" and not connection.in_transaction:
+                raise NotInTransaction(
+                    "SQLite has rolled this transaction back before its block ended, as it does after some errors "
+                    "(INSERT OR ROLLBACK, a full disk): nothing was committed. Let such an error leave the block."
+                )
+            _end(connection, how)
+            connection.row_factory, connection.text_factory = None, str
             self._idle.append(connection)
+        except BaseException as error:
+            connection.ours = True
+            connection.close()  # which rolls back
+            raise self._explained(error) from _cause(error)
         finally:
             turn.__exit__(None, None, None)
         self._store.changed()
@@ -142,7 +151,7 @@ class SqliteTransactions:
             connection.ours = True
             connection.close()
 
-    def forked(self) -> None:
+    def forked_child(self) -> None:
         """Start afresh in a forked child."""
         inherited.extend(self._idle)
         self._idle = []
@@ -181,7 +190,7 @@ class SqliteTransactions:
 
     def is_async(self, connection: Any) -> bool:
         """Return whether *connection* belongs to an event loop."""
-        return isinstance(connection, _types("sqlalchemy.ext.asyncio", "AsyncConnection", "AsyncSession"))
+        return isinstance(connection, _types("sqlalchemy.ext.asyncio", "AsyncConnection", *_ASYNC_SESSIONS))
 
     def run(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:
         """Run *program* inside the transaction that *connection* has open, and return its value."""
@@ -194,41 +203,38 @@ class SqliteTransactions:
             run = _Cursor(connection)
         else:
             raise _unknown(connection)
-        _refuse_autocommit(connection)
         self._refuse_other_file(run("PRAGMA database_list", ()))
         try:
-            value = _run(program, run)
+            if _must_begin(connection):
+                run("BEGIN IMMEDIATE", ())
+            self.enter(connection)
+            return _run(program, run)
         except Exception as error:
-            raise self._database.explained(_original(error)) from error
-        self._joined(connection)
-        return value
+            raise self._explained(error) from _cause(error)
 
     async def run_async(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:
         """Run *program* likewise, on an async connection."""
-        if isinstance(connection, _types("sqlalchemy.ext.asyncio", "AsyncSession")):
+        if isinstance(connection, _types("sqlalchemy.ext.asyncio", *_ASYNC_SESSIONS)):
             connection = await connection.connection()
         _refuse_nested(connection, savepoint)
-        await connection.get_raw_connection()
-        _refuse_autocommit(connection)
         self._refuse_other_file(_rows(await connection.exec_driver_sql("PRAGMA database_list")))
         try:
+            if _must_begin(connection):
+                await connection.exec_driver_sql("BEGIN IMMEDIATE")
+            self.enter(connection)
             answer: Any = None
             while True:
                 sql, params, several = program.send(answer)
                 answer = [] if several and not params else _rows(await connection.exec_driver_sql(sql, params))
         except StopIteration as end:
-            value: T = end.value
+            return end.value  # type: ignore[no-any-return]  # typed as the program is
         except Exception as error:
-            raise self._database.explained(_original(error)) from error
+            raise self._explained(error) from _cause(error)
         finally:
             program.close()
-        self._joined(connection)
-        return value
 
-    def _joined(self, connection: Any) -> None:
-        if not _driver(connection).in_transaction:
-            raise NotInTransaction(_AUTOCOMMIT)
-        self.enter(connection)
+    def _explained(self, error: BaseException) -> BaseException:
+        return self._database.explained(_original(error))
 
     def _refuse_other_file(self, databases: list[Any]) -> None:
         name = next((file for _, name, file in databases if name == "main"), "")
@@ -245,27 +251,26 @@ _AUTOCOMMIT = (
 )
 
 
-def refuse_inside() -> None:
-    """Refuse a write outside the transaction that this context has open: it would wait for itself."""
-    if any(is_open() for is_open in _open.get()):
-        raise InvalidArgument(
-            "a transaction is open here, which holds the file's only write lock: pass connection=… to join it, "
-            "or end it first. Without, this call would wait for itself."
-        )
+_ASYNC_SESSIONS = ("AsyncSession", "async_scoped_session")
 
 
 class _Cursor:
     """Runs statements on a sqlite3 connection, whatever its user made of its rows."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
         self._cursor = connection.cursor()
         self._cursor.row_factory = None
 
     def __call__(self, sql: str, params: Any) -> list[Any]:
-        if isinstance(params, list):
-            self._cursor.executemany(sql, params)
-            return []
-        return self._cursor.execute(sql, params).fetchall()
+        users, self._connection.text_factory = self._connection.text_factory, str
+        try:
+            if isinstance(params, list):
+                self._cursor.executemany(sql, params)
+                return []
+            return self._cursor.execute(sql, params).fetchall()
+        finally:
+            self._connection.text_factory = users
 
 
 def _run(program: Program[T], run: Callable[[str, Any], list[Any]]) -> T:
@@ -292,18 +297,33 @@ def _driver(connection: Any) -> Any:
     return sync.connection.driver_connection
 
 
-def _still_open(connection: Any) -> bool:
-    try:
-        return bool(_driver(connection).in_transaction)
-    except Exception:  # closed, in whatever words the driver has for it
-        return False
+def _watch(connection: Any) -> Callable[[], bool]:
+    """Return what says whether the transaction that is open on *connection* now still is."""
+    if isinstance(connection, FencedConnection):
+        turn = connection.turn  # the connection itself will be used again, by whoever comes next
+        return lambda: connection.turn is turn
+
+    def is_open() -> bool:
+        try:
+            return bool(_driver(connection).in_transaction)
+        except Exception:  # closed, in whatever words the driver has for it
+            return False
+
+    return is_open
 
 
-def _refuse_autocommit(connection: Any) -> None:
+def _must_begin(connection: Any) -> bool:
+    """
+    Return whether a transaction has to be begun here, since the driver would begin one by itself only before a write.
+
+    By then a migration would have committed, statement by statement.
+    """
     driver = _driver(connection)
-    begins_by_itself = driver.isolation_level is not None and getattr(driver, "autocommit", -1) is not True
-    if not driver.in_transaction and not begins_by_itself:
+    if driver.in_transaction:
+        return False
+    if driver.isolation_level is None or getattr(driver, "autocommit", -1) is True:
         raise NotInTransaction(_AUTOCOMMIT)
+    return True
 
 
 def _refuse_nested(connection: Any, savepoint: bool) -> None:
@@ -331,6 +351,10 @@ def _original(error: BaseException) -> BaseException:
     return inner if isinstance(inner, sqlite3.Error) else error
 
 
+def _cause(error: BaseException) -> BaseException | None:
+    return error if isinstance(_original(error), sqlite3.Error) else error.__cause__
+
+
 def _admitted(value: T | Refusal) -> T:
     if isinstance(value, StaleEpoch | UnknownJob):
         raise value
@@ -342,5 +366,11 @@ def _end(connection: sqlite3.Connection, how: str) -> None:
         connection.execute(how)
 
 
-def _no_transactions(action: int, *_: object) -> int:
-    return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_TRANSACTION else sqlite3.SQLITE_OK
+def _only_inside(connection: sqlite3.Connection) -> Callable[..., int]:
+    """Return an authorizer that lets nobody begin, commit or roll back, nor do anything after a rollback."""
+
+    def authorize(action: int, *_: object) -> int:
+        allowed = action != sqlite3.SQLITE_TRANSACTION and connection.in_transaction
+        return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+    return authorize

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ...core.clock import Clock
 from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
+from .inside import refuse_inside
 from .rows import Program, one
 from .sql import Migration, Statements, migrations
 
@@ -29,8 +30,8 @@ LEAST_SQLITE = (3, 37, 0)  # STRICT tables
 SYNCHRONOUS = ("full", "normal", "extra")
 _CHECKPOINT_PAGES = 2_000
 
-# Connections of a parent process. Closing one in a forked child could end the parent's locks or checkpoint under it,
-# so they are kept, unused, for as long as the child lives.
+# Connections of a parent process that was inside a transaction when it forked. Closing one in the child could undo
+# what the parent is writing, so they are kept, unused, for as long as the child lives.
 inherited: list[Any] = []
 
 
@@ -61,8 +62,15 @@ class Database:
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
-        self._closed = False
+        self._refusal: str | None = None  # why nothing may be asked any more
+        self._readers = 0
+        self._forking = False
         self._commits = self._changes = 0
+
+    @property
+    def file(self) -> tuple[int, int] | None:
+        """Which file was opened, None before the first one; another one after the path's file was replaced."""
+        return self._file
 
     @property
     def opened(self) -> bool:
@@ -87,41 +95,41 @@ class Database:
                     self.point("before commit")
                 connection.execute("COMMIT")
                 committed()
+                if self.point:
+                    self.point("after commit")
             except BaseException as error:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise self.explained(error) from error if isinstance(error, sqlite3.Error) else error.__cause__
-            if self.point:
-                self.point("after commit")
             self._tidy(connection)
             return value
 
     def read(self, program: Program[T]) -> T:
         """Run *program*, which only reads, on what is committed now, and return its value."""
+        with self._reading() as reader:
+            reader.execute("BEGIN")  # one snapshot for all its statements
+            try:
+                return drive(reader, program)
+            finally:
+                if reader.in_transaction:
+                    reader.execute("COMMIT")
+
+    def version(self) -> tuple[int, int]:
+        """Return what changes when anybody commits, or replaces the file; for those who wait."""
+        with self._reading() as reader:
+            # SQLite's number says nothing about another connection's, so we count the connections too.
+            return self._readers, int(reader.execute("PRAGMA data_version").fetchone()[0])
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """Hold this process's turn to read, on the file that the path names now."""
         if not self._is_current():
             with self.writing():
                 self.current_writer()
         with self._read_lock:
             self._check_open()
-            if self._reader is None:
-                self._reader = self.connect()
             try:
-                self._reader.execute("BEGIN")  # one snapshot for all its statements
-                try:
-                    return drive(self._reader, program)
-                finally:
-                    self._reader.execute("COMMIT")
-            except sqlite3.Error as error:
-                raise self.explained(error) from error
-
-    def version(self) -> int:
-        """Return a number that changes when anybody commits; for those who wait."""
-        with self._read_lock:
-            self._check_open()
-            if self._reader is None:
-                self._reader = self.connect()
-            try:
-                return int(self._reader.execute("PRAGMA data_version").fetchone()[0])
+                yield self._current_reader()
             except sqlite3.Error as error:
                 raise self.explained(error) from error
 
@@ -141,21 +149,31 @@ class Database:
 
     def current_writer(self) -> sqlite3.Connection:
         """Return the connection that writes; the turn to write is held. A file that was replaced is opened anew."""
-        if self._writer is not None:
-            if self._is_current():
-                return self._writer
+        if self._file is not None and not self._is_current():
             log.warning("the file %s was replaced; opening the new one", self.path)
-            self._disconnect()
+            with self._read_lock:
+                self._disconnect()
+        if self._writer is not None:
+            return self._writer
+        # Looked at before it is opened: if it is replaced in between, the next look tells.
+        found = self._identity() if os.path.exists(self.path) else None
         connection = self.connect()
         try:
             self._migrate(connection)
         except BaseException:
             connection.close()
             raise
-        self._file = self._identity()
+        self._file = found or self._identity()
         self._writer = connection
         self._commits = self._changes = 0
         return connection
+
+    def _current_reader(self) -> sqlite3.Connection:
+        """Return the connection that reads; the turn to read is held."""
+        if self._reader is None:
+            self._reader = self.connect()
+            self._readers += 1
+        return self._reader
 
     def _is_current(self) -> bool:
         """Whether the connections are to the file that the path names now."""
@@ -190,9 +208,9 @@ class Database:
             raise self.explained(error) from error
         try:
             self._set_up(connection)
-        except sqlite3.Error as error:
+        except BaseException as error:
             connection.close()
-            raise self.explained(error) from error
+            raise self.explained(error) from error if isinstance(error, sqlite3.Error) else error.__cause__
         return connection
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
@@ -204,6 +222,7 @@ class Database:
             except sqlite3.OperationalError as error:
                 if last or error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                     raise
+                refuse_inside(self.path)
                 threading.Event().wait(0.01)
         if mode != "wal":
             raise StoreIncompatible(
@@ -231,9 +250,7 @@ class Database:
             writer.execute("BEGIN IMMEDIATE")
             try:
                 with self._read_lock:
-                    if self._reader is None:
-                        self._reader = self.connect()
-                    self._reader.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                    self._current_reader().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             finally:
                 writer.execute("COMMIT")
         except (sqlite3.Error, LeaseholdError) as error:  # what was asked has been done; this can wait
@@ -244,6 +261,7 @@ class Database:
         try:
             if drive(connection, schema_version(self._sql, self.path, steps)) == steps[-1].version:
                 return
+            refuse_inside(self.path)
             connection.execute("BEGIN IMMEDIATE")
             try:
                 drive(connection, migrate(self._sql, self.path, steps, self._clock.now()))
@@ -264,29 +282,53 @@ class Database:
     def close(self) -> None:
         """Close the connections; later verbs raise `StoreUnavailable`."""
         with self._write_lock, self._read_lock:
-            self._closed = True
-            for connection in (self._reader, self._writer):
-                if connection is not None:
-                    connection.close()
-            self._writer = self._reader = None
+            self._refusal = f"this store ({self.path}) is closed."
+            self._disconnect()
 
     def _disconnect(self) -> None:
-        with self._read_lock:
-            for connection in (self._reader, self._writer):
-                if connection is not None:
-                    connection.close()
-            self._writer = self._reader = None
+        for connection in (self._reader, self._writer):
+            if connection is not None:
+                connection.close()
+        self._writer = self._reader = None
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise StoreUnavailable(f"this store ({self.path}) is closed.")
+        if self._refusal is not None:
+            raise StoreUnavailable(self._refusal)
 
-    def forked(self) -> None:
-        """Start afresh in a forked child: the parent's connections and locks are the parent's."""
+    # Forking. SQLite remembers in a process's own memory which locks that process has. A forked child would believe
+    # that it has them too and take none, and whoever closes the file next would remove the write-ahead log under it.
+    # So the file is not open while the process forks; afterwards both sides open it anew.
+
+    def before_fork(self) -> bool:
+        """Let go of the file, after the write under way; return False if there is one and it does not end."""
+        try:
+            refuse_inside(self.path)
+            self._forking = self._write_lock.acquire(timeout=self.busy_seconds)
+        except InvalidArgument:
+            self._forking = False  # it is this very thread's own
+        if self._forking:
+            self._read_lock.acquire()
+            self._disconnect()
+        return self._forking
+
+    def forked_parent(self) -> None:
+        """Go on in the parent."""
+        if self._forking:
+            self._forking = False
+            self._read_lock.release()
+            self._write_lock.release()
+
+    def forked_child(self) -> None:
+        """Start afresh in the child: the parent's locks are the parent's."""
         inherited.extend((self._writer, self._reader))
-        closed = self._closed
+        refusal, file = self._refusal, self._file
+        if not self._forking and file is not None:
+            refusal = (
+                f"this process was forked while its parent had a transaction open on {self.path}, whose locks SQLite "
+                "cannot tell from its own. Fork outside of transactions, or start processes by spawn."
+            )
         self._begin()
-        self._closed = closed
+        self._refusal, self._file = refusal, file
 
     # Errors
 

@@ -68,7 +68,7 @@ class Moving(Owning):
             attempt=held.attempt if final else held.attempt + 1,
             reclaims=reclaims,
             last_error=error,
-            run_us=held.run_us,
+            run_us=held.run_us if final else min(held.run_us, now),
         )
         if final:
             yield from self.record("failed", job_id, now, epoch=epoch, reason=reason, was=held.owner, error=error)
@@ -85,7 +85,7 @@ class Moving(Owning):
             yield one(self.sql.prune_ownerships, listed)
             yield one(self.sql.prune_effects, listed)
             yield one(self.sql.prune_checkpoints, listed)
-        yield one(self.sql.prune_events, before_us, limit)
+        yield one(self.sql.prune_events, before_us)
         yield one(self.sql.delete_idle_processes)
         return len(seqs)
 

@@ -170,7 +170,7 @@ class Owning(Base):
                         keys.add(row[12])
             yield many(self.sql.delete_ready, [(row[10], *row[:3]) for row in first])
             if blocked:
-                yield many(self.sql.insert_parked, [(row[12], *row[:3], row[10]) for row in blocked])
+                yield many(self.sql.insert_parked, [(row[12], row[10], *row[:3]) for row in blocked])
                 parked += len(blocked)
         return taken, parked >= PARKED_AT_ONCE
 
@@ -305,7 +305,7 @@ class Owning(Base):
         standing = yield from self.standing(said.job_id)
         assert standing is not None
         before = standing.settlement if standing.epoch == said.epoch else None
-        for _, settlement in (yield one(self.sql.ownership, standing.seq, said.epoch)):
+        for _, _, settlement in (yield one(self.sql.ownership, standing.seq, said.epoch)):
             before = settlement
         if before is not None and before == said.fingerprint():
             return None
@@ -323,7 +323,9 @@ class Owning(Base):
         final = status in FINISHED
         how = Status.FAILED.value if final else FREED_BY[verb].value
         yield from self.archive(held, how, now, by=held.owner, note=said.error, said=said.fingerprint())
-        run_us = now + said.delay_us if said.delay_us and not final else held.run_us
+        # Without a delay it is due at once, also if it was transferred before its time had come.
+        due = now + said.delay_us if said.delay_us else min(held.run_us, now)
+        run_us = held.run_us if final else due
         yield from self.back(
             held,
             now,

@@ -136,7 +136,8 @@ class Reading(Base):
         ]
         wrong += [f"row {seq} is in a place and not a job." for (seq,) in (yield one(self.sql.verify_strays))]
         wrong += [
-            f"jobs are parked behind lock {lock!r}, which is free." for (lock,) in (yield one(self.sql.verify_parked))
+            f"jobs of {queue!r} are parked behind lock {lock!r}, which is free."
+            for lock, queue in (yield one(self.sql.verify_parked))
         ]
         wrong += [f"job {job_id!r} runs without its lock." for (job_id,) in (yield one(self.sql.verify_locks))]
         wrong += [f"job {job_id!r} waits in the wrong place." for (job_id,) in (yield one(self.sql.verify_ready))]

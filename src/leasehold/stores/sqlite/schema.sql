@@ -77,11 +77,11 @@ CREATE TABLE leasehold_scheduled (
 -- Due jobs behind a lock key that another job holds.
 CREATE TABLE leasehold_parked (
     lock    TEXT NOT NULL,
+    queue   TEXT NOT NULL,
     rank    INTEGER NOT NULL,
     run_at  INTEGER NOT NULL,
     seq     INTEGER NOT NULL,
-    queue   TEXT NOT NULL,
-    PRIMARY KEY (lock, rank, run_at, seq)
+    PRIMARY KEY (lock, queue, rank, run_at, seq)
 ) STRICT, WITHOUT ROWID;
 
 -- Jobs that an owner works on. The primary key is P2's "one owner"; the index on lock is its other half.

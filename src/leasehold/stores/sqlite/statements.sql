@@ -57,10 +57,10 @@ INSERT INTO leasehold_scheduled (run_at, seq, queue) VALUES (?, ?, ?);
 DELETE FROM leasehold_scheduled WHERE run_at = ? AND seq = ?;
 
 -- name: insert_parked
-INSERT INTO leasehold_parked (lock, rank, run_at, seq, queue) VALUES (?, ?, ?, ?, ?);
+INSERT INTO leasehold_parked (lock, queue, rank, run_at, seq) VALUES (?, ?, ?, ?, ?);
 
 -- name: delete_parked
-DELETE FROM leasehold_parked WHERE lock = ? AND rank = ? AND run_at = ? AND seq = ?;
+DELETE FROM leasehold_parked WHERE lock = ? AND queue = ? AND rank = ? AND run_at = ? AND seq = ?;
 
 
 -- name: next_looks
@@ -164,8 +164,18 @@ SET status = :status, epoch = :epoch, reason = :reason, attempt = :attempt, erro
     updated_at = :now, finished_at = :finished_at
 WHERE seq = :seq;
 
+-- name: parked_queues
+-- The queues that have something parked behind a key, by one seek each.
+WITH RECURSIVE queues (queue) AS (
+    SELECT min(queue) FROM leasehold_parked WHERE lock = :lock
+    UNION ALL
+    SELECT (SELECT min(queue) FROM leasehold_parked WHERE lock = :lock AND queue > queues.queue)
+    FROM queues WHERE queue IS NOT NULL
+)
+SELECT queue FROM queues WHERE queue IS NOT NULL;
+
 -- name: first_parked
-SELECT rank, run_at, seq, queue FROM leasehold_parked WHERE lock = ? ORDER BY rank, run_at, seq LIMIT 1;
+SELECT rank, run_at, seq FROM leasehold_parked WHERE lock = ? AND queue = ? ORDER BY rank, run_at, seq LIMIT 1;
 
 -- name: standing
 -- A job with its lease, if any: what a decision about its next step needs.
@@ -198,7 +208,7 @@ INSERT INTO leasehold_ownerships (
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: ownership
-SELECT ended, settlement FROM leasehold_ownerships WHERE seq = ? AND epoch = ?;
+SELECT owner, ended, settlement FROM leasehold_ownerships WHERE seq = ? AND epoch = ?;
 
 -- name: override
 UPDATE leasehold_jobs
@@ -266,7 +276,7 @@ DELETE FROM leasehold_effects WHERE seq IN (SELECT value FROM json_each(?));
 DELETE FROM leasehold_checkpoints WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: prune_events
-DELETE FROM leasehold_events WHERE number IN (SELECT number FROM leasehold_events WHERE at < ? ORDER BY at LIMIT ?);
+DELETE FROM leasehold_events WHERE at < ?;
 
 
 -- name: job
@@ -331,9 +341,11 @@ SELECT seq FROM (
 ) WHERE seq NOT IN (SELECT seq FROM leasehold_jobs);
 
 -- name: verify_parked
-SELECT DISTINCT p.lock FROM leasehold_parked AS p
+SELECT DISTINCT p.lock, p.queue FROM leasehold_parked AS p
 WHERE NOT EXISTS (SELECT 1 FROM leasehold_leases AS l WHERE l.lock = p.lock)
-  AND NOT EXISTS (SELECT 1 FROM leasehold_ready AS r JOIN leasehold_jobs AS j ON j.seq = r.seq WHERE j.lock = p.lock);
+  AND NOT EXISTS (
+    SELECT 1 FROM leasehold_ready AS r JOIN leasehold_jobs AS j ON j.seq = r.seq WHERE j.lock = p.lock AND r.queue = p.queue
+);
 
 -- name: verify_locks
 SELECT j.id FROM leasehold_leases AS l JOIN leasehold_jobs AS j ON j.seq = l.seq WHERE j.lock IS NOT l.lock;

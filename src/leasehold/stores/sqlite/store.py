@@ -15,8 +15,9 @@ from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
 from ...errors import StaleEpoch, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
-from .callers import JoinedVerbs, SqliteTransactions, refuse_inside
+from .callers import JoinedVerbs, SqliteTransactions
 from .database import Database
+from .inside import refuse_inside
 from .moving import Moving
 from .reading import Reading
 from .rows import Program
@@ -60,7 +61,7 @@ class SqliteStore:
     # Running programs
 
     def _write(self, make: Callable[[int], Program[T]]) -> T:
-        refuse_inside()
+        refuse_inside(self.database.path)
         value = self.database.write(lambda now: self._verbs.begun(make(now)), self._verbs.committed)
         self.changed()
         return value
@@ -294,11 +295,20 @@ class SqliteStore:
         self.database.close()
         self.changed()
 
-    def forked(self) -> None:
-        """Start afresh in a forked child: the parent's connections and locks are the parent's."""
+    def before_fork(self) -> None:
+        """Let go of the file: no connection may be carried into a forked child."""
+        if self.database.before_fork():
+            self.transactions.close()
+
+    def forked_parent(self) -> None:
+        """Go on in the parent."""
+        self.database.forked_parent()
+
+    def forked_child(self) -> None:
+        """Start afresh in the child: the parent's locks are the parent's."""
         self._changed = threading.Condition()
-        self.transactions.forked()
-        self.database.forked()
+        self.transactions.forked_child()
+        self.database.forked_child()
 
 
 def _nothing() -> Program[None]:
@@ -308,10 +318,17 @@ def _nothing() -> Program[None]:
 _stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
-    for store in list(_stores):
-        store.forked()
+def _for_each_store(step: Callable[[SqliteStore], None]) -> Callable[[], None]:
+    def every() -> None:
+        for store in list(_stores):
+            step(store)
+
+    return every
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=_for_each_store(SqliteStore.before_fork),
+        after_in_parent=_for_each_store(SqliteStore.forked_parent),
+        after_in_child=_for_each_store(SqliteStore.forked_child),
+    )

@@ -1,0 +1,5 @@
+"""`python -m leasehold` is the command `leasehold`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,23 @@
+"""
+The command `leasehold`, also as `python -m leasehold`.
+
+    app      the group, its help, and how an error becomes one line and an exit code
+    store    check a store, and advance its epochs
+    demo/    stale owners being refused, played with real threads and processes
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+
+def main() -> None:
+    """Run the command and exit: 0 if all is well, 1 if not, 2 if it was called wrongly, 130 after Ctrl-C."""
+    missing = [name for name in ("click", "rich") if find_spec(name) is None]
+    if missing:
+        print(f'The command needs {" and ".join(missing)}: pip install "leasehold[cli]"', file=sys.stderr)
+        raise SystemExit(2)
+    from .app import run  # on use: the library itself is imported without click and rich
+
+    raise SystemExit(run())

@@ -1,0 +1,55 @@
+"""The group of commands, its help, and how an error becomes one line and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from .. import InvalidArgument, LeaseholdError, __version__
+from .demo import demo
+from .store import store
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", message="leasehold %(version)s")
+@click.pass_context
+def app(context: click.Context) -> None:
+    """
+    Background jobs whose stale owners cannot write.
+
+    A worker claims a job and gets a lease, which expires, and an epoch, which only goes up. When a worker
+    seems dead, its job moves on under a newer epoch. If the worker wakes up after all, whatever it writes
+    is refused.
+
+    \b
+    Start here:
+      leasehold demo                             watch it happen, in ten seconds
+      leasehold demo --store sqlite:///demo.db   in a file, with a killed process
+      leasehold store check sqlite:///demo.db    is all in there as promised?
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+app.add_command(demo)
+app.add_command(store)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with *arguments*, or those of the process, and return its exit code."""
+    try:
+        code = app.main(args=arguments, prog_name="leasehold", standalone_mode=False)
+    except click.ClickException as problem:
+        problem.show()
+        return problem.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("leasehold: interrupted", err=True)
+        return INTERRUPTED
+    except LeaseholdError as error:
+        click.echo(f"leasehold: {' '.join(str(error).split())}", err=True)
+        # Every argument of a call comes from the command line: a wrong one is a mistake in how it was called.
+        return 2 if isinstance(error, InvalidArgument) else 1
+    return code if isinstance(code, int) else 0

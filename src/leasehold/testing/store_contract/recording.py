@@ -1,0 +1,229 @@
+"""C39, C40: who held a job, and what was recorded."""
+
+from __future__ import annotations
+
+from ...core.job import Progress, new_job
+from ...core.ownership import Ownership, Reason
+from ...core.retry import Retry
+from ...store import Renewal, Store
+from .support import SECOND, AlarmClock, Contract, completed, expire, failed, one, released, settle
+
+
+class Recording(Contract):
+    """Every hand-over says why, and can be read afterwards."""
+
+    def test_c39_the_history_of_a_job(self, store: Store, clock: AlarmClock) -> None:
+        """Each ownership has its epoch, owner, grant, deadline, how it began and how, when and by whom it ended."""
+        start = clock.now()
+        store.add([new_job("a")])
+        first = one(store, "a")
+        clock.advance(10)
+        store.renew([Renewal("a", first.epoch)])
+        clock.advance(30)
+        second = one(store, "b")
+        clock.advance(1)
+        third = store.transfer("a", second.epoch, to="c", by="ops", note="b is on holiday")
+        clock.advance(1)
+        settle(store, failed(third, "no route"))
+        fourth = one(store, "d")
+        clock.advance(1)
+        settle(store, completed(fourth))
+
+        reclaimed, transferred, retried, done = store.ownerships("a")
+
+        assert (reclaimed.owner, reclaimed.epoch, reclaimed.began) == ("a", first.epoch, Reason.CLAIM)
+        assert (reclaimed.granted_us, reclaimed.deadline_us) == (start, start + 40 * SECOND)
+        assert (reclaimed.ended, reclaimed.ended_us) == (Reason.TIMEOUT, start + 40 * SECOND)
+        assert reclaimed.by is not None
+        assert transferred == Ownership(
+            "a",
+            second.epoch,
+            "b",
+            Reason.TIMEOUT,
+            second.granted_us,
+            second.expires_us,
+            Reason.MANUAL,
+            start + 41 * SECOND,
+            "ops",
+            "b is on holiday",
+        )
+        assert (retried.owner, retried.epoch, retried.began) == ("c", third.epoch, Reason.MANUAL)
+        assert (retried.ended, retried.by, retried.note) == (Reason.RETRY, "c", "no route")
+        assert (done.owner, done.epoch, done.began) == ("d", fourth.epoch, Reason.RETRY)
+        assert (done.ended, done.ended_us, done.by) == ("done", clock.now(), "d")
+
+    def test_c39_a_live_ownership_has_no_end(self, store: Store, clock: AlarmClock) -> None:
+        """It is the last of the list, with the deadline of now."""
+        store.add([new_job("a")])
+        assert store.ownerships("a") == []
+        grant = one(store, "a")
+        clock.advance(10)
+        store.renew([Renewal("a", grant.epoch)])
+
+        [live] = store.ownerships("a")
+
+        assert (live.owner, live.epoch, live.deadline_us) == ("a", grant.epoch, clock.now() + 30 * SECOND)
+        assert (live.ended, live.ended_us, live.by, live.note) == (None,) * 4
+
+    def test_c39_how_each_ownership_ends(self, store: Store, clock: AlarmClock) -> None:
+        """Done and failed by its owner; else the reason why it was taken or handed back."""
+        names = ["done", "failed", "retry", "release", "manual", "cancellation", "stall", "timeout"]
+        store.add([new_job(name, stall_seconds=5 if name == "stall" else None) for name in names])
+        grants = {grant.spec.id: grant for grant in store.claim("a", limit=10)}
+        store.settle(
+            [
+                completed(grants["done"]),
+                failed(grants["failed"], retry=False),
+                failed(grants["retry"]),
+                released(grants["release"]),
+            ]
+        )
+        store.finish("manual", grants["manual"].epoch, by="ops")
+        store.cancel("cancellation", grants["cancellation"].epoch, by="ops")
+        clock.advance(5)
+        store.reclaim()
+        expire(store, clock)
+
+        assert {name: [ownership.ended for ownership in store.ownerships(name)] for name in names} == {
+            name: [name] for name in names
+        }
+
+    def test_c39_a_replayed_job_keeps_its_history(self, store: Store, clock: AlarmClock) -> None:
+        """The ownership that completed it is still there, as it was."""
+        store.add([new_job("a")])
+        first = one(store)
+        settle(store, completed(first))
+        before = store.ownerships("a")
+        clock.advance(60)
+        store.replay("a", first.epoch, by="ops")
+        assert store.ownerships("a") == before
+
+        second = one(store)
+
+        assert [ownership.epoch for ownership in store.ownerships("a")] == [first.epoch, second.epoch]
+        assert store.ownerships("a")[0] == before[0]
+
+    def test_c39_epochs_that_nobody_held_are_no_ownerships(self, store: Store, clock: AlarmClock) -> None:
+        """A reclaim, a cancellation and a replay issue an epoch to nobody."""
+        store.add([new_job("a")])
+        store.cancel("a", 0, by="ops")
+        store.replay("a", store.job("a").epoch, by="ops")
+
+        assert store.ownerships("a") == []
+
+    def test_c39_a_second_store_reads_the_same(self, store: Store, another: Store, clock: AlarmClock) -> None:
+        """History, events and jobs are kept with the data."""
+        store.add([new_job("a")])
+        one(store)
+        expire(store, clock)
+        grant = one(store)
+        store.transfer("a", grant.epoch, to="b", by="ops", note="why")
+
+        assert another.ownerships("a") == store.ownerships("a")
+        assert another.events() == store.events()
+        assert another.jobs() == store.jobs()
+
+    def test_c40_the_common_path_records_nothing(self, store: Store) -> None:
+        """Adds, claims, renewals, progress and completions cost no event."""
+        store.add([new_job("a")])
+        grant = one(store)
+        store.renew([Renewal("a", grant.epoch)])
+        store.progress([Progress("a", grant.epoch, 0.5)])
+        settle(store, completed(grant))
+
+        assert store.events() == []
+
+    def test_c40_everything_else_is_recorded(self, store: Store, clock: AlarmClock) -> None:
+        """Each with its kind, oldest first, numbered upwards, with the job, its epoch, and the instant."""
+        store.add([new_job("a", retry=Retry(max_reclaims=1))])
+        settle(store, released(one(store)))
+        settle(store, failed(one(store)))
+        one(store)
+        expire(store, clock)
+        grant = one(store)
+        store.begin_effect("a", grant.epoch, "charge")
+        store.resolve("a", grant.epoch, "charge", by="ops", outcome="1")
+        store.transfer("a", grant.epoch, to="b", by="ops")
+        store.settle([completed(grant)])
+        expire(store, clock)
+        store.finish("a", store.job("a").epoch, by="ops")
+        store.replay("a", store.job("a").epoch, by="ops")
+        store.cancel("a", store.job("a").epoch, by="ops")
+        store.renew([Renewal("a", store.advance() + 1)])
+        store.replay("a", store.job("a").epoch, by="ops")
+        settle(store, failed(one(store), retry=False))
+
+        events = store.events()
+
+        assert [event.kind for event in events] == [
+            "released",
+            "retried",
+            "reclaimed",
+            "resolved",
+            "transferred",
+            "refused",
+            "failed",
+            "finished",
+            "replayed",
+            "cancelled",
+            "advanced",
+            "alarm",
+            "refused",
+            "replayed",
+            "failed",
+        ]
+        numbers = [event.number for event in events]
+        assert numbers == sorted(set(numbers))
+        assert events[-1].at_us == clock.now()
+        assert events[-1].epoch == store.job("a").epoch
+        assert {event.job_id for event in events if event.kind != "advanced"} == {"a"}
+
+    def test_c40_an_event_has_its_facts(self, store: Store, clock: AlarmClock) -> None:
+        """Who had the job, why it went, and what was said."""
+        store.add([new_job("a")])
+        settle(store, failed(one(store, "a"), "no route"))
+        one(store, "b")
+        expire(store, clock)
+        grant = one(store, "c")
+        store.transfer("a", grant.epoch, to="d", by="ops", note="why")
+
+        retried, reclaimed, transferred = store.events(job_id="a")
+
+        assert (retried.owner, retried.facts["error"]) == ("a", "no route")
+        assert (reclaimed.facts["was"], reclaimed.facts["reason"]) == ("b", Reason.TIMEOUT)
+        assert (transferred.owner, transferred.facts["was"]) == ("d", "c")
+        assert (transferred.facts["by"], transferred.facts["note"]) == ("ops", "why")
+
+    def test_c40_a_reader_reads_on_where_it_was(self, store: Store) -> None:
+        """Events can be asked for by job, by kind, behind a number, and a few at a time."""
+        store.add([new_job("a"), new_job("b")])
+        for job_id in ("a", "b"):
+            store.cancel(job_id, 0, by="ops")
+            store.replay(job_id, store.job(job_id).epoch, by="ops")
+        first, *rest = store.events()
+
+        assert store.events(after=first.number) == rest
+        assert store.events(limit=1) == [first]
+        assert store.events(after=rest[-1].number) == store.events(kind="nothing") == []
+        assert [event.kind for event in store.events(job_id="b")] == ["cancelled", "replayed"]
+        assert [event.job_id for event in store.events(kind="replayed", after=first.number, limit=1)] == ["a"]
+
+    def test_c40_a_store_that_traces_records_the_common_path_too(self, tracing: Store, clock: AlarmClock) -> None:
+        """One event for each add, claim, renewal, report and completion, follow-ups included."""
+        tracing.add([new_job("a"), new_job("a")])
+        grant = one(tracing, "a")
+        tracing.renew([Renewal("a", grant.epoch)])
+        tracing.progress([Progress("a", grant.epoch, 0.5)])
+        settle(tracing, completed(grant, then=(new_job("then"),)))
+
+        events = tracing.events()
+
+        assert [event.kind for event in events if event.job_id == "a"] == [
+            "added",
+            "claimed",
+            "renewed",
+            "progressed",
+            "completed",
+        ]
+        assert [event.kind for event in events if event.job_id == "then"] == ["added"]
+        assert [event.owner for event in events if event.kind == "claimed"] == ["a"]

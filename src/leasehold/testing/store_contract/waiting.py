@@ -1,0 +1,204 @@
+"""C17: a claim sweeps before it looks, and one that waits wakes when there is something to look for."""
+
+from __future__ import annotations
+
+import pytest
+
+from ...core.job import new_job
+from ...errors import StoreUnavailable
+from ...store import Renewal, Store
+from .support import SECOND, AlarmClock, Contract, Waiter, completed, failed, ids, one, released, settle
+
+
+class Waiting(Contract):
+    """A claim that waits sleeps through nothing that it waits for."""
+
+    def test_c17_a_claim_first_takes_back_what_expired(self, store: Store, clock: AlarmClock) -> None:
+        """Nobody need call `reclaim`: the next claim gets an expired job at once."""
+        store.add([new_job("a")])
+        old = one(store, "a")
+        clock.advance(30)
+
+        new = one(store, "b")
+
+        assert (new.spec.id, new.owner, new.reason) == ("a", "b", "timeout")
+        assert new.epoch > old.epoch
+
+    def test_c17_a_claim_first_takes_back_what_stalled(self, store: Store, clock: AlarmClock) -> None:
+        """A renewed lease whose job does not progress goes to the next claim."""
+        store.add([new_job("a", stall_seconds=10)])
+        one(store, "a", lease_us=3600 * SECOND)
+        clock.advance(10)
+
+        assert one(store, "b").reason == "stall"
+
+    def test_c17_a_claim_of_one_queue_takes_back_from_all(self, store: Store, clock: AlarmClock) -> None:
+        """Jobs of a queue that nobody serves still end their dead leases."""
+        store.add([new_job("a", queue="unserved")])
+        one(store)
+        clock.advance(31)
+
+        assert store.claim("b", queues=["other"]) == []
+
+        assert (store.job("a").status, store.job("a").reclaims) == ("pending", 1)
+
+    def test_c17_a_claim_that_does_not_wait_returns(self, store: Store) -> None:
+        """Nothing there is an empty list."""
+        assert store.claim("a", limit=5) == []
+
+    def test_c17_a_claim_waits_no_longer_than_told(self, store: Store, clock: AlarmClock) -> None:
+        """At the end of its time it returns with nothing."""
+        waiter = Waiter(store, clock, wait_seconds=5)
+
+        clock.advance(5)
+
+        assert waiter.result() == []
+
+    def test_c17_a_claim_with_something_to_take_does_not_wait(self, store: Store) -> None:
+        """It waits for the first job only, not for a full batch."""
+        store.add([new_job("a")])
+
+        assert ids(store.claim("a", limit=10, wait_us=1000 * SECOND)) == ["a"]
+
+    def test_c17_a_waiting_claim_wakes_for_an_add(self, store: Store, clock: AlarmClock) -> None:
+        """Without the clock's help."""
+        waiter = Waiter(store, clock)
+
+        store.add([new_job("a")])
+
+        assert ids(waiter.result()) == ["a"]
+
+    def test_c17_a_waiting_claim_wakes_for_a_child(self, store: Store, clock: AlarmClock) -> None:
+        """A job that an owner adds, by hand or with its completion, is an add."""
+        store.add([new_job("a", queue="parents")])
+        grant = one(store)
+        waiter = Waiter(store, clock)
+        store.add_children("a", grant.epoch, [new_job("child")])
+        assert ids(waiter.result()) == ["child"]
+
+        waiter = Waiter(store, clock)
+        settle(store, completed(grant, then=(new_job("then"),)))
+
+        assert ids(waiter.result()) == ["then"]
+
+    @pytest.mark.parametrize("how", ["release", "retry", "replay"])
+    def test_c17_a_waiting_claim_wakes_for_a_job_that_comes_back(
+        self, store: Store, clock: AlarmClock, how: str
+    ) -> None:
+        """What an owner hands back, or an operator replays, is there to be claimed."""
+        store.add([new_job("a")])
+        grant = one(store)
+        if how == "replay":
+            settle(store, completed(grant))
+        waiter = Waiter(store, clock)
+
+        if how == "replay":
+            store.replay("a", grant.epoch, by="ops")
+        else:
+            settle(store, released(grant) if how == "release" else failed(grant))
+
+        assert ids(waiter.result()) == ["a"]
+
+    def test_c17_a_waiting_claim_wakes_when_a_key_is_freed(self, store: Store, clock: AlarmClock) -> None:
+        """A job parked behind a key is granted to the claim that waits, as soon as the key is free."""
+        store.add([new_job("holder", lock="k"), new_job("next", lock="k")])
+        grant = one(store)
+        waiter = Waiter(store, clock)
+
+        settle(store, completed(grant))
+
+        assert ids(waiter.result()) == ["next"]
+
+    def test_c17_a_waiting_claim_wakes_for_a_job_that_becomes_due(self, store: Store, clock: AlarmClock) -> None:
+        """A delayed job is claimed at its time, although nobody writes anything then."""
+        store.add([new_job("a", delay_seconds=5)])
+        waiter = Waiter(store, clock)
+
+        clock.advance(5)
+
+        [grant] = waiter.result()
+        assert grant.granted_us == clock.now()
+
+    def test_c17_a_waiting_claim_wakes_for_the_next_deadline(self, store: Store, clock: AlarmClock) -> None:
+        """A dead owner's job is claimed when its lease expires, although nobody writes anything then."""
+        store.add([new_job("a")])
+        one(store)
+        waiter = Waiter(store, clock)
+
+        clock.advance(30)
+
+        [grant] = waiter.result()
+        assert (grant.reason, grant.granted_us) == ("timeout", clock.now())
+
+    def test_c17_a_waiting_claim_wakes_for_the_next_stall(self, store: Store, clock: AlarmClock) -> None:
+        """The same for a job that makes no progress."""
+        store.add([new_job("a", stall_seconds=10)])
+        one(store)
+        waiter = Waiter(store, clock)
+
+        clock.advance(10)
+
+        assert [grant.reason for grant in waiter.result()] == ["stall"]
+
+    def test_c17_a_waiting_claim_learns_of_an_earlier_time(self, store: Store, clock: AlarmClock) -> None:
+        """A job added while it waits, due before anything else, is claimed at its time."""
+        store.add([new_job("later", delay_seconds=500)])
+        waiter = Waiter(store, clock)
+        store.add([new_job("sooner", delay_seconds=5)])
+
+        clock.advance(5)
+
+        assert ids(waiter.result()) == ["sooner"]
+
+    @pytest.mark.parametrize("how", ["renew", "transfer"])
+    def test_c17_a_waiting_claim_learns_of_an_earlier_deadline(self, store: Store, clock: AlarmClock, how: str) -> None:
+        """A lease that is made shorter while it waits is taken back at its new deadline."""
+        store.add([new_job("a")])
+        grant = one(store, lease_us=500 * SECOND)
+        waiter = Waiter(store, clock)
+        if how == "renew":
+            store.renew([Renewal("a", grant.epoch, 5 * SECOND)])
+        else:
+            store.transfer("a", grant.epoch, to="b", by="ops", lease_us=5 * SECOND)
+
+        clock.advance(5)
+
+        assert ids(waiter.result()) == ["a"]
+
+    def test_c17_one_job_wakes_one_of_two_claims(self, store: Store, clock: AlarmClock) -> None:
+        """Both may look; one gets it, and the other waits on."""
+        first, second = Waiter(store, clock, wait_seconds=50), Waiter(store, clock, wait_seconds=50)
+
+        store.add([new_job("a")])
+        clock.advance(29)
+        clock.advance(21)
+
+        granted = first.result() + second.result()
+        assert sorted(grant.reason for grant in granted) in (["claim"], ["claim", "timeout"])
+        assert len({grant.epoch for grant in granted}) == len(granted)
+
+    def test_c17_an_add_to_another_queue_does_not_end_the_wait(self, store: Store, clock: AlarmClock) -> None:
+        """A claim that looked in vain goes on waiting for its own queues."""
+        waiter = Waiter(store, clock, queues=["mine"])
+
+        store.add([new_job("a", queue="other")])
+        store.add([new_job("b", queue="mine")])
+
+        assert ids(waiter.result()) == ["b"]
+        assert store.job("a").status == "pending"
+
+    def test_c17_closing_ends_the_wait(self, clock: AlarmClock) -> None:
+        """A claim that waits on a store that is closed raises, and so does every later verb."""
+        store = self.open(clock)
+        store.add([new_job("a")])
+        one(store)
+        waiter = Waiter(store, clock)
+
+        store.close()
+
+        with pytest.raises(StoreUnavailable):
+            waiter.result()
+        with pytest.raises(StoreUnavailable):
+            store.job("a")
+        with pytest.raises(StoreUnavailable):
+            store.add([new_job("b")])

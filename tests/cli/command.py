@@ -1,0 +1,26 @@
+"""Runs the real command, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "leasehold"]
+TOP = Path(__file__).parents[2]
+
+
+def leasehold(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `leasehold ARGUMENTS` to its end."""
+    return run([*COMMAND, *arguments], cwd)
+
+
+def run(command: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run *command* with the package of this checkout, wherever it is run."""
+    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120)
+
+
+def environment() -> dict[str, str]:
+    """The environment of a command: this checkout first, and a terminal's width that no test depends on."""
+    return {**os.environ, "PYTHONPATH": str(TOP / "src"), "COLUMNS": "100"}

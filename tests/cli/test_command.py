@@ -1,0 +1,57 @@
+"""The command as a whole: its help, its version, and how it ends when something is wrong."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from tests.cli.command import leasehold, run
+
+from leasehold import __version__
+
+
+def test_version_names_the_package_and_its_version() -> None:
+    shown = leasehold("--version")
+
+    assert (shown.returncode, shown.stdout) == (0, f"leasehold {__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_begins_with_something_to_try(arguments: list[str]) -> None:
+    shown = leasehold(*arguments)
+
+    assert shown.returncode == 0
+    assert "Background jobs whose stale owners cannot write." in shown.stdout
+    assert "leasehold demo  " in shown.stdout
+    assert "leasehold store check sqlite:///demo.db" in shown.stdout
+    assert "Look after a store" in shown.stdout
+
+
+@pytest.mark.parametrize("command", [["demo"], ["store"], ["store", "check"], ["store", "advance"]])
+def test_every_command_explains_itself(command: list[str]) -> None:
+    shown = leasehold(*command, "--help")
+
+    assert shown.returncode == 0
+    assert "sqlite:///" in shown.stdout
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    shown = leasehold("claim")
+
+    assert shown.returncode == 2
+    assert "No such command 'claim'" in shown.stderr
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_its_extra_the_command_says_what_to_install(missing: str) -> None:
+    hidden = f"import sys; sys.modules[{missing!r}] = None; from leasehold.cli import main; main()"
+    shown = run([sys.executable, "-c", hidden])
+
+    assert shown.returncode == 2
+    assert shown.stderr == f'The command needs {missing}: pip install "leasehold[cli]"\n'
+
+
+def test_the_library_is_imported_without_click_and_rich() -> None:
+    shown = run([sys.executable, "-c", "import leasehold, sys; print({'click', 'rich'} & set(sys.modules))"])
+
+    assert shown.stdout == "set()\n"

@@ -1,0 +1,192 @@
+"""Errors carry facts, say the next step, and survive a journey."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from typing import TypeGuard
+
+import pytest
+
+import leasehold.errors
+from leasehold.core.job import new_job
+from leasehold.core.ownership import Reason
+from leasehold.errors import (
+    InDoubt,
+    InvalidArgument,
+    LeaseholdError,
+    NoLease,
+    NotInTransaction,
+    Settled,
+    StaleEpoch,
+    StaleSnapshot,
+    StoreUnavailable,
+    UnknownJob,
+)
+from leasehold.lease import Lease
+from leasehold.stores.memory import MemoryStore
+
+STALE = StaleEpoch("a", presented=41, current=42, owner="w", reason=Reason.TIMEOUT, verb="renew")
+SETTLED = Settled("a", presented=41, current=42, owner=None, reason=None, verb="fail")
+
+
+def is_error(thing: object) -> TypeGuard[type[Exception]]:
+    """Whether *thing* is a class of exceptions."""
+    return isinstance(thing, type) and issubclass(thing, Exception)
+
+
+def test_the_tree_is_as_drawn() -> None:
+    """Catching the root catches everything that leasehold raises on purpose."""
+    drawn = re.findall(r"[├└]── (\w+)", leasehold.errors.__doc__ or "")
+    raised = {kind.__name__ for kind in vars(leasehold.errors).values() if is_error(kind)}
+
+    assert {*drawn, "LeaseholdError"} == raised
+    assert all(issubclass(getattr(leasehold.errors, name), LeaseholdError) for name in drawn)
+    assert issubclass(UnknownJob, LookupError)
+    assert issubclass(InvalidArgument, ValueError)
+    assert issubclass(StaleSnapshot, StoreUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            STALE,
+            "job 'a': renew with epoch 41 is refused: the current epoch is 42 (owner 'w', moved by timeout). "
+            "Stop working on it; whoever holds the current epoch will settle it.",
+        ),
+        (
+            StaleEpoch("a", presented=41, current=42),
+            "job 'a': write with epoch 41 is refused: the current epoch is 42 (no owner). "
+            "Stop working on it; whoever holds the current epoch will settle it.",
+        ),
+        (
+            StaleEpoch("a", presented=43, current=42),
+            "job 'a': write with epoch 43 is refused: the store knows this job at 42 only, so it has forgotten what it "
+            "issued (a restored backup?). Run `leasehold store advance --above 43`, then look at the job.",
+        ),
+        (
+            SETTLED,
+            "job 'a': fail with epoch 41 is refused: its owner has already settled the job under this epoch, "
+            "with another outcome or for good.",
+        ),
+        (UnknownJob("a"), "no job has the id 'a': it was never added to this store, or has been pruned."),
+        (
+            InDoubt("a", "charge", key="k-1", epoch=41),
+            "job 'a': effect 'charge' was begun under epoch 41 and its outcome is not known. Look it up by its key "
+            "'k-1', then call router.resolve(job, 'charge', by=…, outcome=…); or pass in_doubt=\"retry\" if repeating "
+            "it with the same key is harmless.",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_message_says_what_happened_and_what_to_do(error: LeaseholdError, message: str) -> None:
+    """With the values, word for word."""
+    assert str(error) == message
+
+
+def test_facts_are_attributes() -> None:
+    """So that a program need not read the message."""
+    assert (STALE.job_id, STALE.presented, STALE.current) == ("a", 41, 42)
+    assert (STALE.owner, STALE.reason, STALE.verb) == ("w", Reason.TIMEOUT, "renew")
+    doubt = InDoubt("a", "charge", key="k-1", epoch=41)
+    assert (doubt.job_id, doubt.name, doubt.key, doubt.epoch) == ("a", "charge", "k-1", 41)
+    assert UnknownJob("a").job_id == "a"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        STALE,
+        SETTLED,
+        UnknownJob("a"),
+        InDoubt("a", "charge", key="k-1", epoch=41),
+        InvalidArgument("no"),
+        NoLease("no"),
+        NotInTransaction("no"),
+        StaleSnapshot("no"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("how", ["pickle", "copy"])
+def test_an_error_survives_a_journey(error: LeaseholdError, how: str) -> None:
+    """To another process, with its type, its message and its facts."""
+    arrived = pickle.loads(pickle.dumps(error)) if how == "pickle" else copy.copy(error)
+
+    assert type(arrived) is type(error)
+    assert str(arrived) == str(error)
+    assert vars(arrived) == vars(error)
+
+
+class Wrapped(Exception):
+    """As an ORM wraps the exception of its driver."""
+
+    def __init__(self, orig: object) -> None:
+        super().__init__("wrapped")
+        self.orig = orig
+
+
+def caused(cause: BaseException) -> Exception:
+    """An exception that was raised from another."""
+    error = RuntimeError("outer")
+    error.__cause__ = cause
+    return error
+
+
+def in_context(context: BaseException) -> Exception:
+    """An exception that was raised while another was handled, which it hides."""
+    error = RuntimeError("outer")
+    error.__context__ = context
+    error.__suppress_context__ = True
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        STALE,
+        caused(STALE),
+        in_context(STALE),
+        Wrapped(STALE),
+        ExceptionGroup("several", [ValueError("no"), STALE]),
+        BaseExceptionGroup("several", [KeyboardInterrupt(), ExceptionGroup("inner", [caused(Wrapped(STALE))])]),
+        caused(in_context(Wrapped(ExceptionGroup("g", [STALE])))),
+    ],
+    ids=repr,
+)
+def test_a_refusal_is_found_wherever_it_is(error: BaseException) -> None:
+    """Through causes, contexts, groups and an ORM's `orig`."""
+    assert StaleEpoch.find(error) is STALE
+
+
+def test_a_settled_one_is_found_too() -> None:
+    """It is a refusal."""
+    assert StaleEpoch.find(caused(SETTLED)) is SETTLED
+
+
+def test_nothing_is_found_where_nothing_is() -> None:
+    """Not in None, not in another error, and not for ever in one that causes itself."""
+    loop = ValueError("a")
+    loop.__cause__ = caused(loop)
+
+    assert StaleEpoch.find(None) is None
+    assert StaleEpoch.find(ValueError("no")) is None
+    assert StaleEpoch.find(Wrapped("no exception")) is None
+    assert StaleEpoch.find(loop) is None
+
+
+def test_with_a_lease_the_store_is_asked() -> None:
+    """A server that only hung up has told nothing."""
+    store = MemoryStore()
+    store.add([new_job("a")])
+    [grant] = store.claim("w")
+    lease = Lease(store, grant)
+
+    assert StaleEpoch.find(OSError("closed"), lease) is None
+    store.cancel("a", grant.epoch, by="ops")
+    found = StaleEpoch.find(OSError("closed"), lease)
+
+    assert found is not None
+    assert (found.presented, found.reason) == (grant.epoch, Reason.CANCELLATION)
+    assert StaleEpoch.find(caused(STALE), lease) is STALE
