@@ -11,7 +11,7 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from .errors import InvalidArgument
@@ -32,7 +32,7 @@ class Facade:
         self._sync = sync
 
 
-def threaded(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Awaitable[R]]:
+def threaded(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
     """
     Return the async form of *verb*: it runs on a thread, and the event loop goes on.
 
@@ -51,7 +51,7 @@ def threaded(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any
             return cast(R, await value) if inspect.isawaitable(value) else value
         return await asyncio.to_thread(verb, self._sync, *args, **kwargs)
 
-    return cast(Callable[Concatenate[Any, P], Awaitable[R]], call)
+    return cast(Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], call)
 
 
 async def abandonable(call: Callable[[], R], give_back: Callable[[R], None] = lambda _: None) -> R:

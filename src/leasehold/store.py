@@ -296,8 +296,9 @@ class Store(Protocol):
         """
         Return what was recorded, oldest first, beginning behind the event numbered *after*.
 
-        C40.  Everything is recorded but adds, claims, renewals, progress and completions; those need a store
-              that traces.
+        C40.  What is not an owner's ordinary work is always recorded, as `refused`, `alarm`, `retried`, `released`,
+              `failed`, `reclaimed`, `transferred`, `cancelled`, `finished`, `replayed`, `resolved` or `advanced`.
+              A store that traces records the rest too, as `added`, `claimed`, `renewed`, `progressed`, `completed`.
         """
         ...
 
@@ -323,7 +324,8 @@ class Transactions(Protocol):
 
     C41.  What `begin` opened, or `fence` has passed, commits only if the epoch is current.
     C42.  What a program wrote commits and rolls back with the caller's transaction.
-    C43.  A connection without an open transaction is `NotInTransaction`; one to another database `InvalidArgument`.
+    C43.  A connection that would commit each statement by itself is `NotInTransaction`; one whose driver begins a
+          transaction with its first write is in one afterwards. One to another database is `InvalidArgument`.
     C44.  A refusal is recorded after the caller's transaction, and apart from it.
     """
 

@@ -107,7 +107,7 @@ class State:
         now: int,
     ) -> list[Grant]:
         # The lock keys are held by now: an epoch drawn before its key could be smaller than that of an earlier holder.
-        self._last = draw_epochs(self._last, len(taken), now)
+        self._last = draw_epochs(self._last, len(taken), now + len(taken) - 1)  # the first is not below the clock
         epoch = self._last - len(taken)
         running, counts = self._running, self._counts
         grants: list[Grant] = []
@@ -174,10 +174,10 @@ class State:
         record.result = said.result
         record.settlement = said
         record.last_error = None
-        if said.then:
-            self._add(said.then, now)
         self._let_go(record)
         self._end(record, Status.DONE, now)
+        if said.then:  # only now: a follow-up may have the unique key that the job gave back
+            self._add(said.then, now)
         if self._trace:
             self._note("completed", record, now)
 

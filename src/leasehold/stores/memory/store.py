@@ -143,7 +143,7 @@ class MemoryStore(State):
                 if record.spec.stall_us is not None:
                     record.stalls_us = now + record.spec.stall_us
                 if self._trace:
-                    self._note("progressed", record, now, progress=record.progress, note=record.note)
+                    self._note("progressed", record, now, progress=fraction, note=note)
         return reply
 
     def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> list[Added]:
@@ -288,7 +288,8 @@ class MemoryStore(State):
             if effect is not None and effect.known:
                 raise InvalidArgument(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
             self._conclude(record, name, epoch, outcome)
-            self._note("resolved", record, now, name=name, by=by, note=note)
+            held = record.grant if record.status is Status.RUNNING else None
+            self._note("resolved", record, now, owner=held and held.owner, name=name, by=by, note=note)
             return record.job()
 
     # The store itself

@@ -19,7 +19,7 @@ from ...errors import InvalidArgument, NotInTransaction, StaleEpoch, UnknownJob
 from ...store import Refusal
 from .base import Joined
 from .database import Database, drive, inherited
-from .inside import enter, refuse_inside
+from .inside import enter, is_inside, refuse_inside
 from .owning import Owning
 from .rows import Program, one
 
@@ -291,10 +291,17 @@ def _rows(result: Any) -> list[Any]:
 
 def _driver(connection: Any) -> Any:
     """Return the connection of the driver below SQLAlchemy's layers."""
-    if isinstance(connection, sqlite3.Connection):
-        return connection
-    sync = getattr(connection, "sync_connection", None) or connection
-    return sync.connection.driver_connection
+    return connection if isinstance(connection, sqlite3.Connection) else _sync(connection).connection.driver_connection
+
+
+def _sync(connection: Any) -> Any:
+    """Return SQLAlchemy's own connection, which an async one wraps."""
+    return getattr(connection, "sync_connection", None) or connection
+
+
+def _begins_by_itself(driver: Any) -> bool:
+    """Whether *driver* begins a transaction by itself, before the first write: sqlite3 does unless told otherwise."""
+    return driver.isolation_level is not None and getattr(driver, "autocommit", -1) not in (True, False)
 
 
 def _watch(connection: Any) -> Callable[[], bool]:
@@ -303,9 +310,12 @@ def _watch(connection: Any) -> Callable[[], bool]:
         turn = connection.turn  # the connection itself will be used again, by whoever comes next
         return lambda: connection.turn is turn
 
+    driver = _driver(connection)
+    root = None if driver is connection else _sync(connection).get_transaction()
+
     def is_open() -> bool:
         try:
-            return bool(_driver(connection).in_transaction)
+            return (root is None or root.is_active) and bool(driver.in_transaction)
         except Exception:  # closed, in whatever words the driver has for it
             return False
 
@@ -321,7 +331,7 @@ def _must_begin(connection: Any) -> bool:
     driver = _driver(connection)
     if driver.in_transaction:
         return False
-    if driver.isolation_level is None or getattr(driver, "autocommit", -1) is True:
+    if not _begins_by_itself(driver):
         raise NotInTransaction(_AUTOCOMMIT)
     return True
 
@@ -331,6 +341,13 @@ def _refuse_nested(connection: Any, savepoint: bool) -> None:
         raise InvalidArgument(
             "that connection is inside a savepoint: if it is rolled back, the outer transaction would commit without "
             "what was joined here. Call this outside of it, or pass savepoint=True if you know that it will not be."
+        )
+    if connection.in_nested_transaction() and _begins_by_itself(_driver(connection)) and not is_inside(connection):
+        # A savepoint is no write, so the driver has not begun for it; if it came first, it is the transaction.
+        raise InvalidArgument(
+            "that connection is inside a savepoint, and sqlite3 may not have begun a transaction around it: its end "
+            "would commit, and what follows would be unfenced. Call fence() or another verb before the savepoint, "
+            "or let the engine emit BEGIN."
         )
 
 

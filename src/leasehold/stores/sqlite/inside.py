@@ -25,6 +25,11 @@ def enter(path: str, connection: Any, is_open: Callable[[], bool]) -> None:
     _joined.set((*still, _Joined(os.path.realpath(path), connection, is_open)))
 
 
+def is_inside(connection: Any) -> bool:
+    """Return whether the transaction that *connection* has open has been joined in this context."""
+    return any(one.connection is connection and one.is_open() for one in _joined.get())
+
+
 def refuse_inside(path: str) -> None:
     """Refuse to wait for the write lock of the file at *path* if this very context holds it."""
     joined = _joined.get()

@@ -222,7 +222,7 @@ class Moving(Owning):
         yield self.sql.override, values, False
         if replay:
             yield from self.wait(held, run_us, now)
-        else:
+        elif held.finished_us is None:
             yield from self.wake(held.lock)
 
     def resolve(

@@ -267,16 +267,16 @@ class Owning(Base):
         completed: list[tuple[Settlement, tuple[Any, ...]]] = []
         for said in settlements:
             row = held.get(said.job_id)
-            if row is None:
-                reply.append(UnknownJob(said.job_id))
-            elif row[2] != said.epoch:
-                # Maybe an earlier item of this very batch has settled it.
+            if row is None or row[2] != said.epoch:
+                # Maybe an earlier item of this very batch has settled it, or added it.
                 completed = yield from self._complete(completed, now)
                 reply.append((yield from self._repeated(said, now)))
             else:
                 held[said.job_id] = (*row[:2], None, *row[3:])
                 if said.outcome is Outcome.COMPLETE:
                     completed.append((said, row))
+                    if said.then:  # while the later items are unfinished, and hold their unique keys
+                        completed = yield from self._complete(completed, now)
                 else:
                     yield from self._put_back(said, now)
                 reply.append(None)
@@ -303,7 +303,8 @@ class Owning(Base):
 
     def _repeated(self, said: Settlement, now: int) -> Program[Refusal | None]:
         standing = yield from self.standing(said.job_id)
-        assert standing is not None
+        if standing is None:
+            return UnknownJob(said.job_id)
         before = standing.settlement if standing.epoch == said.epoch else None
         for _, _, settlement in (yield one(self.sql.ownership, standing.seq, said.epoch)):
             before = settlement
