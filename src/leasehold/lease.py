@@ -251,18 +251,19 @@ class Lease:
 
         *call* gets an idempotency key that every owner gets. An exception listed in *undone* says that nothing
         happened. Any other leaves the effect in doubt: the next `once` raises `InDoubt`, or calls again with the same
-        key if *in_doubt* is "retry". The outcome must be JSON, and comes back as JSON gives it.
+        key if *in_doubt* is "retry". The outcome must be JSON, and comes back as JSON gives it, the first time too.
         """
         effect = self._begin(name, in_doubt)
-        if effect.known:
-            return values.decode(effect.outcome)  # type: ignore[no-any-return]  # as typed as JSON is
-        try:
-            outcome = call(effect.key)
-        except undone:
-            self._conclude(name, None)
-            raise
-        self._conclude(name, values.encode(outcome, f"the outcome of effect {name!r}"))
-        return outcome
+        outcome = effect.outcome
+        if not effect.known:
+            try:
+                value = call(effect.key)
+            except undone:
+                self._conclude(name, None)
+                raise
+            outcome = values.encode(value, f"the outcome of effect {name!r}")
+            self._conclude(name, outcome)
+        return values.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
 
     def _begin(self, name: str, in_doubt: str) -> Effect:
         values.name(name, "the name of an effect")
@@ -401,6 +402,8 @@ def _child(item: Child) -> tuple[NewJob, str]:
     """Return the wish for a child, and its name."""
     if isinstance(item, NewJob):
         return item, item.id
+    if not isinstance(item, Mapping):
+        raise InvalidArgument(f"a child is a mapping with the names of add()'s arguments, or a NewJob, not {item!r}.")
     wish = dict(item)
     named = wish.pop("id", None) is not None
     child = as_new_job({**wish, "id": item["id"] if named else "child"})
@@ -446,16 +449,16 @@ class AsyncLease(Facade):
         """Bring about a named effect once, as `Lease.once` does; *call* is awaited."""
         lease: Lease = self._sync
         effect = await asyncio.to_thread(lease._begin, name, in_doubt)
-        if effect.known:
-            return values.decode(effect.outcome)  # type: ignore[no-any-return]  # as typed as JSON is
-        try:
-            outcome = await call(effect.key)
-        except undone:
-            await asyncio.to_thread(lease._conclude, name, None)
-            raise
-        document = values.encode(outcome, f"the outcome of effect {name!r}")
-        await asyncio.to_thread(lease._conclude, name, document)
-        return outcome
+        outcome = effect.outcome
+        if not effect.known:
+            try:
+                value = await call(effect.key)
+            except undone:
+                await asyncio.to_thread(lease._conclude, name, None)
+                raise
+            outcome = values.encode(value, f"the outcome of effect {name!r}")
+            await asyncio.to_thread(lease._conclude, name, outcome)
+        return values.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:

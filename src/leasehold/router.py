@@ -161,13 +161,13 @@ class Router:
         try:
             grants = store.claim(
                 values.name(owner, "owner"),
-                limit=1 if limit == 1 else values.whole(limit, "limit", least=1, most=_CLAIM_LIMIT),
+                limit=values.whole(limit, "limit", least=1, most=_CLAIM_LIMIT),
                 queues=None if queues is None else _queues(queues),
                 lease_us=None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
                 default_lease_us=self._lease_us,
                 claim_id=claim_id,
                 process=this_process() if process is _SELF else process,
-                wait_us=values.microseconds(wait_seconds, "wait_seconds", zero=True) if wait_seconds else 0,
+                wait_us=0 if wait_seconds == 0 else values.microseconds(wait_seconds, "wait_seconds"),
             )
         except StoreUnavailable as failure:
             # The reply is lost, and maybe not the claim: jobs leased to an owner that does not know would wait
@@ -301,7 +301,7 @@ class Router:
             task=task,
             parent=parent,
             after=after,
-            limit=None if limit is None else values.whole(limit, "limit", least=0, most=2**53),
+            limit=_limit(limit),
         )
 
     def snapshot(self) -> dict[str, Job]:
@@ -320,7 +320,8 @@ class Router:
         self, id: str | None = None, *, kind: str | None = None, after: int = 0, limit: int | None = 1000
     ) -> list[Event]:
         """Return what was recorded, oldest first; *after* is the number of the last one already seen."""
-        return self._store.events(job_id=id, kind=kind, after=after, limit=limit)
+        seen = values.whole(after, "after", least=0, most=2**53)
+        return self._store.events(job_id=id, kind=kind, after=seen, limit=_limit(limit))
 
     def counts(self) -> Counts:
         """Return how many jobs stand where."""
@@ -349,6 +350,10 @@ def _seen(job: Job | str, epoch: int | None) -> tuple[str, int]:
 
 def _note(note: str | None) -> str | None:
     return None if note is None else values.text(note, "note")
+
+
+def _limit(limit: int | None) -> int | None:
+    return None if limit is None else values.whole(limit, "limit", least=0, most=2**53)
 
 
 def _status(status: Status | str) -> Status:

@@ -96,7 +96,7 @@ def new_job(
         values.encode(payload, "payload"),
         values.optional_name(task, "task"),
         "default" if queue == "default" else values.name(queue, "queue"),
-        0 if priority == 0 else values.whole(priority, "priority", least=-PRIORITY_LIMIT, most=PRIORITY_LIMIT),
+        values.whole(priority, "priority", least=-PRIORITY_LIMIT, most=PRIORITY_LIMIT),
         None if run_at is None else values.instant(run_at, "run_at"),
         0 if delay_seconds is None else values.microseconds(delay_seconds, "delay_seconds", zero=True),
         values.optional_name(lock, "lock"),

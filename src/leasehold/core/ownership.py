@@ -35,11 +35,12 @@ def draw_epochs(last: int, count: int, now: int) -> int:
     """
     Return the last of *count* consecutive epochs, all of them above *last*.
 
-    The epochs end at or above the wall clock in microseconds. So a store that has forgotten what it issued (a restored
-    backup, a copied file, a lost write) goes on above it without having to notice, as long as the clock is not behind
-    the newest forgotten epoch. A clock that stands still or steps back costs nothing else: counting goes on by one.
+    The first of them is at or above the wall clock in microseconds. So a store that has forgotten what it issued (a
+    restored backup, a copied file, a lost write) goes on above it without having to notice, as long as the clock is
+    not behind the newest forgotten epoch. A clock that stands still or steps back costs nothing else: counting goes
+    on by one.
     """
-    drawn = max(last + count, sane(now))
+    drawn = max(last, sane(now) - 1) + count
     if drawn >= EPOCH_LIMIT:
         raise StoreUnavailable(f"no epoch is left below 2**53: the last one was {last}.")
     return drawn

@@ -61,8 +61,7 @@ class Base:
                 "the store's epochs went back from %d to %d: it was restored; going on above both", self.seen, last
             )
             yield from self.record("alarm", None, now, seen=self.seen, last=last)
-        # It is the first of them that must not be below the clock: the others of a batch may have been forgotten too.
-        self.drawn = draw_epochs(max(last, self.seen), count, now + count - 1)
+        self.drawn = draw_epochs(max(last, self.seen), count, now)
         yield one(self.sql.set_last_epoch, self.drawn)
         return self.drawn
 

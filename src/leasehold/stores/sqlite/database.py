@@ -29,6 +29,7 @@ T = TypeVar("T")
 LEAST_SQLITE = (3, 37, 0)  # STRICT tables
 SYNCHRONOUS = ("full", "normal", "extra")
 _CHECKPOINT_PAGES = 2_000
+_PAGE_BYTES = 4_096
 
 # Connections of a parent process that was inside a transaction when it forked. Closing one in the child could undo
 # what the parent is writing, so they are kept, unused, for as long as the child lives.
@@ -165,7 +166,8 @@ class Database:
             raise
         self._file = found or self._identity()
         self._writer = connection
-        self._commits = self._changes = 0
+        # What others have left in the log counts as ours: many processes that each write a little must tidy up too.
+        self._commits, self._changes = self._logged_pages() // 6, 0
         return connection
 
     def _current_reader(self) -> sqlite3.Connection:
@@ -231,6 +233,8 @@ class Database:
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         # See _tidy: SQLite's own checkpoints would run beside other processes' writes.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
+        # A log that was checkpointed and begins anew is cut, so that its size tells how much is in it.
+        connection.execute(f"PRAGMA journal_size_limit = {_CHECKPOINT_PAGES * _PAGE_BYTES // 4}")
 
     def _tidy(self, writer: sqlite3.Connection) -> None:
         """
@@ -242,8 +246,9 @@ class Database:
         """
         self._commits += 1
         changes = writer.total_changes
-        # Each commit writes some half a dozen pages, and more of them when it changes many rows.
-        if self._commits * 6 + (changes - self._changes) // 4 < _CHECKPOINT_PAGES:
+        # Each commit writes some half a dozen pages, and more of them when it changes many rows, or long ones.
+        few = self._commits * 6 + (changes - self._changes) // 4 < _CHECKPOINT_PAGES
+        if few and (self._commits < 20 or self._logged_pages() < 2 * _CHECKPOINT_PAGES):
             return
         self._commits, self._changes = 0, changes
         try:
@@ -255,6 +260,12 @@ class Database:
                 writer.execute("COMMIT")
         except (sqlite3.Error, LeaseholdError) as error:  # what was asked has been done; this can wait
             log.warning("could not checkpoint %s: %s; trying again later", self.path, error)
+
+    def _logged_pages(self) -> int:
+        try:
+            return os.stat(f"{self.path}-wal").st_size // _PAGE_BYTES
+        except OSError:
+            return 0
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         steps = migrations(self._schema)

@@ -186,16 +186,14 @@ FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
 WHERE j.id = ?;
 
 -- name: expired
-SELECT j.id FROM (
-    SELECT seq, expires_at FROM leasehold_leases WHERE expires_at <= ? ORDER BY expires_at, seq LIMIT ?
-) AS l CROSS JOIN leasehold_jobs AS j ON j.seq = l.seq
-ORDER BY l.expires_at, l.seq;
+SELECT j.id FROM leasehold_leases AS l CROSS JOIN leasehold_jobs AS j ON j.seq = l.seq
+WHERE l.expires_at <= ?
+ORDER BY l.expires_at, l.seq LIMIT ?;
 
 -- name: stalled
-SELECT j.id FROM (
-    SELECT seq, stalls_at FROM leasehold_leases WHERE stalls_at IS NOT NULL AND stalls_at <= ? ORDER BY stalls_at, seq LIMIT ?
-) AS l CROSS JOIN leasehold_jobs AS j ON j.seq = l.seq
-ORDER BY l.stalls_at, l.seq;
+SELECT j.id FROM leasehold_leases AS l CROSS JOIN leasehold_jobs AS j ON j.seq = l.seq
+WHERE l.stalls_at IS NOT NULL AND l.stalls_at <= ?
+ORDER BY l.stalls_at, l.seq LIMIT ?;
 
 -- name: leased_by_processes
 -- A scan of the leases, for the rare moment at which a process is found dead.
@@ -261,7 +259,7 @@ ORDER BY number LIMIT :limit;
 SELECT j.seq FROM leasehold_jobs AS j
 WHERE j.finished_at IS NOT NULL AND j.finished_at < ?
   AND NOT EXISTS (SELECT 1 FROM leasehold_jobs AS p WHERE p.id = j.parent AND p.status = 'unfinished')
-ORDER BY j.finished_at, j.seq LIMIT ?;
+ORDER BY j.finished_at, j.status, j.seq LIMIT ?;
 
 -- name: prune_jobs
 DELETE FROM leasehold_jobs WHERE seq IN (SELECT value FROM json_each(?));

@@ -1,0 +1,338 @@
+"""The package as a whole: its public names, its layers, what it may import, and that it explains itself."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import leasehold
+
+PACKAGE = Path(leasehold.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# The diff of this list is the review of a change to the public names.
+PUBLIC = {
+    # the front door, and what it gives
+    "Router",
+    "Lease",
+    "current_lease",
+    # what readers see
+    "Added",
+    "Counts",
+    "Event",
+    "Job",
+    "NewJob",
+    "Ownership",
+    "Reason",
+    "Status",
+    # settings
+    "Clock",
+    "Retry",
+    # errors
+    "LeaseholdError",
+    "InDoubt",
+    "InvalidArgument",
+    "NoLease",
+    "NotInTransaction",
+    "Settled",
+    "StaleEpoch",
+    "StaleSnapshot",
+    "StoreIncompatible",
+    "StoreUnavailable",
+    "UnknownJob",
+}
+
+# Each entry may import from those above it, and from itself. `store` is a contract and `stores/` fulfils it, so a
+# store knows nothing of leases; `testing` is for users of all that is public, and nobody in the package needs it
+# but the demo, which moves a clock by hand.
+LAYERS = [
+    "errors",
+    "core",
+    "process",
+    "store",
+    "stores",
+    "aio",
+    "lease",
+    "router",
+    "__init__",
+    "testing",
+    "cli",
+    "__main__",
+]
+
+# What reads or starts something outside of the process's own values. `core/` decides, and the edges act.
+EDGES = {
+    "asyncio",
+    "concurrent",
+    "io",
+    "logging",
+    "multiprocessing",
+    "pathlib",
+    "queue",
+    "random",
+    "select",
+    "shutil",
+    "signal",
+    "socket",
+    "sqlite3",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "urllib",
+}
+EDGES_OF_CORE = {
+    "core/clock.py": {"threading", "time"},  # the one module that waits and reads a clock
+}
+
+CLOCKS = {
+    ("time", name)
+    for name in (
+        "clock_gettime",
+        "clock_gettime_ns",
+        "gmtime",
+        "localtime",
+        "monotonic",
+        "monotonic_ns",
+        "perf_counter",
+        "perf_counter_ns",
+        "time",
+        "time_ns",
+    )
+} | {("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today"), ("date", "today")}
+READS_A_CLOCK = {"core/clock.py"}
+
+LONGEST_MODULE = 600
+LONGER_MODULES: dict[str, str] = {}  # by path, with the reason
+
+
+def shown(path: Path) -> str:
+    """A module as the tests name it."""
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def layer_of(path: Path) -> str:
+    """The entry of LAYERS that a module belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def parsed(path: Path) -> ast.Module:
+    """A module as syntax."""
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def nodes_at_run_time(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those under `if TYPE_CHECKING`, which only a type checker sees."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            continue
+        yield node
+        yield from nodes_at_run_time(node)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The full name of every module that *path* imports, and of everything that it imports from one."""
+    package = ["leasehold", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in nodes_at_run_time(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+# The door
+
+
+def test_the_public_names_are_exactly_these() -> None:
+    """A name that appears or vanishes is noticed here."""
+    assert set(leasehold.__all__) == PUBLIC
+    assert len(leasehold.__all__) == len(PUBLIC)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_a_public_name_is_there_and_explains_itself(name: str) -> None:
+    """With words of its own, and not those of a base class."""
+    thing = getattr(leasehold, name)
+    assert thing.__name__ == name
+    assert vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
+
+
+def test_the_version_is_the_one_that_is_installed() -> None:
+    """The number stands in two places."""
+    assert leasehold.__version__ == importlib.metadata.version("leasehold")
+
+
+def test_the_map_of_the_package_names_what_is_there() -> None:
+    """Each entry of the map at the top of the package is a module or a folder, and none is left out."""
+    assert leasehold.__doc__ is not None
+    # Written beside the entries that they serve, or said by Python: no reader looks for them on the map.
+    unmapped = {"__init__", "__main__", "aio", "process"}
+    there = {layer_of(path) for path in MODULES} - unmapped
+    named = {word.strip("/") for word in leasehold.__doc__.split()}
+    assert there <= named
+
+
+def test_type_checkers_are_told_that_the_package_is_typed() -> None:
+    """PEP 561."""
+    assert (PACKAGE / "py.typed").is_file()
+
+
+# Layers
+
+
+def test_the_list_of_layers_is_complete() -> None:
+    """Nothing in the package is outside of them."""
+    assert {layer_of(path) for path in MODULES} == set(LAYERS)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=shown)
+def test_a_module_imports_only_from_layers_above_its_own(path: Path) -> None:
+    """So that the tree is the first diagram, and a true one."""
+    layer = LAYERS.index(layer_of(path))
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] != "leasehold":
+            continue
+        inner = parts[1] if len(parts) > 1 and parts[1] in LAYERS else "__init__"
+        assert LAYERS.index(inner) <= layer, f"{shown(path)} imports {name}, from a layer below its own"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "core").glob("*.py")), ids=shown)
+def test_the_core_neither_reads_nor_writes_nor_waits(path: Path) -> None:
+    """It is functions of values; only clock.py waits."""
+    found = {name.split(".")[0] for name in imports(path)} & EDGES
+    assert found <= EDGES_OF_CORE.get(shown(path), set())
+    called = {ast.unparse(node.func) for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)}
+    assert not called & {"open", "print", "input"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=shown)
+def test_only_the_clock_reads_a_clock(path: Path) -> None:
+    """Whoever asks the machine for the time cannot be tested by moving it."""
+    if shown(path) in READS_A_CLOCK:
+        return
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value).split(".")[-1]
+            assert (owner, node.attr) not in CLOCKS, f"{shown(path)}:{node.lineno} reads a clock"
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                assert (node.module, alias.name) not in CLOCKS, f"{shown(path)}:{node.lineno} imports a clock"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=shown)
+def test_no_module_has_grown_too_long(path: Path) -> None:
+    """Where state meets I/O, files grow; split them before this."""
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= LONGEST_MODULE or shown(path) in LONGER_MODULES
+
+
+def test_modules_that_may_be_longer_are_and_exist() -> None:
+    """An exception that is no longer needed goes."""
+    for path in LONGER_MODULES:
+        assert len((PACKAGE / path).read_text(encoding="utf-8").splitlines()) > LONGEST_MODULE
+
+
+# The standard library alone
+
+
+def isolated(program: str, folder: Path) -> str:
+    """Run *program* in *folder*, in a Python that sees the source tree and the standard library, and nothing else."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment["PYTHONPATH"] = str(PACKAGE.parent)
+    ran = subprocess.run(
+        [sys.executable, "-S", "-P", "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_the_core_the_stores_and_the_router_need_the_standard_library_alone(tmp_path: Path) -> None:
+    """Imported one by one, without site-packages; whatever else came along is listed."""
+    layers = set(LAYERS[: LAYERS.index("router") + 1])
+    names = ["leasehold"] + [
+        ".".join(["leasehold", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
+        for path in MODULES
+        if layer_of(path) in layers
+    ]
+    program = (
+        "import importlib, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(loaded - set(sys.stdlib_module_names) - {'__main__', 'leasehold'}))\n"
+    )
+    assert isolated(program, tmp_path) == "[]\n"
+
+
+def test_the_import_of_the_package_brings_no_database_and_no_loop_machinery_of_others(tmp_path: Path) -> None:
+    """A store is imported on use: a Python without sqlite3 can have the memory store."""
+    program = "import sys, leasehold; print(sorted({'sqlite3', 'sqlalchemy', 'click', 'rich'} & set(sys.modules)))"
+    assert isolated(program, tmp_path) == "[]\n"
+
+
+def test_the_package_works_uninstalled(tmp_path: Path) -> None:
+    """From the source tree by its path, with nothing installed: both stores, from add to complete."""
+    program = (
+        "from leasehold import Router\n"
+        "for url in (None, 'sqlite:///jobs.db'):\n"
+        "    with Router(url) as router:\n"
+        "        router.add('a', {'total': 10})\n"
+        "        lease = router.claim('worker-0')\n"
+        "        lease.complete(lease.payload['total'])\n"
+        "        print(router.job('a').status, router.job('a').result)\n"
+    )
+    assert isolated(program, tmp_path) == "done 10\ndone 10\n"
+
+
+# Words
+
+
+def documented(path: Path) -> Iterator[tuple[str, str | None]]:
+    """Every public module, class, function and method of *path*, with its docstring."""
+    tree = parsed(path)
+    yield shown(path), ast.get_docstring(tree)
+    pending: list[tuple[str, ast.AST]] = [(shown(path), tree)]
+    while pending:
+        name, node = pending.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                inner = f"{name}:{child.name}"
+                if child.name.startswith("_") or any("overload" in ast.unparse(d) for d in child.decorator_list):
+                    continue
+                yield inner, ast.get_docstring(child)
+                if isinstance(child, ast.ClassDef):
+                    pending.append((inner, child))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=shown)
+def test_everything_public_begins_its_docstring_with_a_sentence(path: Path) -> None:
+    """The first paragraph is the promise: a capital, and a full stop (or what a list begins with)."""
+    for name, words in documented(path):
+        assert words, f"{name} has no docstring"
+        first = words.split("\n\n")[0].strip()
+        assert first[0].isupper() or not first[0].isalpha(), f"{name} begins in the middle: {first!r}"
+        assert first[-1] in ".:?!", f"{name} does not end its first sentence: {first!r}"
+
+
+def test_the_sum_of_the_source_is_importable() -> None:
+    """Also what nothing else imports."""
+    for path in MODULES:
+        if path.name != "__main__.py":
+            parts = path.relative_to(PACKAGE).with_suffix("").parts
+            importlib.import_module(".".join(["leasehold", *parts]).removesuffix(".__init__"))
