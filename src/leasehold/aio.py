@@ -12,6 +12,8 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from .errors import InvalidArgument
@@ -60,42 +62,28 @@ async def abandonable(call: Callable[[], R], give_back: Callable[[R], None] = la
 
     Of its own, since a call that waits would, on the shared pool, keep the verbs out that it may be waiting for.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[R] = loop.create_future()
-
-    def return_it(value: R) -> None:
-        threading.Thread(target=give_back, args=(value,), name="leasehold-give-back").start()
-
-    def deliver(value: R | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            if error is None:
-                return_it(cast(R, value))
-        elif error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(cast(R, value))
+    reply: Future[R] = Future()  # either takes the value or is cancelled, whichever comes first, and never both
 
     def run() -> None:
-        value: R | None = None
-        error: BaseException | None = None
         try:
             value = call()
-        except BaseException as raised:
-            error = raised
+        except BaseException as error:
+            with suppress(InvalidStateError):
+                reply.set_exception(error)
+            return
         try:
-            loop.call_soon_threadsafe(deliver, value, error)
-        except RuntimeError:  # the loop is closed
-            if error is None:
-                give_back(cast(R, value))
+            reply.set_result(value)
+        except InvalidStateError:
+            give_back(value)
 
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(run,), name="leasehold-wait", daemon=True).start()
     try:
-        return await future
+        return await asyncio.wrap_future(reply)
     except asyncio.CancelledError:
-        # Delivered already, and cancelled before this task had its turn to take it.
-        if not future.cancelled() and future.exception() is None:
-            return_it(future.result())
+        if not reply.cancel() and reply.exception() is None:
+            # The value has come, and this task was cancelled before its turn to take it.
+            threading.Thread(target=give_back, args=(reply.result(),), name="leasehold-give-back").start()
         raise
 
 

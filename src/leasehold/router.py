@@ -167,7 +167,7 @@ class Router:
                 default_lease_us=self._lease_us,
                 claim_id=claim_id,
                 process=this_process() if process is _SELF else process,
-                wait_us=0 if wait_seconds == 0 else values.microseconds(wait_seconds, "wait_seconds"),
+                wait_us=0 if wait_seconds == 0 else values.microseconds(wait_seconds, "wait_seconds", zero=True),
             )
         except StoreUnavailable as failure:
             # The reply is lost, and maybe not the claim: jobs leased to an owner that does not know would wait

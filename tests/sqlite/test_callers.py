@@ -678,7 +678,7 @@ def test_a_sync_verb_says_how_to_use_an_async_connection(
     lease.check()
 
 
-@pytest.mark.parametrize("thing", [object(), "sqlite:///jobs.db", 7], ids=repr)
+@pytest.mark.parametrize("thing", [object(), "sqlite:///jobs.db", 7], ids=lambda thing: type(thing).__name__)
 def test_what_is_no_connection_is_refused(thing: object, router: Router, lease: Lease) -> None:
     """The message names its type, and what would do."""
     with pytest.raises(InvalidArgument, match=rf"connection is a builtins\.{type(thing).__name__}.*SQLAlchemy"):
@@ -1201,3 +1201,24 @@ def test_a_refusal_raised_inside_an_orms_hook_is_found(
 
     assert StaleEpoch.find(raised.value) is not None
     assert rows(path) == []
+
+
+def test_readers_answer_inside_a_transaction_that_was_refused(tmp_path: Path) -> None:
+    """A swallowed refusal waits to be recorded until its transaction has ended; to look and to check go on."""
+    clock = ManualClock()
+    path = tmp_path / "jobs.db"
+    with Router(f"sqlite:///{path}", clock=clock) as router, closing(sqlite3.connect(path)) as connection:
+        router.add("job")
+        stale = router.claim("a")
+        assert stale is not None
+        clock.advance(31)
+        assert router.claim("b") is not None
+
+        with pytest.raises(StaleEpoch):
+            stale.fence(connection)
+
+        assert router.events("job", kind="refused") == []
+        with pytest.raises(StaleEpoch):
+            stale.check()
+        connection.rollback()
+        assert [event.facts["verb"] for event in router.events("job", kind="refused")] == ["fence", "check"]

@@ -1,5 +1,29 @@
 """
 Random verbs on a SQLite store and a memory store side by side: they answer the same, and keep every promise.
+
+Several owners add, claim, renew, progress, settle, bring about effects and die; operators transfer, cancel, finish,
+replay and resolve; time jumps; the SQLite file is reopened. Epochs are presented that are current, ended, another
+job's, from the future, or of no job at all. Each answer is foretold from what readers saw before the step, and
+`promises` looks at everything after it. At the end of a run, every job that is left can still be claimed and completed.
+
+What this is worth was tried by breaking the stores on purpose. In one store, the answers or the states disagree
+(`same`, `same_state`). In both alike, the check named here goes red:
+
+    settle accepts any epoch while the job is leased       refused_with_the_facts, or same_state
+    the end of a lease wakes nobody behind its lock        p6_nothing_is_lost
+    only the first queue behind a lock is woken            p6_nothing_is_lost
+    renew moves the stall deadline                         p5_every_hand_over_says_why ("still leased, though overdue")
+    reclaim draws no epoch                                 p1_epochs_only_rise
+    a different settlement passes for a repeated one       settled
+    a refused completion adds its children                 p7_nothing_follows_a_refused_completion
+    a refusal is not recorded                              p9_the_loser_is_told
+    operators need not name the current epoch              refused_with_the_facts
+    the record of a transfer drops the note                p8_operators_are_recorded
+
+and in one store only:
+
+    an expired lease may not write (P4)                    same
+    a transfer ignores who holds the lock (P2)             same
 """
 
 from __future__ import annotations
@@ -38,7 +62,7 @@ from leasehold.testing import ManualClock
 T = TypeVar("T")
 
 SECOND = 1_000_000
-IDS = ("a", "b", "c", "d", "e", "f", "g", "h")
+IDS = tuple("abcdefghijklmnop")
 CHILDREN = ("x", "y")
 POOL = (*IDS, *(f"{parent}/{child}" for parent in IDS for child in CHILDREN))
 OWNERS = ("ann", "bob", "cy")
@@ -71,18 +95,18 @@ def specs(ids: tuple[str, ...]) -> st.SearchStrategy[NewJob]:
         st.sampled_from([None, 1]),
         queue=st.sampled_from(QUEUES),
         priority=st.sampled_from([0, 0, 5]),
-        delay_seconds=st.sampled_from([None, None, 7, 40]),
-        lock=st.sampled_from([None, "k", "l"]),
-        unique=st.sampled_from([None, None, None, "u"]),
-        retry=st.builds(Retry, max_errors=st.integers(1, 2), max_reclaims=st.integers(0, 2)),
+        delay_seconds=st.sampled_from([None, None, None, None, 7, 40]),
+        lock=st.sampled_from([None, None, "k", "l"]),
+        unique=st.sampled_from([None, None, "u"]),
+        retry=st.builds(Retry, max_errors=st.integers(1, 3), max_reclaims=st.integers(0, 3)),
         lease_seconds=st.sampled_from([None, 10]),
-        stall_seconds=st.sampled_from([None, 4]),
+        stall_seconds=st.sampled_from([None, 4, 4]),
     )
 
 
 def aims(*more: str) -> st.SearchStrategy[Aim]:
     """Mostly the current epoch; else one that ended, one from the future, another job's, none, or no job at all."""
-    at = ["current"] * 6 + ["granted", "granted", "issued", "above", "crossed", "zero", "unknown", *more]
+    at = ["current"] * 10 + ["granted", "granted", "issued", "above", "crossed", "zero", "unknown", *more]
     return st.builds(Aim, st.sampled_from(at), st.integers(0, 7))
 
 
@@ -118,7 +142,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.step = Step()
         self.sound = False
 
-    @initialize(trace=st.booleans(), jobs=st.lists(specs(IDS), min_size=2, max_size=6), limit=st.integers(1, 4))
+    @initialize(trace=st.booleans(), jobs=st.lists(specs(IDS), min_size=3, max_size=8), limit=st.integers(1, 4))
     def begin(self, trace: bool, jobs: list[NewJob], limit: int) -> None:
         """Some jobs, and some of them claimed: a run that draws neither rule often would have nothing to talk about."""
         self.trace = trace
@@ -204,12 +228,11 @@ class StoresAgree(RuleBasedStateMachine):
 
     # Time and the process
 
-    @rule(seconds=st.sampled_from([0.000001, 1, 1, 4, 7, 11, 31, 3600]))
+    @rule(seconds=st.sampled_from([0.000001, 1, 1, 4, 4, 7, 11, 31]))
     def pass_time(self, seconds: float) -> None:
         for clock in self.clocks:
             clock.advance(seconds)
 
-    @rule()
     def restart(self) -> None:
         """A process that starts now sees what the last one left (C1)."""
         self.stores[1].close()
@@ -355,7 +378,7 @@ class StoresAgree(RuleBasedStateMachine):
             batch.append(self.settlement(saying, born))
         self.settled(batch)
 
-    @rule(owner=owners, limit=st.integers(1, 4), said=st.lists(sayings, min_size=1, max_size=5))
+    @rule(owner=owners, limit=st.integers(1, 4), said=st.lists(sayings, max_size=3))
     def work(self, owner: str, limit: int, said: list[Saying]) -> None:
         """Claim, and let the owners of what runs now settle some of it at once, so that jobs come and go."""
         self.claimed(owner, limit, None, None, None)
@@ -502,11 +525,6 @@ class StoresAgree(RuleBasedStateMachine):
             assert job.status is (Status.FAILED if job.reclaims > was.retry.max_reclaims else Status.PENDING)
             assert job.status is Status.FAILED or job.run_us <= self.now, f"{job} is not due at once"  # C36
 
-    @rule()
-    def reclaim(self) -> None:
-        self.taken_back({})
-
-    @rule(keep_us=st.sampled_from([0, 5 * SECOND, 3600 * SECOND]), limit=st.sampled_from([1, 2, 1000]))
     def prune(self, keep_us: int, limit: int) -> None:
         jobs = self.seen.jobs
         old = [
@@ -523,10 +541,27 @@ class StoresAgree(RuleBasedStateMachine):
         self.step.pruned = {job.id for job in old[:limit]}
         self.said = [said for said in self.said if said.job_id not in self.step.pruned]
 
-    @rule(above=st.sampled_from([0, 0, 1, 10**6]))
     def advance(self, above: int) -> None:
         least = max(self.ledger.highest + above, self.now)
         assert self.done(lambda store: store.advance(self.ledger.highest + above if above else 0)) >= least
+
+    @rule(
+        verb=st.sampled_from(["reclaim", "reclaim", "reclaim", "prune", "prune", "advance", "restart"]),
+        keep_us=st.sampled_from([0, 5 * SECOND, 20 * SECOND]),
+        limit=st.sampled_from([1, 2, 1000]),
+        above=st.sampled_from([0, 0, 1, 10**6]),
+    )
+    def upkeep(self, verb: str, keep_us: int, limit: int, above: int) -> None:
+        """One rule, or rules with few arguments would be drawn more often than all the others."""
+        match verb:
+            case "reclaim":
+                self.taken_back({})
+            case "prune":
+                self.prune(keep_us, limit)
+            case "advance":
+                self.advance(above)
+            case "restart":
+                self.restart()
 
     # Readers
 
@@ -579,7 +614,7 @@ class StoresAgree(RuleBasedStateMachine):
 
 
 NORMAL = settings(
-    max_examples=80,
+    max_examples=200,
     stateful_step_count=40,
     deadline=None,
     print_blob=True,

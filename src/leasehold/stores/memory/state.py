@@ -107,7 +107,7 @@ class State:
         now: int,
     ) -> list[Grant]:
         # The lock keys are held by now: an epoch drawn before its key could be smaller than that of an earlier holder.
-        self._last = draw_epochs(self._last, len(taken), now + len(taken) - 1)  # the first is not below the clock
+        self._last = draw_epochs(self._last, len(taken), now)
         epoch = self._last - len(taken)
         running, counts = self._running, self._counts
         grants: list[Grant] = []

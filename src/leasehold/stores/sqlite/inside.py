@@ -30,10 +30,15 @@ def is_inside(connection: Any) -> bool:
     return any(one.connection is connection and one.is_open() for one in _joined.get())
 
 
+def holds(path: str) -> bool:
+    """Return whether this very context holds the write lock of the file at *path*."""
+    joined = _joined.get()
+    return bool(joined) and any(one.is_open() for one in joined if one.path == os.path.realpath(path))
+
+
 def refuse_inside(path: str) -> None:
     """Refuse to wait for the write lock of the file at *path* if this very context holds it."""
-    joined = _joined.get()
-    if joined and any(one.is_open() for one in joined if one.path == os.path.realpath(path)):
+    if holds(path):
         raise InvalidArgument(
             "a transaction is open here, which holds the file's only write lock: pass connection=… to join it, "
             "or end it first. Without, this call would wait for itself."

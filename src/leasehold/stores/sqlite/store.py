@@ -17,7 +17,7 @@ from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
 from .callers import JoinedVerbs, SqliteTransactions
 from .database import Database
-from .inside import refuse_inside
+from .inside import holds, refuse_inside
 from .moving import Moving
 from .reading import Reading
 from .rows import Program
@@ -51,7 +51,7 @@ class SqliteStore:
             path, sql, schema, clock=self._clock, busy_seconds=busy_seconds, synchronous=synchronous
         )
         self._verbs = Verbs(sql, trace=trace)
-        joined = JoinedVerbs(sql, trace=trace)
+        self._joined = joined = JoinedVerbs(sql, trace=trace)
         joined.apart = self._verbs.apart
         self.transactions = SqliteTransactions(self, self.database, self._clock, joined)
         self._changed = threading.Condition()
@@ -71,6 +71,11 @@ class SqliteStore:
         if isinstance(value, StaleEpoch | UnknownJob):
             raise value
         return value
+
+    def _record_apart(self) -> None:
+        """Record the refusals that could not be recorded when they happened, unless a caller's transaction is open."""
+        if self._verbs.apart and not holds(self.database.path):
+            self._write(lambda now: _nothing())
 
     def changed(self) -> None:
         """Wake the claims of this process that wait; those of others look at the file."""
@@ -144,10 +149,10 @@ class SqliteStore:
 
     def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:
         """Return for each (job id, epoch) None if it is current, else the refusal that a write would meet."""
-        held = self.database.read(self._verbs.holders([job_id for job_id, _ in holders]))
-        if all(job_id in held and held[job_id][2] == epoch for job_id, epoch in holders):
-            return [None] * len(holders)
-        return self._write(lambda now: self._verbs.check(holders, now))
+        now = self._clock.now()
+        reply = self.database.read(self._joined.check(holders, now))
+        self._record_apart()
+        return reply
 
     def renew(self, renewals: Sequence[Renewal]) -> list[int | Refusal]:
         """Move each lease's deadline to now plus its duration; return the new deadlines."""
@@ -279,8 +284,7 @@ class SqliteStore:
         self, *, job_id: str | None = None, kind: str | None = None, after: int = 0, limit: int | None = None
     ) -> list[Event]:
         """Return what was recorded, oldest first, beginning behind the event numbered *after*."""
-        if self._verbs.apart:
-            self._write(lambda now: _nothing())
+        self._record_apart()
         return self.database.read(self._verbs.events(job_id, kind, after, limit))
 
     def counts(self) -> Counts:
@@ -289,8 +293,7 @@ class SqliteStore:
 
     def close(self) -> None:
         """Let go of every resource; later verbs raise `StoreUnavailable`."""
-        if self._verbs.apart:
-            self._write(lambda now: _nothing())
+        self._record_apart()
         self.transactions.close()
         self.database.close()
         self.changed()
