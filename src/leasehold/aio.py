@@ -56,17 +56,18 @@ def threaded(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any
     return cast(Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], call)
 
 
-async def abandonable(call: Callable[[], R], give_back: Callable[[R], None] = lambda _: None) -> R:
+async def abandonable(call: Callable[[Callable[[], bool]], R], give_back: Callable[[R], None] = lambda _: None) -> R:
     """
     Return what *call* returns, from a thread of its own; if the caller is cancelled meanwhile, give the value back.
 
-    Of its own, since a call that waits would, on the shared pool, keep the verbs out that it may be waiting for.
+    *call* gets a function that tells whether that has happened, so that it need not go on. The thread is its own,
+    since a call that waits would, on the shared pool, keep the verbs out that it may be waiting for.
     """
     reply: Future[R] = Future()  # either takes the value or is cancelled, whichever comes first, and never both
 
     def run() -> None:
         try:
-            value = call()
+            value = call(reply.cancelled)
         except BaseException as error:
             with suppress(InvalidStateError):
                 reply.set_exception(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import threading
 from collections import Counter
@@ -38,7 +39,10 @@ Child = NewJob | Mapping[str, Any]
 
 _current: ContextVar[Lease] = ContextVar("leasehold_current_lease")
 
+log = logging.getLogger("leasehold")
+
 _LOOK_SECONDS = 1.0
+_counting = threading.Lock()  # held for an instant, by leases that count their children
 
 
 def current_lease() -> Lease:
@@ -219,24 +223,39 @@ class Lease:
         so that a second run of this job finds its children instead of adding them again.
         """
         child, name = _child({"id": name, "payload": payload, **options})
-        nth = (self._added[name] if self._added else 0) + 1
-        child = new_child(self.job_id, child, nth)
         if connection is not None:
             return self._join(connection, lambda verbs: self._added_in(verbs, name, child), savepoint=savepoint)
-        [added] = self._told_by(lambda: self._store.add_children(self.job_id, self.epoch, [child]))
-        self._count(name)
-        return added
+        with self._counted(name) as nth:
+            child = new_child(self.job_id, child, nth)
+            [added] = self._told_by(lambda: self._store.add_children(self.job_id, self.epoch, [child]))
+        return self._mine(added)
 
     def _added_in(self, verbs: Transactions, name: str, child: NewJob) -> Generator[Any, Any, Added]:
-        [added] = yield from verbs.add_children(self.job_id, self.epoch, [child])
-        self._count(name)
-        return added
+        with self._counted(name) as nth:
+            [added] = yield from verbs.add_children(self.job_id, self.epoch, [new_child(self.job_id, child, nth)])
+        return self._mine(added)
 
-    def _count(self, name: str) -> None:
-        # Only after the store has said yes: a call that is repeated after a lost reply must ask for the same id.
-        if self._added is None:
-            self._added = Counter()
-        self._added[name] += 1
+    @contextmanager
+    def _counted(self, name: str) -> Iterator[int]:
+        """Count one more child of that name, before it is asked for: two threads must not ask for the same one."""
+        with _counting:
+            if self._added is None:
+                self._added = Counter()
+            self._added[name] += 1
+            nth = self._added[name]
+        try:
+            yield nth
+        except BaseException:
+            # A call that is repeated after a lost reply must ask for the same id.
+            with _counting:
+                if self._added[name] == nth:
+                    self._added[name] -= 1
+            raise
+
+    def _mine(self, added: Added) -> Added:
+        if added.job.parent != self.job_id and not added.job.unique:
+            log.warning("job %r exists and is no child of %r; it is left as it is", added.job.id, self.job_id)
+        return added
 
     def once(
         self,
@@ -448,7 +467,13 @@ class AsyncLease(Facade):
     ) -> T:
         """Bring about a named effect once, as `Lease.once` does; *call* is awaited."""
         lease: Lease = self._sync
-        effect = await asyncio.to_thread(lease._begin, name, in_doubt)
+
+        def clear(begun: Effect) -> None:
+            # Cancelled before the call was made: so nothing is in doubt, unless it was before.
+            if not begun.known and in_doubt == "raise":
+                lease._conclude(name, None)
+
+        effect = await abandonable(lambda _: lease._begin(name, in_doubt), clear)
         outcome = effect.outcome
         if not effect.known:
             try:
@@ -467,13 +492,13 @@ class AsyncLease(Facade):
         verbs = transactions_of(lease._store, "lease.aio.transaction()")
         # On threads of their own: the shared ones may all be waiting for the lock that is to be let go here.
         connection = await abandonable(
-            lambda: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch)), verbs.rollback
+            lambda _: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch)), verbs.rollback
         )
         verbs.enter(connection)
         with lease._uncounted_if_it_fails():
             try:
                 yield connection
             except BaseException:
-                await abandonable(lambda: verbs.rollback(connection))
+                await abandonable(lambda _: verbs.rollback(connection))
                 raise
-            await abandonable(lambda: verbs.commit(connection))
+            await abandonable(lambda _: verbs.commit(connection))

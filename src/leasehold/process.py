@@ -46,10 +46,15 @@ def _identify(pid: int) -> Process | None:
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
-        namespace = os.readlink("/proc/self/ns/pid")
+        # Start times are counted from the boot as the time namespace shows it, so it is part of the name.
+        namespace = " ".join(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "time") if _has(kind))
     except OSError:
         return None
     return None if state is None else Process(socket.gethostname(), boot, namespace, pid, state[1])
+
+
+def _has(namespace: str) -> bool:
+    return os.path.lexists(f"/proc/self/ns/{namespace}")
 
 
 def _stat(pid: int) -> tuple[str, int] | None:

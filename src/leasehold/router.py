@@ -6,7 +6,8 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Unpack
 
 from .aio import Facade, abandonable, joined, threaded
@@ -14,7 +15,7 @@ from .core import values
 from .core.clock import Clock, SystemClock
 from .core.job import Added, Counts, Effect, Job, JobOptions, NewJob, Status, new_job
 from .core.ownership import CLOCK_LIMIT, EPOCH_LIMIT, Event, Ownership, Process
-from .errors import InvalidArgument, StoreUnavailable
+from .errors import InvalidArgument, StaleEpoch, StoreUnavailable
 from .lease import Lease, as_new_job
 from .process import this_process
 from .store import Store, Transactions
@@ -365,7 +366,8 @@ def _status(status: Status | str) -> Status:
 
 def _give_back(leases: list[Lease]) -> None:
     for lease in leases:
-        lease.release()
+        with suppress(StaleEpoch, StoreUnavailable):  # taken over already, or waiting for its deadline
+            lease.release()
 
 
 class AsyncRouter(Facade):
@@ -405,15 +407,18 @@ class AsyncRouter(Facade):
         """Lease up to *limit* due jobs, as `Router.claim_many` does; a call that is cancelled gives them back."""
         router: Router = self._sync
         claim = functools.partial(
-            router.claim_many,
-            owner,
-            limit=limit,
-            queues=queues,
-            lease_seconds=lease_seconds,
-            wait_seconds=wait_seconds,
-            process=process,
+            router.claim_many, owner, limit=limit, queues=queues, lease_seconds=lease_seconds, process=process
         )
-        return await abandonable(claim, _give_back)
+        values.microseconds(wait_seconds, "wait_seconds", zero=True)
+
+        def wait(abandoned: Callable[[], bool]) -> list[Lease]:
+            # In short waits, so that the thread of a call that was cancelled does not go on waiting for jobs.
+            left = wait_seconds
+            while not (leases := claim(wait_seconds=min(left, 0.1))) and left > 0.1 and not abandoned():
+                left -= 0.1
+            return leases
+
+        return await abandonable(wait, _give_back)
 
     async def claim(
         self,

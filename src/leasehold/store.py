@@ -38,6 +38,8 @@ from .errors import StaleEpoch, UnknownJob
 
 Refusal = StaleEpoch | UnknownJob
 
+EVENTS_AT_ONCE = 10_000  # a bound on what one `prune` removes, so that nobody waits long for it
+
 
 class Renewal(NamedTuple):
     """An owner's word that it is alive; without *lease_us*, for as long as the lease was granted for."""
@@ -243,7 +245,7 @@ class Store(Protocol):
     def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
         """
         Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, with all that is kept of them;
-        return how many. Events that old go too.
+        return how many. Events that old go too, at most `EVENTS_AT_ONCE` of them.
 
         C38.  Never an unfinished job, and never a child whose parent is unfinished. The epoch counter stays.
         """

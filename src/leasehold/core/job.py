@@ -114,7 +114,8 @@ def new_child(parent: str, child: NewJob, nth: int) -> NewJob:
     The id depends on the parent, the name and *nth* alone, so a second run of the parent asks for the same ids
     and makes no duplicates.
     """
-    name = f"{parent}/{child.id}" + (f"#{nth}" if nth > 1 else "")
+    own = child.id.replace("%", "%25").replace("/", "%2F").replace("#", "%23")  # so that no two children share an id
+    name = f"{parent}/{own}" + (f"#{nth}" if nth > 1 else "")
     if len(name) > values.NAME_LIMIT:
         name = "child:" + hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
     return replace(child, id=name, parent=parent)

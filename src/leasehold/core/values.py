@@ -36,7 +36,7 @@ def name(value: object, what: str) -> str:
         raise InvalidArgument(f"{what} must not contain NUL: {_shown(value)}.")
     if not value.isascii():
         _encodable(value, what)
-    return str(value)  # a plain string even for a StrEnum member, which drivers would refuse
+    return str.__str__(value)  # a plain string, also for a member of a string enumeration
 
 
 def optional_name(value: object, what: str) -> str | None:

@@ -38,6 +38,8 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
     settings = _settings(url, parts.query, ("busy_seconds", "synchronous") if scheme == "sqlite" else ())
     if scheme == "memory":
         return MemoryStore(clock=clock, trace=trace)
+    if parts.fragment or url.endswith("#"):
+        raise InvalidArgument(f"{url!r} has a '#', which ends a URL's path: write %23 for a '#' in a file's name.")
     if parts.netloc or parts.path in ("", "/"):
         raise InvalidArgument(
             f"{url!r} names no file: write sqlite:///jobs.db for a file in the current folder, "

@@ -6,25 +6,63 @@ A step that could be refused decides before it changes anything, so a verb that 
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import uuid
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from ...core.clock import Clock, SystemClock
 from ...core.job import Added, Grant, NewJob, Outcome, Settlement, Status
 from ...core.lifecycle import FINISHED, FREED_BY, Verb, after, judge_error, judge_reclaim, reclaim_error
 from ...core.ownership import RECOVERY_EVERY_US, STORE, Event, Ownership, Process, Reason, draw_epochs, sane
-from ...errors import InvalidArgument, Settled, StaleEpoch, UnknownJob
+from ...errors import InvalidArgument, LeaseholdError, Settled, StaleEpoch, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Refusal
 from .lines import Deadlines, Parked, Ready, Scheduled
 from .record import Record
 
 log = logging.getLogger("leasehold")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound="State")
+
+_LEFT_BEHIND = 1_000  # so many void entries are kept before a rebuild pays
+
+
+def turn(verb: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """
+    Return *verb* as one turn of the store's lock.
+
+    Ctrl-C can strike between any two steps, and leave a job in no place at all. Then every job is put back where its
+    record says, before anybody else has a turn.
+    """
+
+    @functools.wraps(verb)
+    def taken(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        me = threading.get_ident()
+        if self._inside == me:
+            raise InvalidArgument(
+                f"{verb.__name__}() was called inside another verb of this store, for instance by a signal handler: "
+                "it would wait for itself. Note what is to be done, and do it outside the handler."
+            )
+        with self._lock:
+            self._inside = me
+            try:
+                return verb(self, *args, **kwargs)
+            except LeaseholdError:
+                raise
+            except BaseException:
+                self._rebuild()
+                raise
+            finally:
+                self._inside = 0
+
+    return cast(Callable[Concatenate[S, P], R], taken)
 
 
 class State:
@@ -35,6 +73,7 @@ class State:
         self._trace = trace
         self._lock: Any = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._inside = 0  # the thread whose turn it is
         self._waiting = 0
         self._closed = False
         self._id = uuid.uuid4()
@@ -55,6 +94,18 @@ class State:
         self._recovered_us = 0
         self._events: list[Event] = []
         self._events_dropped = 0
+        self._left = 0  # entries that jobs have left behind in lines and heaps
+
+    def _sleep(self, until: int) -> int:
+        """Let others have their turn until something changes or *until* has come; return what time it is then."""
+        self._waiting += 1
+        self._inside = 0
+        try:
+            self._clock.wait(self._changed, until)
+        finally:
+            self._waiting -= 1
+            self._inside = threading.get_ident()
+        return self._now()
 
     def _now(self) -> int:
         # Looked at before anything is changed: later, there would be no way back.
@@ -133,9 +184,9 @@ class State:
             )
             record.grant = grant
             record.epoch = epoch
-            record.status = Status.RUNNING
             record.expires_us = expires
             record.updated_us = now
+            record.status = Status.RUNNING
             running[spec.id] = record
             counts[Status.PENDING, spec.queue] -= 1
             counts[Status.RUNNING, spec.queue] += 1
@@ -206,6 +257,8 @@ class State:
         effect = (record.effects or {}).get(name)
         if record.effects is None or effect is None:
             raise InvalidArgument(f"job {record.spec.id!r} has begun no effect named {name!r}.")
+        if outcome is None and effect.known:
+            return  # somebody else under this epoch has brought it about meanwhile; what is known stays known
         if outcome is None:
             del record.effects[name]
         else:
@@ -243,7 +296,8 @@ class State:
 
     def _recover(self, now: int, *, always: bool = False) -> list[Ownership]:
         # Looking up processes costs system calls, so an idle poll looks at most once a second.
-        if not self._processes or not (always or now >= self._recovered_us + RECOVERY_EVERY_US):
+        lately = 0 <= now - self._recovered_us < RECOVERY_EVERY_US  # false also for a clock that was set back
+        if not self._processes or (lately and not always):
             return []
         self._recovered_us = now
         mine = this_process()
@@ -388,6 +442,54 @@ class State:
         record.reason = reason
         record.grant = None
         record.settlement = None
+
+    def _leave(self, record: Record) -> None:
+        """Take a pending record out of wherever it waits; the entry that stays behind is void."""
+        self._tidy()
+        record.ticket += 1
+        self._left += 1
+
+    def _tidy(self) -> None:
+        # What a job has left behind keeps it in memory.
+        if self._left > len(self._jobs) + _LEFT_BEHIND:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Put every job where its record says that it is."""
+        self._ready, self._scheduled, self._parked = Ready(), Scheduled(), Parked()
+        self._expiries, self._stalls = Deadlines(), Deadlines()
+        self._running, self._held, self._unique, self._processes = {}, {}, {}, {}
+        self._counts = Counter()
+        self._finished = deque()
+        self._left = 0
+        now = self._clock.now()
+        for record in sorted(self._jobs.values(), key=lambda record: record.seq):
+            record.ticket += 1
+            grant, spec = record.grant, record.spec
+            if record.status is Status.RUNNING and (grant is None or grant.epoch != record.epoch):
+                record.status = Status.PENDING  # its lease had ended, and what was to follow did not happen
+            self._counts[record.status, spec.queue] += 1
+            if record.status in FINISHED:
+                record.finished_us = record.finished_us or now
+                self._finished.append((record.finished_us, record))
+                continue
+            record.settlement = record.finished_us = None
+            if spec.unique is not None:
+                self._unique[spec.unique] = record
+            if record.status is Status.PENDING:
+                record.grant = None
+                self._wait(record, now)
+                continue
+            assert grant is not None
+            self._running[spec.id] = record
+            self._expiries.push(record.expires_us, [record])
+            if record.stalls_us is not None:
+                self._stalls.push(record.stalls_us, [record])
+            if spec.lock is not None:
+                self._held[spec.lock] = record
+            if grant.process is not None:
+                self._processes[grant.process] = self._processes.get(grant.process, 0) + 1
+        self._finished = deque(sorted(self._finished, key=lambda entry: entry[0]))
 
     # Records
 

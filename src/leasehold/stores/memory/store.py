@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from ...core.clock import Clock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key
 from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, unique_taken
 from ...core.ownership import Event, Ownership, Process, Reason, draw_epochs
 from ...errors import InvalidArgument, NoLease, StoreUnavailable
-from ...store import Begun, Refusal, Renewal
+from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
 from .record import Record
-from .state import State
+from .state import State, turn
 
 
 class MemoryStore(State):
@@ -28,15 +30,16 @@ class MemoryStore(State):
 
     # Producers
 
+    @turn
     def add(self, jobs: Sequence[NewJob]) -> list[Added]:
         """Keep each job that is new, all in one atomic step; say for each whether this call made it."""
-        with self._lock:
-            added = self._add(jobs, self._now())
-            self._wake_claims()
-            return added
+        added = self._add(jobs, self._now())
+        self._wake_claims()
+        return added
 
     # Owners
 
+    @turn
     def claim(
         self,
         owner: str,
@@ -50,151 +53,147 @@ class MemoryStore(State):
         wait_us: int = 0,
     ) -> list[Grant]:
         """Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first."""
-        with self._lock:
-            now = self._now()
-            until = now + wait_us
-            while not self._closed:
-                self._sweep(now)
-                taken = self._take(limit, queues)
-                if taken:
-                    grants = self._grant(taken, owner, lease_us, default_lease_us, claim_id, process, now)
-                    if self._trace:
-                        for record in taken:
-                            self._note("claimed", record, now, reason=record.reason, attempt=record.attempt)
-                    return grants
-                if self._recover(now):
-                    continue
-                if now >= until:
-                    return []
-                self._waiting += 1
-                try:
-                    self._clock.wait(self._changed, self._next_look(until, now))
-                finally:
-                    self._waiting -= 1
-                now = self._now()
-            raise StoreUnavailable("this store was closed while the claim waited.")
+        now = self._now()
+        until = now + wait_us
+        while not self._closed:
+            self._sweep(now)
+            taken = self._take(limit, queues)
+            if taken:
+                grants = self._grant(taken, owner, lease_us, default_lease_us, claim_id, process, now)
+                if self._trace:
+                    for record in taken:
+                        self._note("claimed", record, now, reason=record.reason, attempt=record.attempt)
+                return grants
+            if self._recover(now):
+                continue
+            if now >= until:
+                return []
+            before, now = now, self._sleep(self._next_look(until, now))
+            until -= max(before - now, 0)  # a clock that was set back must not make the wait longer
+        raise StoreUnavailable("this store was closed while the claim waited.")
 
+    @turn
     def claimed(self, claim_id: str) -> list[Grant]:
         """Return the live leases that the claim *claim_id* granted."""
-        with self._lock:
-            return [
-                self._live(record)
-                for record in self._running.values()
-                if record.grant and record.grant.claim_id == claim_id
-            ]
+        return [
+            self._live(record)
+            for record in self._running.values()
+            if record.grant and record.grant.claim_id == claim_id
+        ]
 
+    @turn
     def lease(self, job_id: str, owner: str) -> Grant:
         """Return the live lease of *owner* on the job."""
-        with self._lock:
-            record = self._find(job_id)
-            grant = record.grant
-            if record.status is not Status.RUNNING or grant is None:
-                raise NoLease(f"job {job_id!r} is {record.status}: nobody holds a lease on it.")
-            if grant.owner != owner:
-                raise NoLease(f"job {job_id!r} is leased to {grant.owner!r} (epoch {grant.epoch}), not to {owner!r}.")
-            return self._live(record)
+        record = self._find(job_id)
+        grant = record.grant
+        if record.status is not Status.RUNNING or grant is None:
+            raise NoLease(f"job {job_id!r} is {record.status}: nobody holds a lease on it.")
+        if grant.owner != owner:
+            raise NoLease(f"job {job_id!r} is leased to {grant.owner!r} (epoch {grant.epoch}), not to {owner!r}.")
+        return self._live(record)
 
+    @turn
     def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:
         """Return for each (job id, epoch) None if it is current, else the refusal that a write would meet."""
-        with self._lock:
-            now = self._now()
-            return [self._refused(job_id, epoch, "check", now) for job_id, epoch in holders]
+        now = self._now()
+        return [self._refused(job_id, epoch, "check", now) for job_id, epoch in holders]
 
+    @turn
     def renew(self, renewals: Sequence[Renewal]) -> list[int | Refusal]:
         """Move each lease's deadline to now plus its duration; return the new deadlines."""
         reply: list[int | Refusal] = []
-        with self._lock:
-            now = self._now()
-            for job_id, epoch, lease_us in renewals:
-                refusal = self._refused(job_id, epoch, "renew", now)
-                if refusal is not None:
-                    reply.append(refusal)
-                    continue
-                record = self._jobs[job_id]
-                assert record.grant is not None
-                expires = now + (lease_us or record.grant.lease_us)
-                if expires < record.expires_us:
-                    self._expiries.push(expires, [record])
-                record.expires_us = expires
-                if self._trace:
-                    self._note("renewed", record, now)
-                reply.append(expires)
-            self._wake_claims()
+        now = self._now()
+        for job_id, epoch, lease_us in renewals:
+            refusal = self._refused(job_id, epoch, "renew", now)
+            if refusal is not None:
+                reply.append(refusal)
+                continue
+            record = self._jobs[job_id]
+            assert record.grant is not None
+            expires = now + (lease_us or record.grant.lease_us)
+            if expires < record.expires_us:
+                self._expiries.push(expires, [record])
+            record.expires_us = expires
+            if self._trace:
+                self._note("renewed", record, now)
+            reply.append(expires)
+        self._wake_claims()
         return reply
 
+    @turn
     def progress(self, reports: Sequence[Progress]) -> list[Refusal | None]:
         """Record that the work moves."""
         reply: list[Refusal | None] = []
-        with self._lock:
-            now = self._now()
-            for job_id, epoch, fraction, note, checkpoint in reports:
-                refusal = self._refused(job_id, epoch, "progress", now)
-                reply.append(refusal)
-                if refusal is not None:
-                    continue
-                record = self._jobs[job_id]
-                record.updated_us = now
-                if fraction is not None:
-                    record.progress = fraction
-                if note is not None:
-                    record.note = note
-                if checkpoint is not None:
-                    record.checkpoint = checkpoint
-                if record.spec.stall_us is not None:
-                    record.stalls_us = now + record.spec.stall_us
-                if self._trace:
-                    self._note("progressed", record, now, progress=fraction, note=note)
+        now = self._now()
+        for job_id, epoch, fraction, note, checkpoint in reports:
+            refusal = self._refused(job_id, epoch, "progress", now)
+            reply.append(refusal)
+            if refusal is not None:
+                continue
+            record = self._jobs[job_id]
+            record.updated_us = now
+            if fraction is not None:
+                record.progress = fraction
+            if note is not None:
+                record.note = note
+            if checkpoint is not None:
+                record.checkpoint = checkpoint
+            if record.spec.stall_us is not None:
+                record.stalls_us = now + record.spec.stall_us
+            if self._trace:
+                self._note("progressed", record, now, progress=fraction, note=note)
         return reply
 
+    @turn
     def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> list[Added]:
         """Add *jobs*, whose parent is this one, if *epoch* is current; raise the refusal otherwise."""
-        with self._lock:
-            now = self._now()
-            self._admit(job_id, epoch, "add", now)
-            added = self._add(jobs, now)
-            self._wake_claims()
-            return added
+        now = self._now()
+        self._admit(job_id, epoch, "add", now)
+        added = self._add(jobs, now)
+        self._wake_claims()
+        return added
 
+    @turn
     def settle(self, settlements: Sequence[Settlement]) -> list[Refusal | None]:
         """End each lease as its owner says."""
         reply: list[Refusal | None] = []
-        with self._lock:
-            now = self._now()
-            jobs = self._jobs
-            for said in settlements:
-                record = jobs.get(said.job_id)
-                if record is None or record.epoch != said.epoch or record.status is not Status.RUNNING:
-                    reply.append(self._repeated(said, now))
-                    continue
-                if said.outcome is Outcome.COMPLETE:
-                    self._complete(record, said, now)
-                else:
-                    self._put_back(record, said, now)
-                reply.append(None)
-            self._wake_claims()
+        now = self._now()
+        jobs = self._jobs
+        for said in settlements:
+            record = jobs.get(said.job_id)
+            if record is None or record.epoch != said.epoch or record.status is not Status.RUNNING:
+                reply.append(self._repeated(said, now))
+                continue
+            if said.outcome is Outcome.COMPLETE:
+                self._complete(record, said, now)
+            else:
+                self._put_back(record, said, now)
+            reply.append(None)
+        self._wake_claims()
         return reply
 
+    @turn
     def begin_effect(self, job_id: str, epoch: int, name: str, *, again: bool = False) -> Begun:
         """Record the intent of a named effect, if *epoch* is current; raise the refusal otherwise."""
-        with self._lock:
-            record = self._admit(job_id, epoch, "once", self._now())
-            if record.effects is None:
-                record.effects = {}
-            effect = record.effects.get(name)
-            if effect is not None and (effect.known or not again):
-                return Begun(effect, False)
-            key = effect.key if effect else effect_key(self._id, job_id, name)
-            effect = record.effects[name] = Effect(job_id, name, key, epoch, False, None)
-            return Begun(effect, True)
+        record = self._admit(job_id, epoch, "once", self._now())
+        if record.effects is None:
+            record.effects = {}
+        effect = record.effects.get(name)
+        if effect is not None and (effect.known or not again):
+            return Begun(effect, False)
+        key = effect.key if effect else effect_key(self._id, job_id, name)
+        effect = record.effects[name] = Effect(job_id, name, key, epoch, False, None)
+        return Begun(effect, True)
 
+    @turn
     def end_effect(self, job_id: str, epoch: int, name: str, outcome: str | None) -> None:
         """Record the outcome of an effect; None for "it did not happen", which clears the intent."""
-        with self._lock:
-            record = self._admit(job_id, epoch, "once", self._now())
-            self._conclude(record, name, epoch, outcome)
+        record = self._admit(job_id, epoch, "once", self._now())
+        self._conclude(record, name, epoch, outcome)
 
     # Operators
 
+    @turn
     def transfer(
         self,
         job_id: str,
@@ -207,29 +206,28 @@ class MemoryStore(State):
         default_lease_us: int = 30_000_000,
     ) -> Grant:
         """Give the job to *to* under a new epoch."""
-        with self._lock:
-            now = self._now()
-            record = self._seen(job_id, epoch, Verb.TRANSFER, now)
-            key = record.spec.lock
-            holder = self._held.get(key) if key is not None else None
-            if key is not None and holder is not None and holder is not record:
-                raise lock_held(job_id, key, holder.spec.id, holder.epoch)
-            was = record.grant.owner if record.grant else None
-            if record.status is Status.RUNNING:
-                self._archive(record, Reason.MANUAL, now, by=by, note=note)
-                self._let_go(record, wake=False)
-                record.attempt += 1
-                self._counts[Status.RUNNING, record.spec.queue] -= 1
-                self._counts[Status.PENDING, record.spec.queue] += 1
-            else:
-                record.ticket += 1
-            if key is not None:
-                self._held[key] = record
-            record.reason = Reason.MANUAL
-            [grant] = self._grant([record], to, lease_us, default_lease_us, None, None, now)
-            self._note("transferred", record, now, owner=to, was=was, by=by, note=note)
-            self._wake_claims()
-            return grant
+        now = self._now()
+        record = self._seen(job_id, epoch, Verb.TRANSFER, now)
+        key = record.spec.lock
+        holder = self._held.get(key) if key is not None else None
+        if key is not None and holder is not None and holder is not record:
+            raise lock_held(job_id, key, holder.spec.id, holder.epoch)
+        was = record.grant.owner if record.grant else None
+        if record.status is Status.RUNNING:
+            self._archive(record, Reason.MANUAL, now, by=by, note=note)
+            self._let_go(record, wake=False)
+            record.attempt += 1
+            self._counts[Status.RUNNING, record.spec.queue] -= 1
+            self._counts[Status.PENDING, record.spec.queue] += 1
+        else:
+            self._leave(record)
+        if key is not None:
+            self._held[key] = record
+        record.reason = Reason.MANUAL
+        [grant] = self._grant([record], to, lease_us, default_lease_us, None, None, now)
+        self._note("transferred", record, now, owner=to, was=was, by=by, note=note)
+        self._wake_claims()
+        return grant
 
     def cancel(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
         """End the job as cancelled; its owner, if any, is refused from now on."""
@@ -243,134 +241,137 @@ class MemoryStore(State):
         """Put a finished job back to be claimed, due now."""
         return self._override(Verb.REPLAY, "replayed", job_id, epoch, by, note)
 
+    @turn
     def _override(
         self, verb: Verb, kind: str, job_id: str, epoch: int, by: str, note: str | None, result: str | None = None
     ) -> Job:
-        with self._lock:
-            now = self._now()
-            record = self._seen(job_id, epoch, verb, now)
-            status, was = after(verb, record.status, job_id), record.status
-            unique = record.spec.unique
-            if status not in FINISHED and unique is not None and unique in self._unique:
-                raise unique_taken(job_id, unique, self._unique[unique].spec.id)
-            owner = record.grant.owner if record.grant and was is Status.RUNNING else None
-            if was is Status.RUNNING:
-                self._archive(record, MOVED_BY[verb], now, by=by, note=note)
-                self._let_go(record)
-            elif was is Status.PENDING:
-                record.ticket += 1
-                self._wake(record.spec.lock)
-            elif record.grant is not None:
-                said = record.settlement
-                assert said is not None
-                self._archive(record, Status.DONE, record.finished_us, by=record.grant.owner, said=said.fingerprint())
-            self._advance_record(record, MOVED_BY[verb], now)
-            if status in FINISHED:
-                if verb is Verb.FINISH:
-                    record.result, record.last_error = result, None
-                self._end(record, status, now)
-            else:
-                self._reopen(record, now)
-            self._note(kind, record, now, was=owner, by=by, note=note)
-            self._wake_claims()
-            return record.job()
+        now = self._now()
+        record = self._seen(job_id, epoch, verb, now)
+        status, was = after(verb, record.status, job_id), record.status
+        unique = record.spec.unique
+        if status not in FINISHED and unique is not None and unique in self._unique:
+            raise unique_taken(job_id, unique, self._unique[unique].spec.id)
+        owner = record.grant.owner if record.grant and was is Status.RUNNING else None
+        if was is Status.RUNNING:
+            self._archive(record, MOVED_BY[verb], now, by=by, note=note)
+            self._let_go(record)
+        elif was is Status.PENDING:
+            self._leave(record)
+            self._wake(record.spec.lock)
+        elif record.grant is not None:
+            said = record.settlement
+            assert said is not None
+            self._archive(record, Status.DONE, record.finished_us, by=record.grant.owner, said=said.fingerprint())
+        self._advance_record(record, MOVED_BY[verb], now)
+        if status in FINISHED:
+            if verb is Verb.FINISH:
+                record.result, record.last_error = result, None
+            self._end(record, status, now)
+        else:
+            self._reopen(record, now)
+        self._note(kind, record, now, was=owner, by=by, note=note)
+        self._wake_claims()
+        return record.job()
 
+    @turn
     def resolve(
         self, job_id: str, epoch: int, name: str, *, by: str, outcome: str | None, note: str | None = None
     ) -> Job:
         """Record how an effect in doubt ended; None for "it did not happen"."""
-        with self._lock:
-            now = self._now()
-            record = self._find(job_id)
-            if record.epoch != epoch:
-                raise self._refuse(record, epoch, "resolve", now)
-            effect = (record.effects or {}).get(name)
-            if effect is not None and effect.known:
-                raise InvalidArgument(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
-            self._conclude(record, name, epoch, outcome)
-            held = record.grant if record.status is Status.RUNNING else None
-            self._note("resolved", record, now, owner=held and held.owner, name=name, by=by, note=note)
-            return record.job()
+        now = self._now()
+        record = self._find(job_id)
+        if record.epoch != epoch:
+            raise self._refuse(record, epoch, "resolve", now)
+        effect = (record.effects or {}).get(name)
+        if effect is not None and effect.known:
+            raise InvalidArgument(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
+        self._conclude(record, name, epoch, outcome)
+        held = record.grant if record.status is Status.RUNNING else None
+        self._note("resolved", record, now, owner=held and held.owner, name=name, by=by, note=note)
+        return record.job()
 
     # The store itself
 
+    @turn
     def reclaim(self) -> list[Ownership]:
         """Take back what expired, does not progress, or whose process is gone."""
-        with self._lock:
-            now = self._now()
-            ended = self._sweep(now) + self._recover(now, always=True)
-            self._wake_claims()
-            return ended
+        now = self._now()
+        ended = self._sweep(now) + self._recover(now, always=True)
+        self._wake_claims()
+        return ended
 
+    @turn
     def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first; return how many."""
-        with self._lock:
-            before_us = self._now() - keep_us
-            removed, kept = 0, []
-            while self._finished and removed < limit and self._finished[0][0] < before_us:
-                at, record = self._finished.popleft()
-                if record.finished_us != at or self._jobs.get(record.spec.id) is not record:
-                    continue  # replayed since
-                parent = self._jobs.get(record.spec.parent) if record.spec.parent is not None else None
-                if parent is not None and parent.status not in FINISHED:
-                    kept.append((at, record))
-                    continue
-                del self._jobs[record.spec.id]
-                self._counts[record.status, record.spec.queue] -= 1
-                removed += 1
-            self._finished.extendleft(reversed(kept))
-            old = next((i for i, event in enumerate(self._events) if event.at_us >= before_us), len(self._events))
-            del self._events[:old]
-            self._events_dropped += old
-            return removed
+        before_us = self._now() - keep_us
+        removed, kept = 0, []
+        while self._finished and removed < limit and self._finished[0][0] < before_us:
+            at, record = self._finished.popleft()
+            if record.finished_us != at or self._jobs.get(record.spec.id) is not record:
+                continue  # replayed since
+            parent = self._jobs.get(record.spec.parent) if record.spec.parent is not None else None
+            if parent is not None and parent.status not in FINISHED:
+                kept.append((at, record))
+                continue
+            del self._jobs[record.spec.id]
+            self._counts[record.status, record.spec.queue] -= 1
+            removed += 1
+        self._finished.extendleft(reversed(kept))
+        recorded = islice(self._events, EVENTS_AT_ONCE)
+        old = next((i for i, event in enumerate(recorded) if event.at_us >= before_us), None)
+        old = min(len(self._events), EVENTS_AT_ONCE) if old is None else old
+        del self._events[:old]
+        self._events_dropped += old
+        self._counts += Counter()  # forgets queues that have nothing left
+        self._tidy()
+        return removed
 
+    @turn
     def advance(self, above: int = 0) -> int:
         """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody."""
-        with self._lock:
-            now = self._now()
-            self._last = draw_epochs(max(self._last, above), 1, now)
-            self._note("advanced", None, now, epoch=self._last, above=above)
-            return self._last
+        now = self._now()
+        self._last = draw_epochs(max(self._last, above), 1, now)
+        self._note("advanced", None, now, epoch=self._last, above=above)
+        return self._last
 
+    @turn
     def verify(self) -> list[str]:
         """Return a sentence for every broken invariant; an empty list is good news."""
-        with self._lock:
-            places: Counter[str] = Counter()
-            due = list(self._ready.records())
-            parked = list(self._parked.records())
-            places.update(record.spec.id for record in due)
-            places.update(record.spec.id for record in self._scheduled.records())
-            places.update(record.spec.id for _, record in parked)
-            places.update(self._running.keys())
-            wrong = []
-            for job_id, record in self._jobs.items():
-                expected = 0 if record.status in FINISHED else 1
-                if places.pop(job_id, 0) != expected:
-                    wrong.append(f"job {job_id!r} is {record.status} and not in exactly {expected} place(s).")
-            wrong += [f"job {job_id!r} is in a place and not in the store." for job_id in places]
-            keys = Counter(record.spec.lock for record in self._running.values() if record.spec.lock is not None)
-            wrong += [f"lock {key!r} is held by {count} running jobs." for key, count in keys.items() if count > 1]
-            if set(keys) != set(self._held):
-                wrong.append(f"held keys are {sorted(self._held)}, running jobs have {sorted(keys)}.")
-            turns = {(record.spec.lock, record.spec.queue) for record in due}
-            free = {(key, r.spec.queue) for key, r in parked if key not in self._held} - turns
-            wrong += [
-                f"jobs of {queue!r} are parked behind lock {key!r}, which is free." for key, queue in sorted(free)
-            ]
-            wrong += [
-                f"job {record.spec.id!r} has epoch {record.epoch}, above the last one issued, {self._last}."
-                for record in self._jobs.values()
-                if record.epoch > self._last
-            ]
-            return wrong
+        places: Counter[str] = Counter()
+        due = list(self._ready.records())
+        parked = list(self._parked.records())
+        places.update(record.spec.id for record in due)
+        places.update(record.spec.id for record in self._scheduled.records())
+        places.update(record.spec.id for _, record in parked)
+        places.update(self._running.keys())
+        wrong = []
+        for job_id, record in self._jobs.items():
+            expected = 0 if record.status in FINISHED else 1
+            if places.pop(job_id, 0) != expected:
+                wrong.append(f"job {job_id!r} is {record.status} and not in exactly {expected} place(s).")
+        wrong += [f"job {job_id!r} is in a place and not in the store." for job_id in places]
+        keys = Counter(record.spec.lock for record in self._running.values() if record.spec.lock is not None)
+        wrong += [f"lock {key!r} is held by {count} running jobs." for key, count in keys.items() if count > 1]
+        if set(keys) != set(self._held):
+            wrong.append(f"held keys are {sorted(self._held)}, running jobs have {sorted(keys)}.")
+        turns = {(record.spec.lock, record.spec.queue) for record in due}
+        free = {(key, r.spec.queue) for key, r in parked if key not in self._held} - turns
+        wrong += [f"jobs of {queue!r} are parked behind lock {key!r}, which is free." for key, queue in sorted(free)]
+        wrong += [
+            f"job {record.spec.id!r} has epoch {record.epoch}, above the last one issued, {self._last}."
+            for record in self._jobs.values()
+            if record.epoch > self._last
+        ]
+        return wrong
 
     # Readers
 
+    @turn
     def job(self, job_id: str) -> Job:
         """Return the job, or raise `UnknownJob`."""
-        with self._lock:
-            return self._find(job_id).job()
+        return self._find(job_id).job()
 
+    @turn
     def jobs(
         self,
         *,
@@ -383,64 +384,63 @@ class MemoryStore(State):
         limit: int | None = None,
     ) -> list[Job]:
         """Return the jobs that fit, in the order of their insertion, beginning behind the job *after*."""
-        with self._lock:
-            first = self._find(after).seq if after is not None else 0
-            source = self._running if status is Status.RUNNING or owner is not None else self._jobs
-            fitting: Iterator[Record] = (
-                record
-                for record in sorted(source.values(), key=lambda record: record.seq)
-                if record.seq > first
-                and (status is None or record.status is status)
-                and (queue is None or record.spec.queue == queue)
-                and (owner is None or (record.grant is not None and record.grant.owner == owner))
-                and (task is None or record.spec.task == task)
-                and (parent is None or record.spec.parent == parent)
-            )
-            return (
-                [record.job() for record, _ in zip(fitting, range(limit), strict=False)]
-                if limit is not None
-                else [record.job() for record in fitting]
-            )
+        first = self._find(after).seq if after is not None else 0
+        source = self._running if status is Status.RUNNING or owner is not None else self._jobs
+        fitting: Iterator[Record] = (
+            record
+            for record in sorted(source.values(), key=lambda record: record.seq)
+            if record.seq > first
+            and (status is None or record.status is status)
+            and (queue is None or record.spec.queue == queue)
+            and (owner is None or (record.grant is not None and record.grant.owner == owner))
+            and (task is None or record.spec.task == task)
+            and (parent is None or record.spec.parent == parent)
+        )
+        return (
+            [record.job() for record, _ in zip(fitting, range(limit), strict=False)]
+            if limit is not None
+            else [record.job() for record in fitting]
+        )
 
+    @turn
     def ownerships(self, job_id: str) -> list[Ownership]:
         """Return every ownership of the job, oldest first."""
-        with self._lock:
-            record = self._find(job_id)
-            ended = [ownership for ownership, _ in record.history or ()]
-            if record.grant is not None:
-                if record.status is Status.RUNNING:
-                    ended.append(record.ended(None, None, None, None))
-                else:
-                    ended.append(record.ended(Status.DONE.value, record.finished_us, record.grant.owner, None))
-            return ended
+        record = self._find(job_id)
+        ended = [ownership for ownership, _ in record.history or ()]
+        if record.grant is not None:
+            if record.status is Status.RUNNING:
+                ended.append(record.ended(None, None, None, None))
+            else:
+                ended.append(record.ended(Status.DONE.value, record.finished_us, record.grant.owner, None))
+        return ended
 
+    @turn
     def effects(self, job_id: str) -> list[Effect]:
         """Return the named effects of the job."""
-        with self._lock:
-            return sorted((self._find(job_id).effects or {}).values())
+        return sorted((self._find(job_id).effects or {}).values())
 
+    @turn
     def events(
         self, *, job_id: str | None = None, kind: str | None = None, after: int = 0, limit: int | None = None
     ) -> list[Event]:
         """Return what was recorded, oldest first, beginning behind the event numbered *after*."""
-        with self._lock:
-            fitting = [
-                event
-                for event in self._events[max(after - self._events_dropped, 0) :]
-                if (job_id is None or event.job_id == job_id) and (kind is None or event.kind == kind)
-            ]
-            return fitting[:limit]
+        fitting = [
+            event
+            for event in self._events[max(after - self._events_dropped, 0) :]
+            if (job_id is None or event.job_id == job_id) and (kind is None or event.kind == kind)
+        ]
+        return fitting[:limit]
 
+    @turn
     def counts(self) -> Counts:
         """Return how many jobs stand where."""
-        with self._lock:
-            total = dict.fromkeys(Status, 0)
-            queues: dict[str, dict[str, int]] = {}
-            for (status, queue), count in self._counts.items():
-                total[status] += count
-                if status not in FINISHED and count:
-                    queues.setdefault(queue, {"pending": 0, "running": 0})[status.value] = count
-            return Counts.of(total, queues)
+        total = dict.fromkeys(Status, 0)
+        queues: dict[str, dict[str, int]] = {}
+        for (status, queue), count in self._counts.items():
+            total[status] += count
+            if status not in FINISHED and count:
+                queues.setdefault(queue, {"pending": 0, "running": 0})[status.value] = count
+        return Counts.of(total, queues)
 
     def close(self) -> None:
         """Let go of every resource; later verbs raise `StoreUnavailable`."""
@@ -469,6 +469,8 @@ _stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
 def _after_fork() -> None:
     # A forked child has a copy. Claims on both would issue the same epochs twice, and run every job twice.
     for store in _stores:
+        store._changed = threading.Condition()  # somebody may have held the old one, for ever
+        store._inside = 0
         store._lock = Broken(
             "this memory store belongs to the process that made it, and a forked child has only a copy: "
             "make a Router in the child, or share a SQLite file."

@@ -10,7 +10,7 @@ from ...core.job import Grant, Job
 from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, judge_reclaim, lock_held, reclaim_error, unique_taken
 from ...core.ownership import STORE, Ownership, Process, Reason
 from ...errors import InvalidArgument, UnknownJob
-from ...store import Refusal
+from ...store import EVENTS_AT_ONCE, Refusal
 from .owning import SWEPT_AT_ONCE, Owning
 from .rows import Program, Standing, grant_of, job_of, one
 
@@ -34,18 +34,21 @@ class Moving(Owning):
             yield from self.promote(now)
         return ended
 
-    def recover(self, gone: Sequence[int], now: int) -> Program[list[Ownership]]:
+    def recover(self, gone: Sequence[Process], now: int) -> Program[list[Ownership]]:
         """Take back the jobs of processes that are gone."""
+        # Looked up by name, here: the number of a row may since have been given to a process that lives.
+        known = yield one(self.sql.processes)
+        numbers = [row[0] for row in known if Process(*row[1:]) in gone]
         ended = []
-        for (job_id,) in (yield one(self.sql.leased_by_processes, json.dumps(gone))):
+        for (job_id,) in (yield one(self.sql.leased_by_processes, json.dumps(numbers))):
             ended.append((yield from self.take_back(job_id, Reason.RECOVERY, now)))
-        for process_id in gone:
-            yield one(self.sql.delete_process, process_id)
+        for number in numbers:
+            yield one(self.sql.delete_process, number)
         return ended
 
-    def processes(self) -> Program[list[tuple[int, Process]]]:
+    def processes(self) -> Program[list[Process]]:
         """Return the processes that have claimed jobs here."""
-        return [(row[0], Process(*row[1:])) for row in (yield one(self.sql.processes))]
+        return [Process(*row[1:]) for row in (yield one(self.sql.processes))]
 
     def take_back(self, job_id: str, reason: Reason, now: int) -> Program[Ownership]:
         """End a lease for the store's own reasons."""
@@ -85,7 +88,7 @@ class Moving(Owning):
             yield one(self.sql.prune_ownerships, listed)
             yield one(self.sql.prune_effects, listed)
             yield one(self.sql.prune_checkpoints, listed)
-        yield one(self.sql.prune_events, before_us)
+        yield one(self.sql.prune_events, before_us, EVENTS_AT_ONCE)
         yield one(self.sql.delete_idle_processes)
         return len(seqs)
 
@@ -153,8 +156,8 @@ class Moving(Owning):
             now,
         )
         yield from self.record("transferred", job_id, now, epoch=issued, owner=to, was=held.owner, by=by, note=note)
-        [grant] = yield self.sql.grants, {"claim_id": None, "job_id": job_id}, False
-        return grant_of(grant)
+        [row] = yield one(self.sql.grant, job_id)
+        return grant_of(row)
 
     def override(
         self, verb: Verb, kind: str, job_id: str, epoch: int, by: str, note: str | None, result: str | None, now: int

@@ -154,21 +154,25 @@ class Owning(Base):
         keys: set[str] = set()
         parked = 0
         while len(taken) < limit and parked < PARKED_AT_ONCE:
-            first = yield from self._first(queues, limit - len(taken))
+            wanting = limit - len(taken)
+            # Where some were blocked, more will be: a long line behind one key is not looked at one by one.
+            first = yield from self._first(queues, max(wanting, 64) if parked else wanting)
             if not first:
                 return taken, False
             wanted = {row[12] for row in first if row[12] is not None}
             if wanted:
                 keys.update(key for (key,) in (yield one(self.sql.held_locks, json.dumps(sorted(wanted)))))
-            blocked = []
+            blocked: list[Candidate] = []
+            free: list[Candidate] = []
             for row in first:
                 if row[12] in keys:
                     blocked.append(row)
-                else:
-                    taken.append(row)
+                elif len(free) < wanting:
+                    free.append(row)
                     if row[12] is not None:
                         keys.add(row[12])
-            yield many(self.sql.delete_ready, [(row[10], *row[:3]) for row in first])
+            taken += free
+            yield many(self.sql.delete_ready, [(row[10], *row[:3]) for row in (*free, *blocked)])
             if blocked:
                 yield many(self.sql.insert_parked, [(row[12], row[10], *row[:3]) for row in blocked])
                 parked += len(blocked)
@@ -177,11 +181,11 @@ class Owning(Base):
     def _first(self, queues: Sequence[str], count: int) -> Program[list[Candidate]]:
         if len(queues) == 1:
             return (yield one(self.sql.candidates, queues[0], count))
-        first: list[Candidate] = []
+        heads: list[tuple[int, int, int]] = []
         for queue in queues:
-            first += yield one(self.sql.candidates, queue, count)
-        first.sort(key=lambda row: row[:3])
-        return first[:count]
+            heads += yield one(self.sql.heads, queue, count)
+        heads.sort()
+        return (yield one(self.sql.chosen, json.dumps([seq for _, _, seq in heads[:count]])))
 
     def _process_id(self, process: Process) -> Program[int]:
         host, boot, namespace, pid, started = process
@@ -410,8 +414,11 @@ class Owning(Base):
 
     def conclude(self, standing: Standing, name: str, epoch: int, outcome: str | None) -> Program[None]:
         """Record how an effect that was begun has ended."""
-        if not (yield one(self.sql.effect, standing.seq, name)):
+        rows = yield one(self.sql.effect, standing.seq, name)
+        if not rows:
             raise InvalidArgument(f"job {standing.id!r} has begun no effect named {name!r}.")
+        if outcome is None and rows[0][2] is not None:
+            return  # somebody else under this epoch has brought it about meanwhile; what is known stays known
         if outcome is None:
             yield one(self.sql.clear_effect, standing.seq, name)
         else:

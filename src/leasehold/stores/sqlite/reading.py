@@ -65,7 +65,7 @@ class Reading(Base):
 
     def claimed(self, claim_id: str) -> Program[list[Grant]]:
         """Return the live leases of a claim."""
-        rows = yield self.sql.grants, {"claim_id": claim_id, "job_id": None}, False
+        rows = yield one(self.sql.grants, claim_id)
         return [grant_of(row) for row in rows]
 
     def lease(self, job_id: str, owner: str) -> Program[Grant]:
@@ -75,7 +75,7 @@ class Reading(Base):
             raise NoLease(f"job {job_id!r} is {job.status}: nobody holds a lease on it.")
         if job.owner != owner:
             raise NoLease(f"job {job_id!r} is leased to {job.owner!r} (epoch {job.epoch}), not to {owner!r}.")
-        [row] = yield self.sql.grants, {"claim_id": None, "job_id": job_id}, False
+        [row] = yield one(self.sql.grant, job_id)
         return grant_of(row)
 
     def ownerships(self, job_id: str) -> Program[list[Ownership]]:

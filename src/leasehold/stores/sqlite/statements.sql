@@ -101,6 +101,19 @@ WHERE r.queue = ?
 ORDER BY r.rank, r.run_at, r.seq
 LIMIT ?;
 
+-- name: heads
+-- The first of a queue without their jobs, where several queues are merged and most of what is looked at stays.
+SELECT rank, run_at, seq FROM leasehold_ready WHERE queue = ? ORDER BY rank, run_at, seq LIMIT ?;
+
+-- name: chosen
+SELECT r.rank, r.run_at, r.seq, j.reason, j.attempt, j.errors,
+       (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = j.seq),
+       j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent
+FROM json_each(?) AS wanted
+CROSS JOIN leasehold_jobs AS j ON j.seq = wanted.value
+CROSS JOIN leasehold_ready AS r ON r.queue = j.queue AND r.rank = -j.priority AND r.run_at = j.run_at AND r.seq = j.seq
+ORDER BY r.rank, r.run_at, r.seq;
+
 -- name: held_locks
 SELECT lock FROM leasehold_leases WHERE lock IN (SELECT value FROM json_each(?));
 
@@ -274,7 +287,7 @@ DELETE FROM leasehold_effects WHERE seq IN (SELECT value FROM json_each(?));
 DELETE FROM leasehold_checkpoints WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: prune_events
-DELETE FROM leasehold_events WHERE at < ?;
+DELETE FROM leasehold_events WHERE number IN (SELECT number FROM leasehold_events WHERE at < ? ORDER BY at LIMIT ?);
 
 
 -- name: job
@@ -286,15 +299,25 @@ SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.ret
 FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
 WHERE j.id = ?;
 
+-- name: grant
+-- The live lease of a job, in the shape of a grant.
+SELECT l.epoch, l.owner, l.reason, j.attempt, j.errors,
+       (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = j.seq),
+       l.claim_id, l.granted_at, l.expires_at, l.lease_us, p.host, p.boot, p.namespace, p.pid, p.started,
+       j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent
+FROM leasehold_jobs AS j JOIN leasehold_leases AS l ON l.seq = j.seq
+LEFT JOIN leasehold_processes AS p ON p.id = l.process
+WHERE j.id = ?;
+
 -- name: grants
--- Live leases, in the shape of a grant.
+-- The live leases of a claim: a scan of the leases, for the rare owner whose reply was lost.
 SELECT l.epoch, l.owner, l.reason, j.attempt, j.errors,
        (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = j.seq),
        l.claim_id, l.granted_at, l.expires_at, l.lease_us, p.host, p.boot, p.namespace, p.pid, p.started,
        j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent
 FROM leasehold_leases AS l JOIN leasehold_jobs AS j ON j.seq = l.seq
 LEFT JOIN leasehold_processes AS p ON p.id = l.process
-WHERE (:claim_id IS NULL OR l.claim_id = :claim_id) AND (:job_id IS NULL OR j.id = :job_id)
+WHERE l.claim_id = ?
 ORDER BY l.epoch;
 
 -- name: current_ownership

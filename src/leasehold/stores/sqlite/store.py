@@ -117,25 +117,32 @@ class SqliteStore:
                 return grants
             if more or self._recover():
                 continue
-            if self._clock.now() >= until or not self._wait(until, queues):
+            if self._clock.now() >= until:
                 return []
+            woken = self._wait(until, queues)
+            if woken is None:
+                return []
+            until = woken
 
-    def _wait(self, until: int, queues: Sequence[str] | None) -> bool:
-        """Return True once a claim may find something, False when *until* has come."""
+    def _wait(self, until: int, queues: Sequence[str] | None) -> int | None:
+        """Return until when to wait on, once a claim may find something; None when *until* has come."""
         database, verbs = self.database, self._verbs
         version, look = None, 0
+        before = 0
         while True:
             now = self._clock.now()
+            until -= max(before - now, 0)  # a clock that was set back must not make the wait longer
+            before = now
             seen = database.version()
             if seen != version:
                 version = seen
                 ready, look = database.read(verbs.look(queues))
                 if ready:
-                    return True
+                    return until
             if now >= look or self._recover():
-                return True
+                return until
             if now >= until:
-                return False
+                return None
             with self._changed:
                 self._changed.wait(_POLL_SECONDS)
 
@@ -231,12 +238,13 @@ class SqliteStore:
     def _recover(self, *, always: bool = False) -> list[Ownership]:
         # Looking up processes costs system calls, so an idle poll looks at most once a second.
         now = self._clock.now()
-        if not always and now < self._recovered_us + RECOVERY_EVERY_US:
+        lately = 0 <= now - self._recovered_us < RECOVERY_EVERY_US  # false also for a clock that was set back
+        if lately and not always:
             return []
         self._recovered_us = now
         mine = this_process()
         known = self.database.read(self._verbs.processes())
-        gone = [number for number, process in known if process != mine and is_gone(process)]
+        gone = [process for process in known if process != mine and is_gone(process)]
         return self._write(lambda now: self._verbs.recover(gone, now)) if gone else []
 
     def prune(self, keep_us: int, *, limit: int = 1_000) -> int:

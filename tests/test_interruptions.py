@@ -1,0 +1,150 @@
+"""What strikes in the middle of a verb: Ctrl-C, a signal handler, a second thread of the same owner."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from leasehold import InvalidArgument, Router, Status
+from leasehold.core.clock import SystemClock
+from leasehold.core.ownership import Process
+from leasehold.stores.memory import MemoryStore
+from leasehold.stores.sqlite import SqliteStore
+
+
+def _interrupt(*_: Any, **__: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("step", ["_grant", "_end", "_let_go", "_advance_record", "_archive", "_wake_claims"])
+def test_ctrl_c_in_the_middle_of_a_verb_loses_no_job(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it strikes, every job is in exactly one place afterwards, and can be claimed and finished."""
+    store = MemoryStore()
+    router = Router()
+    monkeypatch.setattr(router, "_store", store)
+    router.add_many([{"id": f"j{n}", "lock": "k" if n % 2 else None} for n in range(6)])
+    held = router.claim_many("w", limit=2)
+    verbs: list[Callable[[], object]] = [
+        lambda: router.claim("w"),
+        held[0].complete,
+        lambda: held[1].fail("no", delay_seconds=0),
+        lambda: router.cancel(router.job("j5"), by="ops"),
+        lambda: router.add("j6"),
+    ]
+
+    monkeypatch.setattr(store, step, _interrupt)
+    for verb in verbs:
+        try:
+            verb()
+        except KeyboardInterrupt:
+            assert store.verify() == []
+    monkeypatch.undo()
+
+    monkeypatch.setattr(router, "_store", store)
+    for job in router.jobs(status="running"):
+        router.lease(job.id, owner="w").complete()
+    while lease := router.claim("w"):
+        lease.complete()
+    assert store.verify() == []
+    assert {job.status for job in router.jobs()} <= {Status.DONE, Status.CANCELLED}
+
+
+def test_a_verb_inside_a_verb_is_refused_and_does_not_hang() -> None:
+    """As when a signal handler strikes inside a verb and asks for another."""
+
+    class Handler(SystemClock):
+        def now(self) -> int:
+            for one in asked:
+                one.counts()
+            return super().now()
+
+    asked: list[Router] = []
+    made = Router(clock=Handler())
+    asked.append(made)
+
+    with pytest.raises(InvalidArgument, match="inside another verb"):
+        made.add("job")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def router(request: pytest.FixtureRequest, tmp_path: Path) -> Router:
+    """A router on each store."""
+    return Router(None if request.param == "memory" else f"sqlite:///{tmp_path}/jobs.db?synchronous=normal")
+
+
+def test_children_of_one_name_added_at_once_are_all_there(router: Router) -> None:
+    """Two threads of one owner never ask for the same child."""
+    router.add("parent")
+    lease = router.claim("w")
+    assert lease is not None
+
+    with ThreadPoolExecutor(8) as pool:
+        added = list(pool.map(lambda n: lease.add("mail", {"to": n}), range(10)))
+
+    assert all(one.created for one in added)
+    assert len(router.jobs(parent="parent")) == 10
+    router.close()
+
+
+def test_no_two_children_share_an_id(router: Router) -> None:
+    """Whatever characters a name has: a child's id says whose it is."""
+    router.add_many([{"id": "order"}, {"id": "order/ship"}])
+    first, second = router.claim_many("w", limit=2)
+
+    ids = [
+        first.add("x").job.id,
+        first.add("x").job.id,
+        first.add("x#2").job.id,
+        first.add("ship/label").job.id,
+        second.add("label").job.id,
+    ]
+
+    assert len(set(ids)) == len(ids)
+    router.close()
+
+
+def test_a_name_may_be_a_member_of_a_string_enumeration(router: Router) -> None:
+    """It is kept as the text that it is, not as the name of the member."""
+
+    class Queue(str, enum.Enum):  # noqa: UP042 -- the older kind, whose str() is not its text
+        MAIL = "mail"
+
+    router.add("job", queue=Queue.MAIL)
+
+    assert router.claim("w", queues=["mail"]) is not None
+    router.close()
+
+
+def test_an_effect_that_is_known_is_not_cleared(router: Router) -> None:
+    """Of two calls under one epoch, one succeeded; the other's failure does not undo what is known."""
+    router.add("job")
+    lease = router.claim("w")
+    assert lease is not None
+    store = router.store
+    store.begin_effect("job", lease.epoch, "charge")
+    store.begin_effect("job", lease.epoch, "charge", again=True)
+
+    store.end_effect("job", lease.epoch, "charge", '"paid"')
+    store.end_effect("job", lease.epoch, "charge", None)
+
+    assert lease.once("charge", lambda key: "again") == "paid"
+    router.close()
+
+
+def test_recovery_goes_by_the_name_of_a_process_and_not_by_its_row(tmp_path: Path) -> None:
+    """Between the proof and the reclaim, the row of the dead process may have been given to one that lives."""
+    with Router(f"sqlite:///{tmp_path}/jobs.db") as router:
+        store = router.store
+        assert isinstance(store, SqliteStore)
+        router.add("job")
+        assert router.claim("alive") is not None
+        dead = Process("host", "boot", "namespace", 1, 1)
+
+        assert store._write(lambda now: store._verbs.recover([dead], now)) == []
+
+        assert router.job("job").owner == "alive"
