@@ -306,7 +306,7 @@ class Lease:
         With *connection*, the completion is part of that transaction: the caller's rows and the completion are one
         commit. Nothing is settled until it commits.
         """
-        document = values.encode(result, "result")
+        document = "null" if result is None else values.encode(result, "result")
         children = self._then(then) if then else ()
         said = Settlement(self._grant.spec.id, self._grant.epoch, Outcome.COMPLETE, document, children)
         return self._settle(said, connection, savepoint)

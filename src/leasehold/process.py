@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 import socket
-from functools import cache
 
 from .core.ownership import Process
+
+_known: list[Process | None] = []  # this process, once it was asked for; a forked child asks anew
 
 
 def this_process() -> Process | None:
     """Return the name of this process, or None where the system does not tell enough (no /proc)."""
-    return _identify(os.getpid())
+    if not _known:
+        _known.append(_identify(os.getpid()))
+    return _known[0]
 
 
 def is_gone(process: Process) -> bool:
@@ -39,9 +42,7 @@ def is_gone(process: Process) -> bool:
     return started != process.started or (status in "ZX" and _threads(process.pid) <= 1)
 
 
-@cache
 def _identify(pid: int) -> Process | None:
-    # Cached under the process id, so a forked child asks anew.
     state = _stat(pid)
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -71,3 +72,7 @@ def _threads(pid: int) -> int:
         return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
         return 2  # unreadable: assume that something still runs
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_known.clear)

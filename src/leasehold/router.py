@@ -141,9 +141,7 @@ class Router:
         The calling process is recorded, so that its death frees the job at once; pass `process=None` when claiming
         for somebody else.
         """
-        leases = self.claim_many(
-            owner, limit=1, queues=queues, lease_seconds=lease_seconds, wait_seconds=wait_seconds, process=process
-        )
+        leases = self._claim(owner, 1, queues, lease_seconds, wait_seconds, process)
         return leases[0] if leases else None
 
     def claim_many(
@@ -157,17 +155,32 @@ class Router:
         process: Process | None = _SELF,
     ) -> list[Lease]:
         """Lease up to *limit* due jobs to *owner*, in one transaction."""
+        values.whole(limit, "limit", least=1, most=_CLAIM_LIMIT)
+        return self._claim(owner, limit, queues, lease_seconds, wait_seconds, process)
+
+    def _claim(
+        self,
+        owner: str,
+        limit: int,
+        queues: Sequence[str] | None,
+        lease_seconds: float | None,
+        wait_seconds: float,
+        process: Process | None,
+    ) -> list[Lease]:
         store = self._store
-        claim_id = f"{self._name}-{os.getpid()}-{next(self._claims)}"
+        if process is _SELF:
+            process = this_process()
+        # The process is part of it: a forked child counts on where its parent was.
+        claim_id = f"{self._name}-{process.pid if process else os.getpid()}-{next(self._claims)}"
         try:
             grants = store.claim(
                 values.name(owner, "owner"),
-                limit=values.whole(limit, "limit", least=1, most=_CLAIM_LIMIT),
+                limit=limit,
                 queues=None if queues is None else _queues(queues),
                 lease_us=None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
                 default_lease_us=self._lease_us,
                 claim_id=claim_id,
-                process=this_process() if process is _SELF else process,
+                process=process,
                 wait_us=0 if wait_seconds == 0 else values.microseconds(wait_seconds, "wait_seconds", zero=True),
             )
         except StoreUnavailable as failure:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Entry = tuple[int, int, int, "Record"]
 
 _EMPTY_LANES_KEPT = 64
+_ROOM = 10_000
 
 
 class Lane:
@@ -74,6 +75,8 @@ class Ready:
 
     def take(self, queues: Collection[str] | None) -> Iterator[Record]:
         """Remove and yield records in the order of their claim; those not asked for stay."""
+        if len(self._lanes) == 1 and queues is None:
+            return _in_turn(*self._lanes.values())
         wanted = [
             (-key[1], lane)
             for key, lane in self._lanes.items()
@@ -81,10 +84,7 @@ class Ready:
         ]
         if len(self._lanes) > len(wanted) + _EMPTY_LANES_KEPT:
             self._lanes = {key: lane for key, lane in self._lanes.items() if lane.line or lane.early}
-        if len(wanted) == 1:
-            yield from _in_turn(wanted[0][1])
-        elif wanted:
-            yield from _merged(wanted)
+        return _in_turn(wanted[0][1]) if len(wanted) == 1 else _merged(wanted)
 
     def records(self) -> Iterator[Record]:
         """Every record that waits here, in no order."""
@@ -194,12 +194,18 @@ class Deadlines:
         self._heap: list[tuple[int, int, list[Record]]] = []
         self._number = 0
         self._size = 0
+        self._room = _ROOM
 
-    def push(self, at: int, records: list[Record]) -> None:
-        """Look at *records* at the instant *at*."""
+    def push(self, at: int, records: list[Record]) -> bool:
+        """
+        Look at *records* at the instant *at*.
+
+        Returns whether there are by now so many entries of leases that may have ended that a `rebuild` pays.
+        """
         self._number += 1
         self._size += len(records)
         heappush(self._heap, (at, self._number, records))
+        return self._size > self._room
 
     def pop_due(self, now: int) -> list[Record]:
         """Remove and return the records whose time to be looked at has come, some of them long settled."""
@@ -213,12 +219,9 @@ class Deadlines:
         """Return when to look next, or None."""
         return self._heap[0][0] if self._heap else None
 
-    def crowded(self, live: int) -> bool:
-        """Return whether most entries speak of leases that have ended, so that a `rebuild` pays."""
-        return self._size > 4 * live + 10_000
-
     def rebuild(self, live: list[tuple[int, Record]]) -> None:
         """Start over with one entry for each live lease."""
         self._heap = [(at, number, [record]) for number, (at, record) in enumerate(live)]
         heapify(self._heap)
         self._number = self._size = len(live)
+        self._room = 4 * len(live) + _ROOM

@@ -34,17 +34,19 @@ class Record:
         "spec",
         "stalls_us",
         "status",
+        "tally",
         "ticket",
         "updated_us",
     )
 
-    def __init__(self, spec: NewJob, seq: int, now: int) -> None:
+    def __init__(self, spec: NewJob, seq: int, now: int, tally: list[int]) -> None:
         run_us = spec.due(now)
         if spec.run_us is not None or spec.delay_us:
             spec = replace(spec, run_us=None, delay_us=0)  # said once, in run_us of the record
         self.spec = spec
         self.seq = seq
         self.ticket = 0
+        self.tally = tally  # how many jobs of its queue stand where, by the order of the statuses
         self.status = Status.PENDING
         self.epoch = 0
         self.reason = Reason.CLAIM

@@ -10,7 +10,7 @@ import functools
 import logging
 import threading
 import uuid
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -18,7 +18,17 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from ...core.clock import Clock, SystemClock
 from ...core.job import Added, Grant, NewJob, Outcome, Settlement, Status
 from ...core.lifecycle import FINISHED, FREED_BY, Verb, after, judge_error, judge_reclaim, reclaim_error
-from ...core.ownership import RECOVERY_EVERY_US, STORE, Event, Ownership, Process, Reason, draw_epochs, sane
+from ...core.ownership import (
+    CLOCK_LIMIT,
+    RECOVERY_EVERY_US,
+    STORE,
+    Event,
+    Ownership,
+    Process,
+    Reason,
+    draw_epochs,
+    sane,
+)
 from ...errors import InvalidArgument, LeaseholdError, Settled, StaleEpoch, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Refusal
@@ -31,6 +41,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound="State")
 
+ORDER = {status: place for place, status in enumerate(Status)}
+PENDING, RUNNING, DONE = ORDER[Status.PENDING], ORDER[Status.RUNNING], ORDER[Status.DONE]
+
+FAR = 2**62  # an instant that never comes
 _LEFT_BEHIND = 1_000  # so many void entries are kept before a rebuild pays
 
 
@@ -77,6 +91,7 @@ class State:
         self._waiting = 0
         self._closed = False
         self._id = uuid.uuid4()
+        self._own = this_process()  # a forked child cannot use the store
         self._last = self._now()
         self._seq = 0
         self._jobs: dict[str, Record] = {}
@@ -89,12 +104,13 @@ class State:
         self._expiries = Deadlines()
         self._stalls = Deadlines()
         self._finished: deque[tuple[int, Record]] = deque()
-        self._counts: Counter[tuple[Status, str]] = Counter()
-        self._processes: dict[Process, int] = {}
+        self._tallies: dict[str, list[int]] = {}
+        self._processes: set[Process] = set()  # others that have claimed, until they are found gone
         self._recovered_us = 0
         self._events: list[Event] = []
         self._events_dropped = 0
         self._left = 0  # entries that jobs have left behind in lines and heaps
+        self._next = 0  # nothing becomes due or overdue before this instant
 
     def _sleep(self, until: int) -> int:
         """Let others have their turn until something changes or *until* has come; return what time it is then."""
@@ -108,8 +124,9 @@ class State:
         return self._now()
 
     def _now(self) -> int:
+        now = self._clock.now()
         # Looked at before anything is changed: later, there would be no way back.
-        return sane(self._clock.now())
+        return now if now < CLOCK_LIMIT else sane(now)
 
     # Adding and claiming
 
@@ -121,10 +138,10 @@ class State:
                 added.append(Added(existing.job(), False))
                 continue
             self._seq += 1
-            record = self._jobs[spec.id] = Record(spec, self._seq, now)
+            record = self._jobs[spec.id] = Record(spec, self._seq, now, self._tally(spec.queue))
             if spec.unique is not None:
                 self._unique[spec.unique] = record
-            self._counts[Status.PENDING, spec.queue] += 1
+            record.tally[PENDING] += 1
             self._wait(record, now)
             if self._trace:
                 self._note("added", record, now, queue=spec.queue)
@@ -160,49 +177,65 @@ class State:
         # The lock keys are held by now: an epoch drawn before its key could be smaller than that of an earlier holder.
         self._last = draw_epochs(self._last, len(taken), now)
         epoch = self._last - len(taken)
-        running, counts = self._running, self._counts
+        running, new, status = self._running, tuple.__new__, Status.RUNNING
         grants: list[Grant] = []
         looks: dict[int, list[Record]] = {}
+        at, together = -1, []
         for record in taken:
             spec = record.spec
             epoch += 1
             lasts = lease_us or spec.lease_us or default_lease_us
             expires = now + lasts
-            grant = Grant(
-                spec,
-                epoch,
-                owner,
-                record.reason,
-                record.attempt,
-                record.errors,
-                record.checkpoint,
-                claim_id,
-                process,
-                now,
-                expires,
-                lasts,
+            # The tuple's own constructor: a NamedTuple's is a Python function around it.
+            grant = new(
+                Grant,
+                (
+                    spec,
+                    epoch,
+                    owner,
+                    record.reason,
+                    record.attempt,
+                    record.errors,
+                    record.checkpoint,
+                    claim_id,
+                    process,
+                    now,
+                    expires,
+                    lasts,
+                ),
             )
             record.grant = grant
             record.epoch = epoch
             record.expires_us = expires
             record.updated_us = now
-            record.status = Status.RUNNING
+            record.status = status
             running[spec.id] = record
-            counts[Status.PENDING, spec.queue] -= 1
-            counts[Status.RUNNING, spec.queue] += 1
-            if expires in looks:
-                looks[expires].append(record)
-            else:
-                looks[expires] = [record]
+            tally = record.tally
+            tally[PENDING] -= 1
+            tally[RUNNING] += 1
+            if expires != at:
+                at, together = expires, looks.setdefault(expires, [])
+            together.append(record)
             if spec.stall_us is not None:
                 record.stalls_us = now + spec.stall_us
-                self._stalls.push(record.stalls_us, [record])
+                self._look(record.stalls_us)
+                if self._stalls.push(record.stalls_us, [record]):
+                    self._stalls.rebuild([(r.stalls_us, r) for r in running.values() if r.stalls_us is not None])
             grants.append(grant)
         for expires, records in looks.items():
-            self._expiries.push(expires, records)
-        if process is not None:
-            self._processes[process] = self._processes.get(process, 0) + len(taken)
+            if expires < self._next:
+                self._next = expires
+            if self._expiries.push(expires, records):
+                self._expiries.rebuild([(record.expires_us, record) for record in running.values()])
+        if process is not self._own and process is not None:
+            self._processes.add(process)
         return grants
+
+    def _tally(self, queue: str) -> list[int]:
+        tally = self._tallies.get(queue)
+        if tally is None:
+            tally = self._tallies[queue] = [0] * len(Status)
+        return tally
 
     def _live(self, record: Record) -> Grant:
         assert record.grant is not None
@@ -222,11 +255,21 @@ class State:
         return self._refused(said.job_id, said.epoch, said.outcome.value, now)
 
     def _complete(self, record: Record, said: Settlement, now: int) -> None:
+        # The common path of every job, so it does in one breath what _let_go and _end do.
+        spec, tally = record.spec, record.tally
         record.result = said.result
         record.settlement = said
-        record.last_error = None
-        self._let_go(record)
-        self._end(record, Status.DONE, now)
+        record.last_error = record.stalls_us = None
+        record.status = Status.DONE
+        record.updated_us = record.finished_us = now
+        tally[RUNNING] -= 1
+        tally[DONE] += 1
+        del self._running[spec.id]
+        self._finished.append((now, record))
+        if spec.unique is not None and self._unique.get(spec.unique) is record:
+            del self._unique[spec.unique]
+        if spec.lock is not None:
+            self._free(spec.lock)
         if said.then:  # only now: a follow-up may have the unique key that the job gave back
             self._add(said.then, now)
         if self._trace:
@@ -266,20 +309,20 @@ class State:
 
     # Taking a job back
 
+    def _look(self, at: int) -> None:
+        """Have a sweep look at what becomes due or overdue at the instant *at*."""
+        if at < self._next:
+            self._next = at
+
     def _sweep(self, now: int) -> list[Ownership]:
+        """Let wait what has become due, and take back what is overdue."""
+        if now < self._next:
+            return []
         for record in self._scheduled.pop_due(now):
             self._ready.push(record)
-        ended: list[Ownership] = []
-        at = self._expiries.next()
-        if at is not None and at <= now:
-            ended += self._overdue(self._expiries, now, Reason.TIMEOUT)
-        at = self._stalls.next()
-        if at is not None and at <= now:
-            ended += self._overdue(self._stalls, now, Reason.STALL)
-        if self._expiries.crowded(len(self._running)):
-            self._expiries.rebuild([(record.expires_us, record) for record in self._running.values()])
-        if self._stalls.crowded(len(self._running)):
-            self._stalls.rebuild([(r.stalls_us, r) for r in self._running.values() if r.stalls_us is not None])
+        ended = self._overdue(self._expiries, now, Reason.TIMEOUT) + self._overdue(self._stalls, now, Reason.STALL)
+        looks = [self._scheduled.next(), self._expiries.next(), self._stalls.next()]
+        self._next = min((at for at in looks if at is not None), default=FAR)
         return ended
 
     def _overdue(self, deadlines: Deadlines, now: int, reason: Reason) -> list[Ownership]:
@@ -300,8 +343,8 @@ class State:
         if not self._processes or (lately and not always):
             return []
         self._recovered_us = now
-        mine = this_process()
-        gone = {process for process in self._processes if process != mine and is_gone(process)}
+        gone = {process for process in self._processes if is_gone(process)}
+        self._processes -= gone
         if not gone:
             return []
         lost = [record for record in self._running.values() if record.grant and record.grant.process in gone]
@@ -379,18 +422,22 @@ class State:
         """Put a pending record into the place where it waits."""
         if record.run_us > now:
             self._scheduled.push(record)
+            self._look(record.run_us)
         else:
             self._ready.push(record)
 
     def _requeue(self, record: Record, reason: Reason, now: int, *, due: int | None = None) -> None:
-        self._counts[record.status, record.spec.queue] -= 1
-        self._counts[Status.PENDING, record.spec.queue] += 1
-        record.status = Status.PENDING
+        self._move(record, Status.PENDING)
         record.reason = reason
         record.updated_us = now
         # Without a delay it is due at once, also if it was transferred before its time had come.
         record.run_us = min(record.run_us, now) if due is None else due
         self._wait(record, now)
+
+    def _move(self, record: Record, status: Status) -> None:
+        record.tally[ORDER[record.status]] -= 1
+        record.tally[ORDER[status]] += 1
+        record.status = status
 
     def _reopen(self, record: Record, now: int) -> None:
         record.errors = record.reclaims = 0
@@ -401,22 +448,17 @@ class State:
         self._requeue(record, Reason.MANUAL, now, due=now)
 
     def _let_go(self, record: Record, *, wake: bool = True) -> None:
-        """End the live lease: it no longer runs, counts for its process, or holds its key."""
+        """End the live lease: it no longer runs, or holds its key."""
         assert record.grant is not None
         del self._running[record.spec.id]
         record.stalls_us = None
-        process = record.grant.process
-        if process is not None:
-            left = self._processes[process] - 1
-            if left:
-                self._processes[process] = left
-            else:
-                del self._processes[process]
         key = record.spec.lock
-        if key is not None:
-            del self._held[key]
-            if wake:
-                self._wake(key)
+        if key is not None and wake:
+            self._free(key)
+
+    def _free(self, key: str) -> None:
+        del self._held[key]
+        self._wake(key)
 
     def _wake(self, key: str | None) -> None:
         """Let the first job of each queue behind *key* wait to be claimed again, if nobody holds the key."""
@@ -426,10 +468,7 @@ class State:
             self._ready.push(record)
 
     def _end(self, record: Record, status: Status, now: int) -> None:
-        counts, queue = self._counts, record.spec.queue
-        counts[record.status, queue] -= 1
-        counts[status, queue] += 1
-        record.status = status
+        self._move(record, status)
         record.updated_us = record.finished_us = now
         self._finished.append((now, record))
         unique = record.spec.unique
@@ -458,8 +497,10 @@ class State:
         """Put every job where its record says that it is."""
         self._ready, self._scheduled, self._parked = Ready(), Scheduled(), Parked()
         self._expiries, self._stalls = Deadlines(), Deadlines()
-        self._running, self._held, self._unique, self._processes = {}, {}, {}, {}
-        self._counts = Counter()
+        self._running, self._held, self._unique = {}, {}, {}
+        self._next = 0  # look at everything
+        for tally in self._tallies.values():
+            tally[:] = [0] * len(Status)
         self._finished = deque()
         self._left = 0
         now = self._clock.now()
@@ -468,7 +509,7 @@ class State:
             grant, spec = record.grant, record.spec
             if record.status is Status.RUNNING and (grant is None or grant.epoch != record.epoch):
                 record.status = Status.PENDING  # its lease had ended, and what was to follow did not happen
-            self._counts[record.status, spec.queue] += 1
+            record.tally[ORDER[record.status]] += 1
             if record.status in FINISHED:
                 record.finished_us = record.finished_us or now
                 self._finished.append((record.finished_us, record))
@@ -487,8 +528,6 @@ class State:
                 self._stalls.push(record.stalls_us, [record])
             if spec.lock is not None:
                 self._held[spec.lock] = record
-            if grant.process is not None:
-                self._processes[grant.process] = self._processes.get(grant.process, 0) + 1
         self._finished = deque(sorted(self._finished, key=lambda entry: entry[0]))
 
     # Records
@@ -503,10 +542,8 @@ class State:
         return ended
 
     def _next_look(self, until: int, now: int) -> int:
-        looks = [until, self._scheduled.next(), self._expiries.next(), self._stalls.next()]
-        if self._processes:
-            looks.append(now + RECOVERY_EVERY_US)
-        return min(look for look in looks if look is not None)
+        """When a claim that finds nothing should look again, if nobody wakes it."""
+        return min(until, self._next, now + RECOVERY_EVERY_US if self._processes else until)
 
     def _wake_claims(self) -> None:
         if self._waiting:

@@ -16,7 +16,7 @@ from ...core.ownership import Event, Ownership, Process, Reason, draw_epochs
 from ...errors import InvalidArgument, NoLease, StoreUnavailable
 from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
 from .record import Record
-from .state import State, turn
+from .state import ORDER, PENDING, RUNNING, State, turn
 
 
 class MemoryStore(State):
@@ -113,6 +113,7 @@ class MemoryStore(State):
             expires = now + (lease_us or record.grant.lease_us)
             if expires < record.expires_us:
                 self._expiries.push(expires, [record])
+                self._look(expires)
             record.expires_us = expires
             if self._trace:
                 self._note("renewed", record, now)
@@ -158,13 +159,13 @@ class MemoryStore(State):
         """End each lease as its owner says."""
         reply: list[Refusal | None] = []
         now = self._now()
-        jobs = self._jobs
+        find, running, complete = self._jobs.get, Status.RUNNING, Outcome.COMPLETE
         for said in settlements:
-            record = jobs.get(said.job_id)
-            if record is None or record.epoch != said.epoch or record.status is not Status.RUNNING:
+            record = find(said.job_id)
+            if record is None or record.epoch != said.epoch or record.status is not running:
                 reply.append(self._repeated(said, now))
                 continue
-            if said.outcome is Outcome.COMPLETE:
+            if said.outcome is complete:
                 self._complete(record, said, now)
             else:
                 self._put_back(record, said, now)
@@ -217,8 +218,7 @@ class MemoryStore(State):
             self._archive(record, Reason.MANUAL, now, by=by, note=note)
             self._let_go(record, wake=False)
             record.attempt += 1
-            self._counts[Status.RUNNING, record.spec.queue] -= 1
-            self._counts[Status.PENDING, record.spec.queue] += 1
+            self._move(record, Status.PENDING)  # for an instant: a grant begins there
         else:
             self._leave(record)
         if key is not None:
@@ -314,7 +314,7 @@ class MemoryStore(State):
                 kept.append((at, record))
                 continue
             del self._jobs[record.spec.id]
-            self._counts[record.status, record.spec.queue] -= 1
+            record.tally[ORDER[record.status]] -= 1
             removed += 1
         self._finished.extendleft(reversed(kept))
         recorded = islice(self._events, EVENTS_AT_ONCE)
@@ -322,7 +322,7 @@ class MemoryStore(State):
         old = min(len(self._events), EVENTS_AT_ONCE) if old is None else old
         del self._events[:old]
         self._events_dropped += old
-        self._counts += Counter()  # forgets queues that have nothing left
+        self._tallies = {queue: tally for queue, tally in self._tallies.items() if any(tally)}
         self._tidy()
         return removed
 
@@ -434,13 +434,10 @@ class MemoryStore(State):
     @turn
     def counts(self) -> Counts:
         """Return how many jobs stand where."""
-        total = dict.fromkeys(Status, 0)
-        queues: dict[str, dict[str, int]] = {}
-        for (status, queue), count in self._counts.items():
-            total[status] += count
-            if status not in FINISHED and count:
-                queues.setdefault(queue, {"pending": 0, "running": 0})[status.value] = count
-        return Counts.of(total, queues)
+        tallies = self._tallies.items()
+        total = {status: sum(tally[place] for _, tally in tallies) for status, place in ORDER.items()}
+        queues = {queue: {"pending": tally[PENDING], "running": tally[RUNNING]} for queue, tally in tallies}
+        return Counts.of(total, {queue: counted for queue, counted in queues.items() if any(counted.values())})
 
     def close(self) -> None:
         """Let go of every resource; later verbs raise `StoreUnavailable`."""
