@@ -93,7 +93,7 @@ def transactions_of(store: Store, what: str) -> Transactions:
     if store.transactions is None:
         raise InvalidArgument(
             f"{what} needs a store with a database that your rows can share, and the memory store has none: "
-            'use Router("sqlite:///jobs.db") or Router("postgresql://…").'
+            'use Router("sqlite:///jobs.db").'
         )
     return store.transactions
 

@@ -54,8 +54,9 @@ class StaleEpoch(LeaseholdError):
         said = f"job {self.job_id!r}: {self.verb} with epoch {self.presented} is refused"
         if self.presented > self.current:
             return (
-                f"{said}: the store knows this job at {self.current} only, so it has forgotten what it issued "
-                f"(a restored backup?). Run `leasehold store advance --above {self.presented}`, then look at the job."
+                f"{said}: the store knows this job at {self.current} only. Either the epoch is mistyped, or the store "
+                "was restored from a backup and has forgotten what it issued: then raise its counter with "
+                f"`leasehold store advance URL --above {self.presented}`, and look at the job."
             )
         held = f"owner {self.owner!r}" if self.owner is not None else "no owner"
         why = f", moved by {self.reason.value}" if self.reason is not None else ""

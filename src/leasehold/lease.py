@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import random
 import threading
@@ -272,7 +273,9 @@ class Lease:
         happened. Any other leaves the effect in doubt: the next `once` raises `InDoubt`, or calls again with the same
         key if *in_doubt* is "retry". The outcome must be JSON, and comes back as JSON gives it, the first time too.
         """
-        effect = self._begin(name, in_doubt)
+        if inspect.iscoroutinefunction(call):
+            raise InvalidArgument("once() calls a plain function; await lease.aio.once(…) for an async one.")
+        effect = self._begin(name, call, in_doubt, undone)
         outcome = effect.outcome
         if not effect.known:
             try:
@@ -284,8 +287,15 @@ class Lease:
             self._conclude(name, outcome)
         return values.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
 
-    def _begin(self, name: str, in_doubt: str) -> Effect:
+    def _begin(self, name: str, call: object, in_doubt: str, undone: object) -> Effect:
         values.name(name, "the name of an effect")
+        # Looked at before the intent is recorded: a slip must not leave an effect in doubt that was never tried.
+        if not callable(call):
+            raise InvalidArgument(f"once() calls a function with the effect's key, and {call!r} is none.")
+        if not isinstance(undone, tuple) or not all(
+            isinstance(k, type) and issubclass(k, BaseException) for k in undone
+        ):
+            raise InvalidArgument(f"undone is a tuple of exception classes, such as (CardDeclined,), not {undone!r}.")
         if in_doubt not in ("raise", "retry"):
             raise InvalidArgument(f'in_doubt is "raise" or "retry", not {in_doubt!r}.')
         again = in_doubt == "retry"
@@ -352,15 +362,16 @@ class Lease:
         An exception rolls it back. Give this lease's verbs `connection=` inside the block.
         """
         verbs = transactions_of(self._store, "lease.transaction()")
-        connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch))
-        verbs.enter(connection)
+        connection = None
         with self._uncounted_if_it_fails():
             try:
+                connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch))
+                verbs.enter(connection)
                 yield connection
+                verbs.commit(connection)
             except BaseException:
-                verbs.rollback(connection)
+                verbs.rollback(connection)  # also None: Ctrl-C may have come when it had begun, before it returned
                 raise
-            verbs.commit(connection)
 
     @contextmanager
     def _uncounted_if_it_fails(self) -> Iterator[None]:
@@ -473,7 +484,7 @@ class AsyncLease(Facade):
             if not begun.known and in_doubt == "raise":
                 lease._conclude(name, None)
 
-        effect = await abandonable(lambda _: lease._begin(name, in_doubt), clear)
+        effect = await abandonable(lambda _: lease._begin(name, call, in_doubt, undone), clear)
         outcome = effect.outcome
         if not effect.known:
             try:
@@ -494,9 +505,9 @@ class AsyncLease(Facade):
         connection = await abandonable(
             lambda _: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch)), verbs.rollback
         )
-        verbs.enter(connection)
         with lease._uncounted_if_it_fails():
             try:
+                verbs.enter(connection)
                 yield connection
             except BaseException:
                 await abandonable(lambda _: verbs.rollback(connection))

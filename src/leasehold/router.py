@@ -13,7 +13,7 @@ from typing import Any, Final, Unpack
 from .aio import Facade, abandonable, joined, threaded
 from .core import values
 from .core.clock import Clock, SystemClock
-from .core.job import Added, Counts, Effect, Job, JobOptions, NewJob, Status, new_job
+from .core.job import Added, Counts, Effect, Grant, Job, JobOptions, NewJob, Status, new_job
 from .core.ownership import CLOCK_LIMIT, EPOCH_LIMIT, Event, Ownership, Process
 from .errors import InvalidArgument, StaleEpoch, StoreUnavailable
 from .lease import Lease, as_new_job
@@ -141,8 +141,8 @@ class Router:
         The calling process is recorded, so that its death frees the job at once; pass `process=None` when claiming
         for somebody else.
         """
-        leases = self._claim(owner, 1, queues, lease_seconds, wait_seconds, process)
-        return leases[0] if leases else None
+        grants = self._claim(owner, 1, queues, lease_seconds, wait_seconds, process)
+        return Lease(self._store, grants[0]) if grants else None
 
     def claim_many(
         self,
@@ -156,7 +156,8 @@ class Router:
     ) -> list[Lease]:
         """Lease up to *limit* due jobs to *owner*, in one transaction."""
         values.whole(limit, "limit", least=1, most=_CLAIM_LIMIT)
-        return self._claim(owner, limit, queues, lease_seconds, wait_seconds, process)
+        grants = self._claim(owner, limit, queues, lease_seconds, wait_seconds, process)
+        return [Lease(self._store, grant) for grant in grants]
 
     def _claim(
         self,
@@ -166,17 +167,18 @@ class Router:
         lease_seconds: float | None,
         wait_seconds: float,
         process: Process | None,
-    ) -> list[Lease]:
-        store = self._store
+    ) -> list[Grant]:
         if process is _SELF:
             process = this_process()
         # The process is part of it: a forked child counts on where its parent was.
         claim_id = f"{self._name}-{process.pid if process else os.getpid()}-{next(self._claims)}"
+        if queues is not None:
+            queues = _queues(queues)
         try:
-            grants = store.claim(
+            return self._store.claim(
                 values.name(owner, "owner"),
                 limit=limit,
-                queues=None if queues is None else _queues(queues),
+                queues=queues,
                 lease_us=None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
                 default_lease_us=self._lease_us,
                 claim_id=claim_id,
@@ -186,10 +188,9 @@ class Router:
         except StoreUnavailable as failure:
             # The reply is lost, and maybe not the claim: jobs leased to an owner that does not know would wait
             # for their deadline. The claim's own id tells them from those of a namesake.
-            grants = self._found(claim_id, failure)
-        return [Lease(store, grant) for grant in grants]
+            return self._found(claim_id, failure)
 
-    def _found(self, claim_id: str, failure: StoreUnavailable) -> list[Any]:
+    def _found(self, claim_id: str, failure: StoreUnavailable) -> list[Grant]:
         try:
             grants = self._store.claimed(claim_id)
         except StoreUnavailable:

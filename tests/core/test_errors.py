@@ -63,8 +63,9 @@ def test_the_tree_is_as_drawn() -> None:
         ),
         (
             StaleEpoch("a", presented=43, current=42),
-            "job 'a': write with epoch 43 is refused: the store knows this job at 42 only, so it has forgotten what it "
-            "issued (a restored backup?). Run `leasehold store advance --above 43`, then look at the job.",
+            "job 'a': write with epoch 43 is refused: the store knows this job at 42 only. Either the epoch is mistyped, "
+            "or the store was restored from a backup and has forgotten what it issued: then raise its counter with "
+            "`leasehold store advance URL --above 43`, and look at the job.",
         ),
         (
             SETTLED,

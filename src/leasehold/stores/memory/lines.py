@@ -219,6 +219,11 @@ class Deadlines:
         """Return when to look next, or None."""
         return self._heap[0][0] if self._heap else None
 
+    def records(self) -> Iterator[Record]:
+        """Every record that will be looked at, some of them long settled, some twice."""
+        for _, _, records in self._heap:
+            yield from records
+
     def rebuild(self, live: list[tuple[int, Record]]) -> None:
         """Start over with one entry for each live lease."""
         self._heap = [(at, number, [record]) for number, (at, record) in enumerate(live)]

@@ -58,14 +58,13 @@ def turn(verb: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]
 
     @functools.wraps(verb)
     def taken(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        me = threading.get_ident()
-        if self._inside == me:
-            raise InvalidArgument(
-                f"{verb.__name__}() was called inside another verb of this store, for instance by a signal handler: "
-                "it would wait for itself. Note what is to be done, and do it outside the handler."
-            )
-        with self._lock:
-            self._inside = me
+        with self._lock:  # which its own thread may take again, and then it finds out here
+            if self._inside:
+                raise InvalidArgument(
+                    f"{verb.__name__}() was called inside another verb of this store, for instance by a signal "
+                    "handler, and would find it half done. Note what is to be done, and do it outside the handler."
+                )
+            self._inside = True
             try:
                 return verb(self, *args, **kwargs)
             except LeaseholdError:
@@ -74,7 +73,7 @@ def turn(verb: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]
                 self._rebuild()
                 raise
             finally:
-                self._inside = 0
+                self._inside = False
 
     return cast(Callable[Concatenate[S, P], R], taken)
 
@@ -85,9 +84,9 @@ class State:
     def __init__(self, *, clock: Clock | None = None, trace: bool = False) -> None:
         self._clock = clock or SystemClock()
         self._trace = trace
-        self._lock: Any = threading.Lock()
+        self._lock: Any = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._inside = 0  # the thread whose turn it is
+        self._inside = False  # whether a verb is under way
         self._waiting = 0
         self._closed = False
         self._id = uuid.uuid4()
@@ -97,7 +96,6 @@ class State:
         self._jobs: dict[str, Record] = {}
         self._unique: dict[str, Record] = {}
         self._held: dict[str, Record] = {}
-        self._running: dict[str, Record] = {}
         self._ready = Ready()
         self._scheduled = Scheduled()
         self._parked = Parked()
@@ -115,12 +113,12 @@ class State:
     def _sleep(self, until: int) -> int:
         """Let others have their turn until something changes or *until* has come; return what time it is then."""
         self._waiting += 1
-        self._inside = 0
+        self._inside = False
         try:
             self._clock.wait(self._changed, until)
         finally:
             self._waiting -= 1
-            self._inside = threading.get_ident()
+            self._inside = True
         return self._now()
 
     def _now(self) -> int:
@@ -150,8 +148,6 @@ class State:
 
     def _take(self, limit: int, queues: Sequence[str] | None) -> list[Record]:
         taken: list[Record] = []
-        if limit < 1:
-            return taken
         for record in self._ready.take(queues):
             key = record.spec.lock
             if key is not None:
@@ -177,10 +173,11 @@ class State:
         # The lock keys are held by now: an epoch drawn before its key could be smaller than that of an earlier holder.
         self._last = draw_epochs(self._last, len(taken), now)
         epoch = self._last - len(taken)
-        running, new, status = self._running, tuple.__new__, Status.RUNNING
+        new, status = tuple.__new__, Status.RUNNING
         grants: list[Grant] = []
         looks: dict[int, list[Record]] = {}
-        at, together = -1, []
+        at, together = -1, taken
+        tally, count = taken[0].tally, 0
         for record in taken:
             spec = record.spec
             epoch += 1
@@ -209,10 +206,11 @@ class State:
             record.expires_us = expires
             record.updated_us = now
             record.status = status
-            running[spec.id] = record
-            tally = record.tally
-            tally[PENDING] -= 1
-            tally[RUNNING] += 1
+            if record.tally is not tally:
+                tally[PENDING] -= count
+                tally[RUNNING] += count
+                tally, count = record.tally, 0
+            count += 1
             if expires != at:
                 at, together = expires, looks.setdefault(expires, [])
             together.append(record)
@@ -220,16 +218,23 @@ class State:
                 record.stalls_us = now + spec.stall_us
                 self._look(record.stalls_us)
                 if self._stalls.push(record.stalls_us, [record]):
-                    self._stalls.rebuild([(r.stalls_us, r) for r in running.values() if r.stalls_us is not None])
+                    self._stalls.rebuild([(r.stalls_us, r) for r in self._running() if r.stalls_us is not None])
             grants.append(grant)
+        tally[PENDING] -= count
+        tally[RUNNING] += count
         for expires, records in looks.items():
             if expires < self._next:
                 self._next = expires
             if self._expiries.push(expires, records):
-                self._expiries.rebuild([(record.expires_us, record) for record in running.values()])
+                self._expiries.rebuild([(record.expires_us, record) for record in self._running()])
         if process is not self._own and process is not None:
             self._processes.add(process)
         return grants
+
+    def _running(self) -> list[Record]:
+        """Every record with a live lease, by seq; each of them has a deadline to be looked at."""
+        live = {record.seq: record for record in self._expiries.records() if record.status is Status.RUNNING}
+        return [live[seq] for seq in sorted(live)]
 
     def _tally(self, queue: str) -> list[int]:
         tally = self._tallies.get(queue)
@@ -264,7 +269,6 @@ class State:
         record.updated_us = record.finished_us = now
         tally[RUNNING] -= 1
         tally[DONE] += 1
-        del self._running[spec.id]
         self._finished.append((now, record))
         if spec.unique is not None and self._unique.get(spec.unique) is record:
             del self._unique[spec.unique]
@@ -347,7 +351,7 @@ class State:
         self._processes -= gone
         if not gone:
             return []
-        lost = [record for record in self._running.values() if record.grant and record.grant.process in gone]
+        lost = [record for record in self._running() if record.grant and record.grant.process in gone]
         return [self._take_back(record, Reason.RECOVERY, now) for record in sorted(lost, key=lambda r: r.seq)]
 
     def _take_back(self, record: Record, reason: Reason, now: int) -> Ownership:
@@ -391,14 +395,14 @@ class State:
             raise refusal
         return self._jobs[job_id]
 
-    def _seen(self, job_id: str, epoch: int, verb: Verb, now: int) -> Record:
+    def _seen(self, job_id: str, epoch: int, verb: Verb, now: int, by: str) -> Record:
         record = self._find(job_id)
         if record.epoch != epoch:
-            raise self._refuse(record, epoch, verb.value, now)
+            raise self._refuse(record, epoch, verb.value, now, by)
         after(verb, record.status, job_id)
         return record
 
-    def _refuse(self, record: Record, presented: int, verb: str, now: int) -> StaleEpoch:
+    def _refuse(self, record: Record, presented: int, verb: str, now: int, actor: str | None = None) -> StaleEpoch:
         owner = record.grant.owner if record.grant and record.status is Status.RUNNING else None
         kind, reason, by = StaleEpoch, record.reason if record.epoch else None, None
         if record.epoch == presented and record.settlement is not None and record.grant is not None:
@@ -409,7 +413,7 @@ class State:
                 by = held.owner
                 kind, reason = (Settled, None) if said is not None else (StaleEpoch, Reason(held.ended))
         refusal = kind(record.spec.id, presented=presented, current=record.epoch, owner=owner, reason=reason, verb=verb)
-        facts = {"presented": presented, "current": record.epoch, "verb": verb, "reason": reason, "by": by}
+        facts = {"presented": presented, "current": record.epoch, "verb": verb, "reason": reason, "by": actor or by}
         if presented > self._last:
             log.error("%s", refusal)
             self._note("alarm", record, now, owner=owner, **facts)
@@ -450,7 +454,6 @@ class State:
     def _let_go(self, record: Record, *, wake: bool = True) -> None:
         """End the live lease: it no longer runs, or holds its key."""
         assert record.grant is not None
-        del self._running[record.spec.id]
         record.stalls_us = None
         key = record.spec.lock
         if key is not None and wake:
@@ -497,7 +500,7 @@ class State:
         """Put every job where its record says that it is."""
         self._ready, self._scheduled, self._parked = Ready(), Scheduled(), Parked()
         self._expiries, self._stalls = Deadlines(), Deadlines()
-        self._running, self._held, self._unique = {}, {}, {}
+        self._held, self._unique = {}, {}
         self._next = 0  # look at everything
         for tally in self._tallies.values():
             tally[:] = [0] * len(Status)
@@ -522,7 +525,6 @@ class State:
                 self._wait(record, now)
                 continue
             assert grant is not None
-            self._running[spec.id] = record
             self._expiries.push(record.expires_us, [record])
             if record.stalls_us is not None:
                 self._stalls.push(record.stalls_us, [record])

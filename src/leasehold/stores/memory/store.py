@@ -75,11 +75,8 @@ class MemoryStore(State):
     @turn
     def claimed(self, claim_id: str) -> list[Grant]:
         """Return the live leases that the claim *claim_id* granted."""
-        return [
-            self._live(record)
-            for record in self._running.values()
-            if record.grant and record.grant.claim_id == claim_id
-        ]
+        granted = [self._live(r) for r in self._running() if r.grant and r.grant.claim_id == claim_id]
+        return sorted(granted, key=lambda grant: grant.epoch)
 
     @turn
     def lease(self, job_id: str, owner: str) -> Grant:
@@ -208,7 +205,7 @@ class MemoryStore(State):
     ) -> Grant:
         """Give the job to *to* under a new epoch."""
         now = self._now()
-        record = self._seen(job_id, epoch, Verb.TRANSFER, now)
+        record = self._seen(job_id, epoch, Verb.TRANSFER, now, by)
         key = record.spec.lock
         holder = self._held.get(key) if key is not None else None
         if key is not None and holder is not None and holder is not record:
@@ -246,7 +243,7 @@ class MemoryStore(State):
         self, verb: Verb, kind: str, job_id: str, epoch: int, by: str, note: str | None, result: str | None = None
     ) -> Job:
         now = self._now()
-        record = self._seen(job_id, epoch, verb, now)
+        record = self._seen(job_id, epoch, verb, now, by)
         status, was = after(verb, record.status, job_id), record.status
         unique = record.spec.unique
         if status not in FINISHED and unique is not None and unique in self._unique:
@@ -281,7 +278,7 @@ class MemoryStore(State):
         now = self._now()
         record = self._find(job_id)
         if record.epoch != epoch:
-            raise self._refuse(record, epoch, "resolve", now)
+            raise self._refuse(record, epoch, "resolve", now, by)
         effect = (record.effects or {}).get(name)
         if effect is not None and effect.known:
             raise InvalidArgument(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
@@ -343,14 +340,15 @@ class MemoryStore(State):
         places.update(record.spec.id for record in due)
         places.update(record.spec.id for record in self._scheduled.records())
         places.update(record.spec.id for _, record in parked)
-        places.update(self._running.keys())
+        running = self._running()
+        places.update(record.spec.id for record in running)
         wrong = []
         for job_id, record in self._jobs.items():
             expected = 0 if record.status in FINISHED else 1
             if places.pop(job_id, 0) != expected:
                 wrong.append(f"job {job_id!r} is {record.status} and not in exactly {expected} place(s).")
         wrong += [f"job {job_id!r} is in a place and not in the store." for job_id in places]
-        keys = Counter(record.spec.lock for record in self._running.values() if record.spec.lock is not None)
+        keys = Counter(record.spec.lock for record in running if record.spec.lock is not None)
         wrong += [f"lock {key!r} is held by {count} running jobs." for key, count in keys.items() if count > 1]
         if set(keys) != set(self._held):
             wrong.append(f"held keys are {sorted(self._held)}, running jobs have {sorted(keys)}.")
@@ -385,10 +383,10 @@ class MemoryStore(State):
     ) -> list[Job]:
         """Return the jobs that fit, in the order of their insertion, beginning behind the job *after*."""
         first = self._find(after).seq if after is not None else 0
-        source = self._running if status is Status.RUNNING or owner is not None else self._jobs
+        few = status is Status.RUNNING or owner is not None
         fitting: Iterator[Record] = (
             record
-            for record in sorted(source.values(), key=lambda record: record.seq)
+            for record in (self._running() if few else self._jobs.values())
             if record.seq > first
             and (status is None or record.status is status)
             and (queue is None or record.spec.queue == queue)
@@ -467,7 +465,7 @@ def _after_fork() -> None:
     # A forked child has a copy. Claims on both would issue the same epochs twice, and run every job twice.
     for store in _stores:
         store._changed = threading.Condition()  # somebody may have held the old one, for ever
-        store._inside = 0
+        store._inside = False
         store._lock = Broken(
             "this memory store belongs to the process that made it, and a forked child has only a copy: "
             "make a Router in the child, or share a SQLite file."

@@ -111,17 +111,19 @@ class Base:
             return standing
         return (yield from self.refuse(standing, epoch, verb, now))
 
-    def saw(self, job_id: str, epoch: int, verb: Verb, now: int) -> Program[Standing | Refusal]:
+    def saw(self, job_id: str, epoch: int, verb: Verb, now: int, by: str) -> Program[Standing | Refusal]:
         """Return the job if *epoch* is the current one and *verb* is legal, else the refusal; for operators."""
         standing = yield from self.standing(job_id)
         if standing is None:
             return UnknownJob(job_id)
         if standing.epoch != epoch:
-            return (yield from self.refuse(standing, epoch, verb.value, now))
+            return (yield from self.refuse(standing, epoch, verb.value, now, by))
         after(verb, standing.status, job_id)
         return standing
 
-    def refuse(self, standing: Standing, presented: int, verb: str, now: int) -> Program[StaleEpoch]:
+    def refuse(
+        self, standing: Standing, presented: int, verb: str, now: int, actor: str | None = None
+    ) -> Program[StaleEpoch]:
         """Return the refusal of a write, and record it."""
         kind: Callable[..., StaleEpoch] = StaleEpoch
         reason, by = standing.reason, None
@@ -140,8 +142,8 @@ class Base:
         [(last,)] = yield one(self.sql.last_epoch)
         if presented > max(last, self.seen):
             log.error("%s", refusal)
-            yield from self.record("alarm", standing.id, now, epoch=standing.epoch, verb=verb, by=by, **facts)
-        yield from self.record("refused", standing.id, now, epoch=standing.epoch, verb=verb, by=by, **facts)
+            yield from self.record("alarm", standing.id, now, epoch=standing.epoch, verb=verb, by=actor or by, **facts)
+        yield from self.record("refused", standing.id, now, epoch=standing.epoch, verb=verb, by=actor or by, **facts)
         return refusal
 
     def archive(

@@ -115,7 +115,7 @@ class Moving(Owning):
         now: int,
     ) -> Program[Grant | Refusal]:
         """Give the job to another owner."""
-        held = yield from self.saw(job_id, epoch, Verb.TRANSFER, now)
+        held = yield from self.saw(job_id, epoch, Verb.TRANSFER, now, by)
         if not isinstance(held, Standing):
             return held
         running = held.lease_epoch is not None
@@ -163,7 +163,7 @@ class Moving(Owning):
         self, verb: Verb, kind: str, job_id: str, epoch: int, by: str, note: str | None, result: str | None, now: int
     ) -> Program[Job | Refusal]:
         """Cancel, replay or finish a job by hand."""
-        held = yield from self.saw(job_id, epoch, verb, now)
+        held = yield from self.saw(job_id, epoch, verb, now, by)
         if not isinstance(held, Standing):
             return held
         status = after(verb, held.status, job_id)
@@ -236,7 +236,7 @@ class Moving(Owning):
         if standing is None:
             return UnknownJob(job_id)
         if standing.epoch != epoch:
-            return (yield from self.refuse(standing, epoch, "resolve", now))
+            return (yield from self.refuse(standing, epoch, "resolve", now, by))
         for _, _, known in (yield one(self.sql.effect, standing.seq, name)):
             if known is not None:
                 raise InvalidArgument(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
