@@ -344,7 +344,7 @@ class Transactions(Protocol):
         ...
 
     def rollback(self, connection: Any) -> None:
-        """Undo what `begin` opened."""
+        """Undo what `begin` opened; None if Ctrl-C came before the caller had it."""
         ...
 
     def add(self, jobs: Sequence[NewJob]) -> Program[list[Added]]:

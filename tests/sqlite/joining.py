@@ -148,6 +148,16 @@ class AlwaysInside(Plain):
         connection.execute("select * from results").fetchall()
 
 
+class Owned(sqlite3.Connection):
+    """A class of the user's own."""
+
+
+class Watchable(Plain):
+    """sqlite3 with such a class, to which there can be weak references."""
+
+    options = {"factory": Owned}  # noqa: RUF012
+
+
 class CoreConnection(Caller):
     """SQLAlchemy's Connection."""
 

@@ -30,6 +30,7 @@ from tests.sqlite.joining import (
     Explicit,
     OrmSession,
     Plain,
+    Watchable,
     in_thread,
 )
 
@@ -89,6 +90,15 @@ def lease(router: Router) -> Lease:
 @pytest.fixture(params=CALLERS, ids=lambda kind: kind.__name__)
 def caller(request: pytest.FixtureRequest, path: str) -> Caller:
     """Somebody with rows in the same file, through each driver in turn."""
+    kind: type[Caller] = request.param
+    return kind(path)
+
+
+@pytest.fixture(
+    params=[*(kind for kind in CALLERS if not issubclass(kind, Plain)), Watchable], ids=lambda kind: kind.__name__
+)
+def watched(request: pytest.FixtureRequest, path: str) -> Caller:
+    """Somebody whose connection can be looked at without keeping it alive, which a plain sqlite3 one cannot."""
     kind: type[Caller] = request.param
     return kind(path)
 
@@ -739,7 +749,7 @@ def test_a_reader_that_would_have_to_open_the_file_does_not_wait_for_its_own_cal
     """The first verb was the caller's, so this process has not opened the file yet; it is told at once."""
     path = str(tmp_path / "empty.db")
     with Router(f"sqlite:///{path}?busy_seconds=3", clock=clock) as router:
-        with closing(sqlite3.connect(path)) as connection:
+        with create_engine(f"sqlite:///{path}", poolclass=NullPool).connect() as connection:
             router.add("a", connection=connection)
             with pytest.raises(InvalidArgument, match="would wait for itself"):
                 router.job("a")
@@ -784,9 +794,10 @@ def test_a_verb_without_connection_inside_a_fenced_block_is_told_at_once(router:
 
 
 def test_a_verb_without_connection_inside_a_joined_transaction_is_told_at_once(
-    caller: Caller, router: Router, lease: Lease
+    watched: Caller, router: Router, lease: Lease
 ) -> None:
     """Also for a transaction that is the caller's own, from the first verb that joined it to its end."""
+    caller = watched
 
     async def body() -> None:
         async with caller.connected() as connection:
@@ -810,9 +821,10 @@ def test_a_verb_without_connection_inside_a_joined_transaction_is_told_at_once(
 
 
 def test_a_verb_without_connection_after_a_refused_fence_is_told_at_once(
-    caller: Caller, router: Router, lease: Lease, clock: ManualClock
+    watched: Caller, router: Router, lease: Lease, clock: ManualClock
 ) -> None:
     """The transaction has the write lock all the same."""
+    caller = watched
     successor = overtaken(router, clock)
 
     async def body() -> None:
@@ -824,6 +836,18 @@ def test_a_verb_without_connection_after_a_refused_fence_is_told_at_once(
         successor.renew()
 
     asyncio.run(body())
+
+
+def test_a_verb_without_connection_beside_a_plain_connection_is_told_when_the_file_was_busy_for_too_long(
+    path: str, hasty: Router, lease: Lease
+) -> None:
+    """To watch a plain sqlite3 connection would be to keep it, and its locks, after its user has dropped it."""
+    with closing(sqlite3.connect(path)) as connection:
+        hasty.add("b", connection=connection)
+        with pytest.raises(StoreUnavailable, match="inside one of yours"):
+            hasty.add("c")
+        connection.commit()
+    hasty.add("c")
 
 
 def test_a_connection_that_was_closed_is_no_open_transaction(router: Router, lease: Lease, path: str) -> None:

@@ -235,7 +235,7 @@ def test_an_epoch_from_a_forgotten_time_is_refused_and_alarmed(path: Path) -> No
 
     with Router(f"sqlite:///{path}", clock=clock) as router:
         late = Lease(router.store, lease._grant)
-        with pytest.raises(StaleEpoch, match=rf"restored backup.*store advance --above {lease.epoch}"):
+        with pytest.raises(StaleEpoch, match=rf"restored from a backup.*store advance URL --above {lease.epoch}"):
             late.complete()
 
         assert router.job(lease.job_id).status == "pending"

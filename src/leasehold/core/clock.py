@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -34,3 +35,9 @@ class SystemClock:
         """Wait on *condition*, which the caller holds, until it is notified or *until* has come."""
         # In slices, since the wall clock may be set while we wait.
         condition.wait(min(max(until - self.now(), 0) / 1_000_000, 60.0))
+
+
+def patience(seconds: float) -> Callable[[], float]:
+    """Return a function that tells how much of *seconds* is left, whatever happens to the wall clock meanwhile."""
+    until = time.monotonic() + seconds
+    return lambda: until - time.monotonic()

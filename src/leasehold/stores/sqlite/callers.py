@@ -9,13 +9,22 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...core.clock import Clock
 from ...core.job import Added, NewJob, Settlement
-from ...errors import InvalidArgument, NotInTransaction, StaleEpoch, UnknownJob
+from ...errors import (
+    InvalidArgument,
+    LeaseholdError,
+    NotInTransaction,
+    StaleEpoch,
+    StoreUnavailable,
+    UnknownJob,
+)
 from ...store import Refusal
 from .base import Joined
 from .database import Database, drive, inherited
@@ -32,12 +41,15 @@ T = TypeVar("T")
 class JoinedVerbs(Joined, Owning):
     """Producers' and owners' programs, for a caller's transaction."""
 
+    def last_epoch(self) -> Program[int]:
+        """Return the last epoch that was issued."""
+        return int((yield one(self.sql.last_epoch))[0][0])
+
 
 class FencedConnection(sqlite3.Connection):
     """A connection whose transaction is the lease's to end, and not its user's."""
 
-    ours = False
-    turn: AbstractContextManager[None] | None = None  # to write, as long as a transaction is open
+    turn: AbstractContextManager[None] | None = None  # to write, as long as the block lasts
 
     def commit(self) -> None:
         """Refuse: the end of `with lease.transaction()` commits."""
@@ -52,10 +64,31 @@ class FencedConnection(sqlite3.Connection):
         self._not_yours("`with connection`")
 
     def close(self) -> None:
-        """Refuse, unless the store closes it."""
-        if not self.ours:
-            self._not_yours("close")
-        super().close()
+        """Refuse: the end of `with lease.transaction()` closes it."""
+        self._not_yours("close")
+
+    def blobopen(self, *args: Any, **kwargs: Any) -> Any:
+        """Open a blob, unless SQLite has rolled back: what is written to one is asked of no authorizer."""
+        if not self.in_transaction:
+            raise NotInTransaction(_ROLLED_BACK)
+        return super().blobopen(*args, **kwargs)
+
+    def end(self) -> None:
+        """
+        Roll back what is not committed, close, and give the turn back.
+
+        To do it again is no harm: Ctrl-C may have come in between.
+        """
+        try:
+            with suppress(sqlite3.Error):  # it is closed already, or its file is in a state that closing has to settle
+                self.set_authorizer(None)
+                # Closing alone does not roll back as long as somebody has a cursor.
+                _end(self, "ROLLBACK")
+            super().close()
+        finally:
+            if self.turn is not None:
+                self.turn.__exit__(None, None, None)
+                self.turn = None
 
     def _not_yours(self, what: str) -> None:
         raise InvalidArgument(
@@ -72,39 +105,44 @@ class SqliteTransactions:
         self._database = database
         self._clock = clock
         self._verbs = verbs
-        self._idle: list[FencedConnection] = []
-        self._file: tuple[int, int] | None = None  # that the idle ones are connected to
+        self._open: weakref.ref[FencedConnection] | None = None  # the last one: its turn to write excludes another
+        self._begun = threading.local()  # .connection: what this thread has begun and nobody has entered yet
 
     # A transaction of ours, for the caller's rows
 
     def begin(self, job_id: str, epoch: int) -> FencedConnection:
-        """Return a connection with an open transaction that is fenced by *epoch*; raise the refusal otherwise."""
+        """
+        Return a connection with an open transaction that is fenced by *epoch*; raise the refusal otherwise.
+
+        It is a new one each time. One that is used again would hand its settings, its temporary tables and a variable
+        that outlived its block from one job to the next, and opening one takes less than a commit does.
+        """
         database = self._database
         refuse_inside(database.path)
-        turn = database.writing()
+        turn = database.writing()  # and no ExitStack, which ties a Ctrl-C into a knot that only the collector undoes
         turn.__enter__()
         try:
             database.current_writer()
-            if self._file != database.file:
-                self.close()
-                self._file = database.file
-            connection = self._idle.pop() if self._idle else self._connect()
+            connection = self._connect()
             try:
+                self._open, self._begun.connection = weakref.ref(connection), connection
                 connection.execute("BEGIN IMMEDIATE")
-                drive(connection, self.fence(job_id, epoch))
+                _admitted(drive(connection, self._verbs.fence(job_id, epoch, self._clock.now())))
+                connection.set_authorizer(_only_inside(weakref.ref(connection)))
+                connection.turn = turn
+                return connection
             except BaseException as error:
-                _end(connection, "ROLLBACK")
-                self._idle.append(connection)
+                connection.end()
+                with suppress(LeaseholdError):  # the refusal is what was asked for; its record can wait
+                    self._store.record_refusals()
                 raise database.explained(error) from error.__cause__
-            connection.turn = turn
-            connection.set_authorizer(_only_inside(connection))
-            return connection
         except BaseException:
             turn.__exit__(None, None, None)
             raise
 
     def _connect(self) -> FencedConnection:
-        connection = self._database.connect(FencedConnection)
+        # Without the cache, since SQLite asks the authorizer when a statement is prepared, and not each time it runs.
+        connection = self._database.connect(FencedConnection, cached_statements=0)
         assert isinstance(connection, FencedConnection)
         # SQLite itself rolls back for some errors. Python would then begin anew before the next write, which the
         # authorizer refuses; without this level that write would commit by itself, and unfenced.
@@ -113,48 +151,40 @@ class SqliteTransactions:
 
     def enter(self, connection: Any) -> None:
         """Remember, in the caller's context, that it has a transaction open."""
-        enter(self._database.path, connection, _watch(connection))
+        self._begun.connection = None
+        connection = _sync(connection)
+        # Nobody can look at a plain sqlite3.Connection without keeping it alive, and its transaction with it.
+        if type(connection) is not sqlite3.Connection:
+            enter(self._database.path, connection, _watch(connection))
 
     def commit(self, connection: FencedConnection) -> None:
         """Commit what `begin` opened."""
-        self._finish(connection, "COMMIT")
-
-    def rollback(self, connection: FencedConnection) -> None:
-        """Undo what `begin` opened."""
-        self._finish(connection, "ROLLBACK")
-
-    def _finish(self, connection: FencedConnection, how: str) -> None:
-        turn, connection.turn = connection.turn, None
-        assert turn is not None
         try:
             connection.set_authorizer(None)
-            if how == "COMMIT" and not connection.in_transaction:
-                raise NotInTransaction(
-                    "SQLite has rolled this transaction back before its block ended, as it does after some errors "
-                    "(INSERT OR ROLLBACK, a full disk): nothing was committed. Let such an error leave the block."
-                )
-            _end(connection, how)
-            connection.row_factory, connection.text_factory = None, str
-            self._idle.append(connection)
+            if not connection.in_transaction:
+                raise NotInTransaction(_ROLLED_BACK)
+            connection.execute("COMMIT")
         except BaseException as error:
-            connection.ours = True
-            connection.close()  # which rolls back
             raise self._explained(error) from _cause(error)
         finally:
-            turn.__exit__(None, None, None)
+            connection.end()
         self._store.changed()
 
-    def close(self) -> None:
-        """Close the idle connections."""
-        while self._idle:
-            connection = self._idle.pop()
-            connection.ours = True
-            connection.close()
+    def rollback(self, connection: FencedConnection | None) -> None:
+        """
+        Undo what `begin` opened, unless it is committed.
+
+        None if Ctrl-C came while `begin` returned: it is what this thread has begun last. Nobody would close it but the
+        garbage collector, some time, since a sqlite3 connection refers to itself.
+        """
+        connection = connection or getattr(self._begun, "connection", None)
+        self._begun.connection = None
+        if connection is not None:
+            connection.end()
 
     def forked_child(self) -> None:
         """Start afresh in a forked child."""
-        inherited.extend(self._idle)
-        self._idle = []
+        inherited.append(self._open and self._open())
 
     # Programs
 
@@ -184,7 +214,14 @@ class SqliteTransactions:
         # what is compared now still holds at its COMMIT.
         if not self._database.opened:
             yield from self._database.migrate_in()
-        yield one(self._verbs.sql.lock)
+        [(_, _, last)] = yield one(self._verbs.sql.lock)
+        # Nobody issues an epoch now, so another one in the file that the path names means that it is another file,
+        # whatever its name: the caller's is still open from before it was replaced.
+        if self._database.opened and last != self._database.read(self._verbs.last_epoch()):
+            raise StoreUnavailable(
+                f"that connection is to a file that was replaced: {self._database.path} names another one by now. "
+                "Nothing was changed: connect anew."
+            )
 
     # On a caller's connection
 
@@ -208,7 +245,7 @@ class SqliteTransactions:
             if _must_begin(connection):
                 run("BEGIN IMMEDIATE", ())
             self.enter(connection)
-            return _run(program, run)
+            return _run(_whole(program), run)
         except Exception as error:
             raise self._explained(error) from _cause(error)
 
@@ -222,16 +259,9 @@ class SqliteTransactions:
             if _must_begin(connection):
                 await connection.exec_driver_sql("BEGIN IMMEDIATE")
             self.enter(connection)
-            answer: Any = None
-            while True:
-                sql, params, several = program.send(answer)
-                answer = [] if several and not params else _rows(await connection.exec_driver_sql(sql, params))
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # typed as the program is
+            return await _run_async(_whole(program), connection.exec_driver_sql)
         except Exception as error:
             raise self._explained(error) from _cause(error)
-        finally:
-            program.close()
 
     def _explained(self, error: BaseException) -> BaseException:
         return self._database.explained(_original(error))
@@ -244,6 +274,11 @@ class SqliteTransactions:
                 "only rows in the same file can commit together."
             )
 
+
+_ROLLED_BACK = (
+    "SQLite has rolled this transaction back before its block ended, as it does after some errors (INSERT OR ROLLBACK, "
+    "a full disk): nothing was committed. Let such an error leave the block."
+)
 
 _AUTOCOMMIT = (
     "that connection has no transaction open, so each statement commits by itself and a fence would protect nothing: "
@@ -273,12 +308,51 @@ class _Cursor:
             self._connection.text_factory = users
 
 
+_SAVEPOINT = "leasehold_verb"
+
+
+def _whole(program: Program[T]) -> Program[T]:
+    """Return *program* such that, if it fails halfway, nothing of it stays in the caller's transaction."""
+    yield one(f"SAVEPOINT {_SAVEPOINT}")
+    try:
+        value = yield from program
+    except GeneratorExit:
+        raise
+    except BaseException:
+        with suppress(Exception):  # after some errors SQLite itself has rolled everything back
+            yield one(f"ROLLBACK TO {_SAVEPOINT}")
+            yield one(f"RELEASE {_SAVEPOINT}")
+        raise
+    yield one(f"RELEASE {_SAVEPOINT}")
+    return value
+
+
 def _run(program: Program[T], run: Callable[[str, Any], list[Any]]) -> T:
+    step: Callable[[Any], Any] = program.send
     answer: Any = None
     try:
         while True:
-            sql, params, several = program.send(answer)
-            answer = [] if several and not params else run(sql, params)
+            sql, params, several = step(answer)
+            try:
+                step, answer = program.send, [] if several and not params else run(sql, params)
+            except BaseException as error:
+                step, answer = program.throw, error
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # typed as the program is
+    finally:
+        program.close()
+
+
+async def _run_async(program: Program[T], run: Callable[[str, Any], Awaitable[Any]]) -> T:
+    step: Callable[[Any], Any] = program.send
+    answer: Any = None
+    try:
+        while True:
+            sql, params, several = step(answer)
+            try:
+                step, answer = program.send, [] if several and not params else _rows(await run(sql, params))
+            except BaseException as error:
+                step, answer = program.throw, error
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # typed as the program is
     finally:
@@ -305,18 +379,19 @@ def _begins_by_itself(driver: Any) -> bool:
 
 
 def _watch(connection: Any) -> Callable[[], bool]:
-    """Return what says whether the transaction that is open on *connection* now still is."""
+    """Return what says whether the transaction that is open on *connection* now still is, and keeps nothing alive."""
+    here = weakref.ref(connection)
     if isinstance(connection, FencedConnection):
-        turn = connection.turn  # the connection itself will be used again, by whoever comes next
-        return lambda: connection.turn is turn
+        return lambda: (still := here()) is not None and still.turn is not None
 
-    driver = _driver(connection)
-    root = None if driver is connection else _sync(connection).get_transaction()
+    root = None if isinstance(connection, sqlite3.Connection) else weakref.ref(connection.get_transaction())
 
     def is_open() -> bool:
+        still = here()
+        begun: Any = None if root is None else root()
         try:
-            return (root is None or root.is_active) and bool(driver.in_transaction)
-        except Exception:  # closed, in whatever words the driver has for it
+            return still is not None and (root is None or begun.is_active) and bool(_driver(still).in_transaction)
+        except Exception:  # closed or dropped, in whatever words the driver has for it
             return False
 
     return is_open
@@ -342,7 +417,11 @@ def _refuse_nested(connection: Any, savepoint: bool) -> None:
             "that connection is inside a savepoint: if it is rolled back, the outer transaction would commit without "
             "what was joined here. Call this outside of it, or pass savepoint=True if you know that it will not be."
         )
-    if connection.in_nested_transaction() and _begins_by_itself(_driver(connection)) and not is_inside(connection):
+    if (
+        connection.in_nested_transaction()
+        and _begins_by_itself(_driver(connection))
+        and not is_inside(_sync(connection))
+    ):
         # A savepoint is no write, so the driver has not begun for it; if it came first, it is the transaction.
         raise InvalidArgument(
             "that connection is inside a savepoint, and sqlite3 may not have begun a transaction around it: its end "
@@ -383,11 +462,12 @@ def _end(connection: sqlite3.Connection, how: str) -> None:
         connection.execute(how)
 
 
-def _only_inside(connection: sqlite3.Connection) -> Callable[..., int]:
+def _only_inside(connection: weakref.ref[sqlite3.Connection]) -> Callable[..., int]:
     """Return an authorizer that lets nobody begin, commit or roll back, nor do anything after a rollback."""
 
     def authorize(action: int, *_: object) -> int:
-        allowed = action != sqlite3.SQLITE_TRANSACTION and connection.in_transaction
+        here = connection()
+        allowed = action != sqlite3.SQLITE_TRANSACTION and here is not None and here.in_transaction
         return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
     return authorize

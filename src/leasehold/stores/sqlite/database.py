@@ -13,12 +13,12 @@ import sqlite3
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from ...core.clock import Clock
 from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
-from .inside import refuse_inside
+from .inside import Turn, refuse_inside
 from .rows import Program, one
 from .sql import Migration, Statements, migrations
 
@@ -34,6 +34,13 @@ _PAGE_BYTES = 4_096
 # Connections of a parent process that was inside a transaction when it forked. Closing one in the child could undo
 # what the parent is writing, so they are kept, unused, for as long as the child lives.
 inherited: list[Any] = []
+
+_MOMENT = 0.2
+
+_RESTORED = (
+    "the write-ahead log of {path} was removed under this process: the file was restored in place. Start this process "
+    "anew; until then it asks nothing of the file. (Restore by renaming a file over it, or stop its processes first.)"
+)
 
 
 class Database:
@@ -58,14 +65,15 @@ class Database:
         self._begin()
 
     def _begin(self) -> None:
-        self._write_lock = threading.Lock()
-        self._read_lock = threading.Lock()
+        self._write_turn = Turn("write", self.path)
+        self._read_turn = Turn("read", self.path)
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
+        self._log: tuple[int, int] | None = None  # the write-ahead log of the open file
         self._refusal: str | None = None  # why nothing may be asked any more
         self._readers = 0
-        self._forking = False
+        self._forking: ExitStack | None = None
         self._commits = self._changes = 0
 
     @property
@@ -88,28 +96,41 @@ class Database:
         held: however long that took, a lease begins when it is granted.
         """
         with self.writing():
+            return self.write_in_turn(make, committed)
+
+    def write_soon(self, make: Callable[[int], Program[T]], committed: Callable[[], None]) -> T:
+        """Write likewise, but wait only for a moment: for those who asked for something else."""
+        with self.writing(_MOMENT):
             connection = self.current_writer()
             try:
-                connection.execute("BEGIN IMMEDIATE")
-                value = drive(connection, make(self._clock.now()))
-                if self.point:
-                    self.point("before commit")
-                connection.execute("COMMIT")
-                committed()
-                if self.point:
-                    self.point("after commit")
-            except BaseException as error:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise self.explained(error) from error if isinstance(error, sqlite3.Error) else error.__cause__
-            self._tidy(connection)
-            return value
+                connection.execute(f"PRAGMA busy_timeout = {int(min(_MOMENT, self.busy_seconds) * 1000)}")
+                return self.write_in_turn(make, committed)
+            finally:
+                connection.execute(f"PRAGMA busy_timeout = {int(self.busy_seconds * 1000)}")
+
+    def write_in_turn(self, make: Callable[[int], Program[T]], committed: Callable[[], None]) -> T:
+        """Write likewise; the turn to write is held."""
+        connection = self.current_writer()
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            value = drive(connection, make(self._clock.now()))
+            if self.point:
+                self.point("before commit")
+            connection.execute("COMMIT")
+            committed()
+            if self.point:
+                self.point("after commit")
+        except BaseException as error:
+            _undo(connection)
+            raise self.explained(error) from error if isinstance(error, sqlite3.Error) else error.__cause__
+        self._tidy(connection)
+        return value
 
     def read(self, program: Program[T]) -> T:
         """Run *program*, which only reads, on what is committed now, and return its value."""
         with self._reading() as reader:
-            reader.execute("BEGIN")  # one snapshot for all its statements
             try:
+                reader.execute("BEGIN")  # one snapshot for all its statements
                 return drive(reader, program)
             finally:
                 if reader.in_transaction:
@@ -127,7 +148,7 @@ class Database:
         if not self._is_current():
             with self.writing():
                 self.current_writer()
-        with self._read_lock:
+        with self._read_turn.taken(self.busy_seconds):
             self._check_open()
             try:
                 yield self._current_reader()
@@ -135,24 +156,17 @@ class Database:
                 raise self.explained(error) from error
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Hold this process's turn to write."""
-        if not self._write_lock.acquire(timeout=self.busy_seconds):
-            raise StoreUnavailable(
-                f"another thread of this process has held the only write lock of {self.path} for "
-                f"{self.busy_seconds:g} s (busy_seconds): it may be stopped inside lease.transaction()."
-            )
-        try:
+    def writing(self, seconds: float | None = None) -> Iterator[None]:
+        """Hold this process's turn to write; wait up to *seconds* for it, or as long as the file may be busy."""
+        with self._write_turn.taken(self.busy_seconds if seconds is None else min(seconds, self.busy_seconds)):
             self._check_open()
             yield
-        finally:
-            self._write_lock.release()
 
     def current_writer(self) -> sqlite3.Connection:
         """Return the connection that writes; the turn to write is held. A file that was replaced is opened anew."""
         if self._file is not None and not self._is_current():
             log.warning("the file %s was replaced; opening the new one", self.path)
-            with self._read_lock:
+            with self._read_turn.taken(self.busy_seconds):
                 self._disconnect()
         if self._writer is not None:
             return self._writer
@@ -164,6 +178,7 @@ class Database:
         except BaseException:
             connection.close()
             raise
+        self._log = self._log_identity()
         self._file = found or self._identity()
         self._writer = connection
         # What others have left in the log counts as ours: many processes that each write a little must tidy up too.
@@ -179,7 +194,29 @@ class Database:
 
     def _is_current(self) -> bool:
         """Whether the connections are to the file that the path names now."""
-        return self._file is not None and self._file == self._identity()
+        if self._file is None or self._file != self._identity():
+            return False
+        if self._writer is not None and self._is_restored():
+            raise StoreUnavailable(_RESTORED.format(path=self.path))
+        return True
+
+    def _is_restored(self) -> bool:
+        """
+        Whether somebody has copied another content into the open file, and removed its write-ahead log.
+
+        SQLite itself never removes a log that is in use. What our connections see is in the one that is gone, so they
+        and whoever opens the file now would each go on in a world of their own.
+        """
+        log = self._log_identity()
+        # The file last: if it was replaced as well, its log is another one by right.
+        return (log is None or log != self._log) and self._file == self._identity()
+
+    def _log_identity(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(f"{self.path}-wal")
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
 
     def _identity(self) -> tuple[int, int]:
         try:
@@ -190,7 +227,9 @@ class Database:
 
     # Connections
 
-    def connect(self, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+    def connect(
+        self, factory: type[sqlite3.Connection] = sqlite3.Connection, *, cached_statements: int = 256
+    ) -> sqlite3.Connection:
         """Return a new connection to the file, set up as this store wants it."""
         if sqlite3.sqlite_version_info < LEAST_SQLITE:
             least = ".".join(map(str, LEAST_SQLITE))
@@ -203,7 +242,7 @@ class Database:
                 timeout=self.busy_seconds,
                 isolation_level=None,
                 check_same_thread=False,
-                cached_statements=256,
+                cached_statements=cached_statements,
                 factory=factory,
             )
         except sqlite3.Error as error:
@@ -211,7 +250,7 @@ class Database:
         try:
             self._set_up(connection)
         except BaseException as error:
-            connection.close()
+            sqlite3.Connection.close(connection)  # a factory's own might refuse
             raise self.explained(error) from error if isinstance(error, sqlite3.Error) else error.__cause__
         return connection
 
@@ -252,12 +291,12 @@ class Database:
             return
         self._commits, self._changes = 0, changes
         try:
-            writer.execute("BEGIN IMMEDIATE")
             try:
-                with self._read_lock:
+                writer.execute("BEGIN IMMEDIATE")
+                with self._read_turn.taken(self.busy_seconds):
                     self._current_reader().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             finally:
-                writer.execute("COMMIT")
+                _undo(writer)  # there is nothing to commit
         except (sqlite3.Error, LeaseholdError) as error:  # what was asked has been done; this can wait
             log.warning("could not checkpoint %s: %s; trying again later", self.path, error)
 
@@ -273,14 +312,12 @@ class Database:
             if drive(connection, schema_version(self._sql, self.path, steps)) == steps[-1].version:
                 return
             refuse_inside(self.path)
-            connection.execute("BEGIN IMMEDIATE")
             try:
+                connection.execute("BEGIN IMMEDIATE")
                 drive(connection, migrate(self._sql, self.path, steps, self._clock.now()))
                 connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+            finally:
+                _undo(connection)
         except sqlite3.Error as error:
             raise self.explained(error) from error
 
@@ -292,15 +329,20 @@ class Database:
 
     def close(self) -> None:
         """Close the connections; later verbs raise `StoreUnavailable`."""
-        with self._write_lock, self._read_lock:
-            self._refusal = f"this store ({self.path}) is closed."
+        with self._write_turn.taken(self.busy_seconds), self._read_turn.taken(self.busy_seconds):
             self._disconnect()
+            self._refusal = f"this store ({self.path}) is closed."
 
     def _disconnect(self) -> None:
-        for connection in (self._reader, self._writer):
-            if connection is not None:
-                connection.close()
+        connections = [connection for connection in (self._reader, self._writer) if connection is not None]
         self._writer = self._reader = None
+        if connections and os.path.exists(self.path) and self._is_restored():
+            self._refusal = _RESTORED.format(path=self.path)
+            for connection in connections:
+                _keep(connection)
+            return
+        for connection in connections:
+            connection.close()
 
     def _check_open(self) -> None:
         if self._refusal is not None:
@@ -311,29 +353,29 @@ class Database:
     # So the file is not open while the process forks; afterwards both sides open it anew.
 
     def before_fork(self) -> bool:
-        """Let go of the file, after the write under way; return False if there is one and it does not end."""
-        try:
-            refuse_inside(self.path)
-            self._forking = self._write_lock.acquire(timeout=self.busy_seconds)
-        except InvalidArgument:
-            self._forking = False  # it is this very thread's own
-        if self._forking:
-            self._read_lock.acquire()
+        """Let go of the file, after the write under way; return False if that does not end, or is this thread's own."""
+        with ExitStack() as turns:
+            try:
+                refuse_inside(self.path)
+                turns.enter_context(self._write_turn.taken(self.busy_seconds))
+                turns.enter_context(self._read_turn.taken(self.busy_seconds))
+            except LeaseholdError:
+                return False
             self._disconnect()
-        return self._forking
+            self._forking = turns.pop_all()
+            return True
 
     def forked_parent(self) -> None:
         """Go on in the parent."""
-        if self._forking:
-            self._forking = False
-            self._read_lock.release()
-            self._write_lock.release()
+        if self._forking is not None:
+            self._forking.close()
+            self._forking = None
 
     def forked_child(self) -> None:
         """Start afresh in the child: the parent's locks are the parent's."""
         inherited.extend((self._writer, self._reader))
         refusal, file = self._refusal, self._file
-        if not self._forking and file is not None:
+        if self._forking is None and file is not None:
             refusal = (
                 f"this process was forked while its parent had a transaction open on {self.path}, whose locks SQLite "
                 "cannot tell from its own. Fork outside of transactions, or start processes by spawn."
@@ -357,7 +399,8 @@ class Database:
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return StoreUnavailable(
                     f"somebody else has held the only write lock of {self.path} for {self.busy_seconds:g} s "
-                    "(busy_seconds): a process may be stopped inside a write transaction. Nothing was changed."
+                    "(busy_seconds): a process may be stopped inside a write transaction, or this very call be made "
+                    "inside one of yours (then pass connection=…). Nothing was changed."
                 )
             case sqlite3.SQLITE_FULL:
                 return StoreUnavailable(f"the disk of {self.path} is full. Nothing was changed.")
@@ -393,6 +436,17 @@ def drive(connection: sqlite3.Connection, program: Program[T]) -> T:
         return end.value  # type: ignore[no-any-return]  # typed as the program is
     finally:
         program.close()
+
+
+def _undo(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _keep(connection: sqlite3.Connection) -> None:
+    # To close it would copy its old log over what was restored, and the interpreter closes whatever it can find when it
+    # ends. Its collector cannot look into SQLite, so what is only in this circle stays until the process is gone.
+    connection.create_function("leasehold_keeps", 0, lambda: str(connection))
 
 
 def schema_version(sql: Statements, path: str, steps: list[Migration]) -> Program[int]:

@@ -1,18 +1,25 @@
-"""Which transactions this context has open: a write outside of them would wait for its own caller."""
+"""Who has what open here: a call that would wait for its own caller is refused at once."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from ...errors import InvalidArgument
+from ...core.clock import patience
+from ...errors import InvalidArgument, StoreUnavailable
+
+_LOOK_SECONDS = 0.05
 
 
 class _Joined(NamedTuple):
     path: str
-    connection: Any
+    # Weak: a strong one would keep a connection open, and the file locked, that its user has dropped.
+    connection: weakref.ref[Any]
     is_open: Callable[[], bool]
 
 
@@ -21,17 +28,17 @@ _joined: ContextVar[tuple[_Joined, ...]] = ContextVar("leasehold_joined", defaul
 
 def enter(path: str, connection: Any, is_open: Callable[[], bool]) -> None:
     """Remember that this context has a transaction on the file at *path*, for as long as *is_open* says so."""
-    still = [one for one in _joined.get() if one.connection is not connection and one.is_open()]
-    _joined.set((*still, _Joined(os.path.realpath(path), connection, is_open)))
+    still = [one for one in _joined.get() if one.connection() is not connection and one.is_open()]
+    _joined.set((*still, _Joined(os.path.realpath(path), weakref.ref(connection), is_open)))
 
 
 def is_inside(connection: Any) -> bool:
     """Return whether the transaction that *connection* has open has been joined in this context."""
-    return any(one.connection is connection and one.is_open() for one in _joined.get())
+    return any(one.connection() is connection and one.is_open() for one in _joined.get())
 
 
 def holds(path: str) -> bool:
-    """Return whether this very context holds the write lock of the file at *path*."""
+    """Return whether this very context is known to hold the write lock of the file at *path*."""
     joined = _joined.get()
     return bool(joined) and any(one.is_open() for one in joined if one.path == os.path.realpath(path))
 
@@ -43,3 +50,54 @@ def refuse_inside(path: str) -> None:
             "a transaction is open here, which holds the file's only write lock: pass connection=… to join it, "
             "or end it first. Without, this call would wait for itself."
         )
+
+
+class _Ticket(NamedTuple):
+    thread: threading.Thread
+
+
+class Turn:
+    """
+    A lock of this process that knows whose it is.
+
+    Not a threading.Lock: Ctrl-C between its acquire and the line behind it would lock it for ever, and a signal handler
+    would wait for the very thread that it interrupts. Not an RLock either: an async transaction ends on another thread
+    than the one that began it.
+    """
+
+    def __init__(self, what: str, path: str) -> None:
+        self._what = what
+        self._path = path
+        self._held: dict[str, _Ticket] = {}  # "by": whose turn it is. To take it and to say so is one step of a dict
+        self._freed = threading.Lock()  # released to wake one who waits; to miss that costs only a look
+        self._freed.acquire()
+
+    @contextmanager
+    def taken(self, seconds: float) -> Iterator[None]:
+        """Hold the turn; wait up to *seconds* for it."""
+        mine = _Ticket(threading.current_thread())
+        held = self._held
+        try:
+            self._take(mine, seconds)
+            yield
+        finally:
+            # Python handles signals after calls, and there is none before the turn is given back.
+            if "by" in held and held["by"] is mine:
+                del held["by"]
+                with suppress(RuntimeError):  # nobody has waited since the last time
+                    self._freed.release()
+
+    def _take(self, mine: _Ticket, seconds: float) -> None:
+        left = patience(seconds)
+        while (holder := self._held.setdefault("by", mine)) is not mine:
+            if holder.thread is mine.thread:
+                raise InvalidArgument(
+                    f"this very thread is in the middle of a {self._what} of {self._path}, which this call would wait "
+                    "for. In a signal handler, set a flag and call the verb later; in a transaction, pass connection=…."
+                )
+            if left() <= 0:
+                raise StoreUnavailable(
+                    f"another thread of this process has held the only {self._what} lock of {self._path} for "
+                    f"{seconds:g} s (busy_seconds): it may be stopped inside lease.transaction()."
+                )
+            self._freed.acquire(timeout=max(min(left(), _LOOK_SECONDS), 0))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ...errors import InvalidArgument
 
 _PREFIX = re.compile(r"\bleasehold_")
+_TABLE = re.compile(r"(?<!')\bleasehold_")
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
@@ -20,7 +21,7 @@ class Statements:
     def __init__(self, schema: str) -> None:
         parts = _NAME.split((files(__package__) / "statements.sql").read_text())
         for name, text in zip(parts[1::2], parts[2::2], strict=True):
-            setattr(self, name, " ".join(_bare(with_prefix(text, schema)).split()))
+            setattr(self, name, " ".join(_bare(with_prefix(_qualified(text), schema)).split()))
 
     def __getattr__(self, name: str) -> str:  # for the type checker; a missing name is still an error
         raise AttributeError(f"statements.sql has no statement named {name!r}")
@@ -56,6 +57,11 @@ def migrations(schema: str) -> list[Migration]:
 def with_prefix(text: str, schema: str) -> str:
     """Return *text* for tables whose names begin with *schema*."""
     return _PREFIX.sub(f"{schema}_", text)
+
+
+def _qualified(text: str) -> str:
+    # A temporary table of the caller's would shadow a bare name, and the fence would compare with what is in there.
+    return _TABLE.sub("main.leasehold_", text)
 
 
 def split(script: str) -> list[str]:

@@ -1,4 +1,5 @@
--- Every statement of the SQLite store but the schema, by name. Comments are stripped before use.
+-- Every statement of the SQLite store but the schema, by name. Comments are stripped before use, and the tables are
+-- qualified as main's.
 
 -- name: lock
 -- Take the file's only write lock, and learn what holds for the store. As the first statement in a caller's
@@ -7,7 +8,7 @@ UPDATE leasehold_store SET schema_version = schema_version WHERE one = 1
 RETURNING schema_version, id, last_epoch;
 
 -- name: installed
-SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'leasehold_store';
+SELECT count(*) FROM main.sqlite_master WHERE type = 'table' AND name = 'leasehold_store';
 
 -- name: version
 SELECT schema_version FROM leasehold_store;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import threading
 import weakref
@@ -12,7 +14,7 @@ from ...core.clock import Clock, SystemClock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
 from ...core.lifecycle import Verb
 from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
-from ...errors import StaleEpoch, UnknownJob
+from ...errors import LeaseholdError, StaleEpoch, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
 from .callers import JoinedVerbs, SqliteTransactions
@@ -22,6 +24,8 @@ from .moving import Moving
 from .reading import Reading
 from .rows import Program
 from .sql import statements
+
+log = logging.getLogger("leasehold")
 
 T = TypeVar("T")
 
@@ -54,7 +58,7 @@ class SqliteStore:
         self._joined = joined = JoinedVerbs(sql, trace=trace)
         joined.apart = self._verbs.apart
         self.transactions = SqliteTransactions(self, self.database, self._clock, joined)
-        self._changed = threading.Condition()
+        self._wait_for_changes()
         self._recovered_us = 0
         _stores.add(self)
 
@@ -73,13 +77,40 @@ class SqliteStore:
         return value
 
     def _record_apart(self) -> None:
-        """Record the refusals that could not be recorded when they happened, unless a caller's transaction is open."""
+        """
+        Record the refusals that could not be recorded when they happened, unless somebody is writing.
+
+        That may be the very transaction in which they happened, so a reader does not wait for it.
+        """
         if self._verbs.apart and not holds(self.database.path):
-            self._write(lambda now: _nothing())
+            try:
+                self.database.write_soon(lambda now: self._verbs.begun(_nothing()), self._verbs.committed)
+            except LeaseholdError as error:
+                log.debug("%d refusals are still to be recorded: %s", len(self._verbs.apart), error)
+
+    def record_refusals(self) -> None:
+        """Record them; the turn to write is held."""
+        if self._verbs.apart:
+            self.database.write_in_turn(lambda now: self._verbs.begun(_nothing()), self._verbs.committed)
+
+    def record_all(self) -> None:
+        """Record them as the last thing that is asked of this store: wait for it, and say so if it cannot be done."""
+        if self._verbs.apart:
+            try:
+                self._write(lambda now: _nothing())
+            except LeaseholdError as error:
+                log.warning("%d refusals could not be recorded: %s", len(self._verbs.apart), error)
+            self._verbs.apart.clear()
+
+    def _wait_for_changes(self) -> None:
+        # `with` a Condition runs lines of Python around its lock, and Ctrl-C in between would lock it for ever; `with`
+        # the lock itself does not.
+        self._changing = threading.RLock()
+        self._changed = threading.Condition(self._changing)
 
     def changed(self) -> None:
         """Wake the claims of this process that wait; those of others look at the file."""
-        with self._changed:
+        with self._changing:
             self._changed.notify_all()
 
     # Producers
@@ -143,7 +174,7 @@ class SqliteStore:
                 return until
             if now >= until:
                 return None
-            with self._changed:
+            with self._changing:
                 self._changed.wait(_POLL_SECONDS)
 
     def claimed(self, claim_id: str) -> list[Grant]:
@@ -301,15 +332,15 @@ class SqliteStore:
 
     def close(self) -> None:
         """Let go of every resource; later verbs raise `StoreUnavailable`."""
-        self._record_apart()
-        self.transactions.close()
-        self.database.close()
-        self.changed()
+        try:
+            self.record_all()
+        finally:
+            self.database.close()
+            self.changed()
 
     def before_fork(self) -> None:
         """Let go of the file: no connection may be carried into a forked child."""
-        if self.database.before_fork():
-            self.transactions.close()
+        self.database.before_fork()
 
     def forked_parent(self) -> None:
         """Go on in the parent."""
@@ -317,7 +348,8 @@ class SqliteStore:
 
     def forked_child(self) -> None:
         """Start afresh in the child: the parent's locks are the parent's."""
-        self._changed = threading.Condition()
+        self._wait_for_changes()
+        self._verbs.apart.clear()  # the parent records them
         self.transactions.forked_child()
         self.database.forked_child()
 
@@ -336,6 +368,8 @@ def _for_each_store(step: Callable[[SqliteStore], None]) -> Callable[[], None]:
 
     return every
 
+
+atexit.register(_for_each_store(SqliteStore.record_all))
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
