@@ -64,8 +64,8 @@ def test_the_tree_is_as_drawn() -> None:
         (
             StaleEpoch("a", presented=43, current=42),
             "job 'a': write with epoch 43 is refused: the store knows this job at 42 only. Either the epoch is "
-            "mistyped, or the store was restored from a backup and has forgotten what it issued: then raise its counter with "
-            "`leasehold store advance URL --above 43`, and look at the job.",
+            "mistyped, or the store was restored from a backup and has forgotten what it issued: then raise its "
+            "counter with `leasehold store advance URL --above 43`, and look at the job.",
         ),
         (
             SETTLED,
