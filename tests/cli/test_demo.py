@@ -177,6 +177,8 @@ def test_ctrl_c_ends_the_demo_without_a_trace_of_it(scene: str, tmp_path: Path) 
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Whoever is started in the background of a shell ignores SIGINT, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as played:
         assert played.stdout is not None
         line = next(line for line in played.stdout if scene in line)
