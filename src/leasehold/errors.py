@@ -18,11 +18,15 @@ Facts are attributes, so that a program need not read the message.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .core.ownership import Reason
     from .lease import Lease
+
+
+REFUSED_SQLSTATE = "LH001"  # of a fence's refusal inside COMMIT; the facts are in its DETAIL
 
 
 class LeaseholdError(Exception):
@@ -81,6 +85,8 @@ class StaleEpoch(LeaseholdError):
         """
         Return the refusal inside *error*, or None: through causes, contexts, groups and an ORM's `orig`.
 
+        A driver's error counts if it is what a PostgreSQL store's fence raises inside COMMIT.
+
         With *lease*, and nothing found, the store is asked whether that lease is still the current one.
         """
         pending, seen = [error], set[int]()
@@ -91,6 +97,8 @@ class StaleEpoch(LeaseholdError):
             seen.add(id(one))
             if isinstance(one, StaleEpoch):
                 return one
+            if refusal := _refused_at_commit(one):
+                return refusal
             pending += [one.__context__, one.__cause__]
             if isinstance(one, BaseExceptionGroup):
                 pending += one.exceptions
@@ -114,6 +122,29 @@ class Settled(StaleEpoch):
             f"job {self.job_id!r}: {self.verb} with epoch {self.presented} is refused: "
             "its owner has already settled the job under this epoch, with another outcome or for good."
         )
+
+
+def _refused_at_commit(error: BaseException) -> StaleEpoch | None:
+    """Return the refusal that a fence in PostgreSQL raised as *error*, whichever driver brings it."""
+    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if code != REFUSED_SQLSTATE:
+        return None
+    said = getattr(getattr(error, "diag", None), "message_detail", None) or getattr(error, "detail", None)
+    try:
+        facts = json.loads(said or "")
+    except ValueError:
+        return None  # an ORM's copy of the error, without its facts; they are in its cause
+    from .core.ownership import Reason  # which itself imports this module
+
+    reason = facts.get("reason")
+    return (Settled if facts.get("settled") else StaleEpoch)(
+        facts["job_id"],
+        presented=facts["presented"],
+        current=facts["current"],
+        owner=facts.get("owner"),
+        reason=None if reason is None else Reason(reason),
+        verb=facts["verb"],
+    )
 
 
 def _rebuild_stale(kind: type[StaleEpoch], job_id: str, facts: dict[str, Any]) -> StaleEpoch:
