@@ -48,7 +48,7 @@ def checked(schema: object) -> str:
         raise InvalidArgument(f"schema is the name of a PostgreSQL schema, of 1 to 63 bytes, not {schema!r}.")
     if "\0" in schema or "$lh$" in schema or schema.startswith("pg_"):
         raise InvalidArgument(
-            f"schema cannot be {schema!r}: names that begin with pg_ are PostgreSQL's own, and none has NUL or $lh$ in it."
+            f"schema cannot be {schema!r}: names that begin with pg_ are PostgreSQL's own; NUL and $lh$ cannot occur."
         )
     return schema
 

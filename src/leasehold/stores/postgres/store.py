@@ -241,26 +241,30 @@ class PostgresStore:
         ]
 
     def _in_parts(self, items: Sequence[Any], verb: Callable[[Sequence[Any], int], list[T]]) -> list[T]:
-        """Run a batch, in ever smaller parts as long as one waits for somebody else's lock (trap 12)."""
-        parts, failure = [list(items)], None
-        reply: list[T] = []
-        while parts:
-            part = parts.pop(0)
-            if not part:
-                continue
+        """Run a batch, in ever smaller parts as long as one waits for somebody else's lock; who collides comes last."""
+        reply: dict[int, T] = {}
+        parts, late = [range(len(items))], list[range]()
+        failure: StoreUnavailable | None = None
+        while parts or late:
+            patience_ms = BATCH_PATIENCE_MS if parts and len(items) > 1 else PATIENCE_MS
+            part = parts.pop() if parts else late.pop(0)
             try:
-                reply += verb(part, PATIENCE_MS if len(part) == 1 else BATCH_PATIENCE_MS)
+                answers = verb([items[number] for number in part], patience_ms) if part else []
             except StoreUnavailable as error:
                 if sqlstate_of(error.__cause__) != "55P03":
                     raise
-                if len(part) == 1:
+                if len(part) > 1:
+                    middle = len(part) // 2
+                    parts += [part[middle:], part[:middle]]
+                elif patience_ms == PATIENCE_MS:
                     failure = error
                 else:
-                    middle = len(part) // 2
-                    parts[:0] = [part[:middle], part[middle:]]
+                    late.append(part)
+                continue
+            reply.update(zip(part, answers, strict=True))
         if failure is not None:
             raise failure
-        return reply
+        return [reply[number] for number in range(len(items))]
 
     def begin_effect(self, job_id: str, epoch: int, name: str, *, again: bool = False) -> Begun:
         """Record the intent of a named effect, if *epoch* is current; raise the refusal otherwise."""
