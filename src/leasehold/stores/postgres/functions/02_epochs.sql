@@ -3,8 +3,9 @@
 -- What differs between this server and any other that could have the same data: a promoted standby (timeline), a copied
 -- data directory or one after a crash (start of the postmaster), a restored dump (OIDs). See traps 1 to 3.
 CREATE OR REPLACE FUNCTION leasehold.fingerprint() RETURNS text
-LANGUAGE sql VOLATILE AS $lh$
-    SELECT concat_ws(
+LANGUAGE plpgsql VOLATILE AS $lh$
+BEGIN
+    RETURN concat_ws(
         '/',
         (SELECT system_identifier FROM pg_control_system()),
         -- pg_control_checkpoint() would still show the old timeline after a promotion.
@@ -12,13 +13,16 @@ LANGUAGE sql VOLATILE AS $lh$
         (SELECT oid FROM pg_database WHERE datname = current_database()),
         'leasehold.store'::regclass::oid,
         extract(epoch FROM pg_postmaster_start_time())
-    )
+    );
+END
 $lh$;
 
 -- The highest epoch that was issued.
 CREATE OR REPLACE FUNCTION leasehold.last_epoch() RETURNS bigint
-LANGUAGE sql VOLATILE AS $lh$
-    SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM leasehold.epochs
+LANGUAGE plpgsql VOLATILE AS $lh$
+BEGIN
+    RETURN (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM leasehold.epochs);
+END
 $lh$;
 
 -- Makes the next epoch be at least p_least, and above all that were issued.
@@ -60,7 +64,8 @@ $lh$;
 
 -- Issues an epoch to nobody, above everything that was issued, the clock and p_above.
 CREATE OR REPLACE FUNCTION leasehold.advance(p_above bigint, p_patience integer, p_now bigint) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
     v_epoch bigint;

@@ -97,7 +97,9 @@ $lh$;
 
 -- Lets wait in its queue what has become due.
 CREATE OR REPLACE FUNCTION leasehold.promote(p_most integer, p_now bigint) RETURNS void
-LANGUAGE sql AS $lh$
+LANGUAGE plpgsql AS $lh$
+#variable_conflict use_column
+BEGIN
     WITH due AS (
         DELETE FROM leasehold.scheduled AS s USING (
             SELECT run_at, seq FROM leasehold.scheduled WHERE run_at <= p_now ORDER BY run_at, seq LIMIT p_most
@@ -106,7 +108,8 @@ LANGUAGE sql AS $lh$
         WHERE s.run_at = d.run_at AND s.seq = d.seq
         RETURNING s.queue, s.rank, s.run_at, s.seq, s.lock
     )
-    INSERT INTO leasehold.ready (queue, rank, run_at, seq, lock) SELECT queue, rank, run_at, seq, lock FROM due
+    INSERT INTO leasehold.ready (queue, rank, run_at, seq, lock) SELECT queue, rank, run_at, seq, lock FROM due;
+END
 $lh$;
 
 -- Sees to keys that became free: of each queue, the first job parked behind one waits to be claimed again. Answers
@@ -185,7 +188,8 @@ CREATE OR REPLACE FUNCTION leasehold.claim(
     p_owner text, p_limit integer, p_queues text[], p_lease_us bigint, p_default_us bigint, p_claim_id text,
     p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint, p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.claimed
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, 5000);
@@ -322,41 +326,39 @@ BEGIN
     END IF;
     -- The epochs come last, when rows and keys are held: one that was drawn earlier could be below that of somebody who
     -- had the key in between (trap 4).
-    WITH taken AS (
-        INSERT INTO leasehold.leases AS l (
+    RETURN QUERY
+    WITH taken AS MATERIALIZED (
+        SELECT j.*, nextval('leasehold.epochs') AS issued, coalesce(p_lease_us, j.lease_us, p_default_us) AS lasts
+        FROM (
+            SELECT j.* FROM unnest(v_seqs) AS s(seq) JOIN leasehold.jobs AS j ON j.seq = s.seq
+            ORDER BY -j.priority, j.run_at, j.seq
+        ) AS j
+    ), leased AS (
+        INSERT INTO leasehold.leases (
             seq, epoch, owner, reason, claim_id, process, lock, granted_at, expires_at, lease_us, stalls_at, stall_us,
             updated_at
         )
-        SELECT t.seq, nextval('leasehold.epochs'), p_owner, t.reason, p_claim_id, v_process, t.lock, v_now,
-               v_now + t.lasts, t.lasts, v_now + t.stall_us, t.stall_us, v_now
-        FROM (
-            SELECT j.seq, j.reason, j.lock, coalesce(p_lease_us, j.lease_us, p_default_us) AS lasts, j.stall_us
-            FROM unnest(v_seqs) WITH ORDINALITY AS s(seq, ord) JOIN leasehold.jobs AS j ON j.seq = s.seq
-            ORDER BY -j.priority, j.run_at, j.seq
-        ) AS t
-        RETURNING l.*
+        SELECT t.seq, t.issued, p_owner, t.reason, p_claim_id, v_process, t.lock, v_now, v_now + t.lasts, t.lasts,
+               v_now + t.stall_us, t.stall_us, v_now
+        FROM taken AS t
     )
-    SELECT count(*) INTO v_parked FROM taken;  -- INTO takes the place of PERFORM, which knows no WITH
+    SELECT NULL::text, v_fenced, v_again, NULL::bigint, t.issued, p_owner, t.reason, t.attempt, t.errors, c.checkpoint,
+           p_claim_id, v_now, v_now + t.lasts, t.lasts, p_host, p_boot, p_namespace, p_pid, p_started,
+           t.id, t.payload, t.task, t.queue, t.priority, t.lock, t.unique_key, t.retry, t.lease_us, t.stall_us, t.parent
+    FROM taken AS t LEFT JOIN leasehold.checkpoints AS c ON c.seq = t.seq
+    ORDER BY t.issued;
     IF p_trace THEN
         PERFORM leasehold.record(
             'claimed', j.id, v_now, l.epoch, p_owner, jsonb_build_object('reason', l.reason, 'attempt', j.attempt)
         ) FROM leasehold.leases AS l JOIN leasehold.jobs AS j ON j.seq = l.seq WHERE l.seq = ANY (v_seqs) ORDER BY l.epoch;
     END IF;
-    RETURN QUERY
-    SELECT NULL::text, v_fenced, v_again, NULL::bigint, l.epoch, l.owner, l.reason, j.attempt, j.errors, c.checkpoint,
-           l.claim_id, l.granted_at, l.expires_at, l.lease_us, p_host, p_boot, p_namespace, p_pid, p_started,
-           j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent
-    FROM unnest(v_seqs) AS s(seq)
-    JOIN leasehold.leases AS l ON l.seq = s.seq
-    JOIN leasehold.jobs AS j ON j.seq = s.seq
-    LEFT JOIN leasehold.checkpoints AS c ON c.seq = s.seq
-    ORDER BY l.epoch;
 END
 $lh$;
 
 -- The verb `reclaim`, a portion of it; and what has become due, and keys that are free.
 CREATE OR REPLACE FUNCTION leasehold.reclaim(p_now bigint) RETURNS SETOF leasehold.taken_back
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, 5000);
 BEGIN
@@ -370,7 +372,8 @@ $lh$;
 
 -- Takes back the jobs of processes that are gone.
 CREATE OR REPLACE FUNCTION leasehold.recover(p_gone bigint[], p_now bigint) RETURNS SETOF leasehold.taken_back
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, 5000);
     l leasehold.leases;

@@ -2,7 +2,8 @@
 
 -- The verb `check`. Answers with the refusals only.
 CREATE OR REPLACE FUNCTION leasehold.check_holders(p_holders json, p_now bigint) RETURNS SETOF leasehold.answer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 BEGIN
     RETURN QUERY
     SELECT h.ord::integer, NULL::bigint, leasehold.refusal(h.id, h.epoch, 'check', leasehold.instant(p_now), true)
@@ -19,7 +20,8 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.renew(
     p_renewals json, p_wait boolean, p_patience integer, p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.answer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -72,7 +74,8 @@ $lh$;
 -- The verb `progress`. Answers with the refusals only.
 CREATE OR REPLACE FUNCTION leasehold.progress(p_reports json, p_patience integer, p_trace boolean, p_now bigint)
 RETURNS SETOF leasehold.answer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -117,7 +120,8 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.add_children(
     p_id text, p_epoch bigint, p_jobs json, p_patience integer, p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.found
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
     v_refused leasehold.found;
@@ -140,7 +144,8 @@ CREATE OR REPLACE FUNCTION leasehold.begin_effect(
     p_id text, p_epoch bigint, p_name text, p_key text, p_again boolean, p_patience integer, p_now bigint,
     OUT refusal text, OUT fresh boolean, OUT effect_key text, OUT epoch bigint, OUT outcome text
 )
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -170,7 +175,8 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.end_effect(
     p_id text, p_epoch bigint, p_name text, p_outcome text, p_patience integer, p_now bigint
 ) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
     v_seq bigint;

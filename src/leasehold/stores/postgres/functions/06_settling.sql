@@ -100,7 +100,8 @@ $lh$;
 -- The verb `settle`. Answers with the refusals only.
 CREATE OR REPLACE FUNCTION leasehold.settle(p_said json, p_plain boolean, p_patience integer, p_trace boolean, p_now bigint)
 RETURNS SETOF leasehold.answer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -109,40 +110,38 @@ DECLARE
     v_ords bigint[];
     v_locks boolean;
 BEGIN
-    -- Every batch locks its rows in the order of seq, so that two of them cannot wait for each other (trap 11). What was
-    -- committed while this waited is seen by the next statement.
-    PERFORM FROM (
-        SELECT l.seq FROM json_to_recordset(p_said) AS s(id text, epoch bigint)
-        JOIN leasehold.jobs AS j ON j.id = s.id
-        JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = s.epoch
-        ORDER BY l.seq FOR UPDATE OF l
-    ) AS locked;
-
     IF p_plain AND NOT p_trace THEN
         -- The common path: completions without follow-ups, of different jobs.
         WITH said AS MATERIALIZED (
-            SELECT * FROM ROWS FROM (json_to_recordset(p_said) AS (id text, epoch bigint, result text, said text))
-                WITH ORDINALITY AS s(id, epoch, result, said, ord)
+            SELECT s.*, j.seq FROM ROWS FROM (
+                json_to_recordset(p_said) AS (id text, epoch bigint, result text, said text)
+            ) WITH ORDINALITY AS s(id, epoch, result, said, ord)
+            JOIN leasehold.jobs AS j ON j.id = s.id
+            -- The rows are then deleted in this order, by one look into the index each: two batches cannot wait for each
+            -- other (trap 11).
+            ORDER BY j.seq
         ), ended AS (
-            DELETE FROM leasehold.leases AS l USING said AS s, leasehold.jobs AS j
+            DELETE FROM leasehold.leases AS l USING said AS s
             -- The epoch alone decides. A paused owner keeps its name.
-            WHERE j.id = s.id AND l.seq = j.seq AND l.epoch = s.epoch AND l.epoch > j.epoch
-            RETURNING l.*, s.ord, s.result, s.said, j.unique_key
+            WHERE l.seq = s.seq AND l.epoch = s.epoch
+            RETURNING l.*, s.ord, s.result, s.said
         ), done AS (
             UPDATE leasehold.jobs AS j SET
                 status = 'done', result = e.result, last_error = NULL, epoch = e.epoch, reason = e.reason,
                 owner = e.owner, granted_at = e.granted_at, expires_at = e.expires_at, settlement = e.said,
                 progress = coalesce(e.progress, j.progress), note = coalesce(e.note, j.note), updated_at = v_now,
                 finished_at = v_now
-            FROM ended AS e WHERE j.seq = e.seq
+            -- A lease that is not above its job was ended by a caller's transaction; of that, only its row was left.
+            FROM ended AS e WHERE j.seq = e.seq AND j.epoch < e.epoch
+            RETURNING j.seq, j.unique_key, e.ord, e.lock
         ), finished AS (
-            INSERT INTO leasehold.finished (finished_at, seq, status) SELECT v_now, seq, 'done' FROM ended
+            INSERT INTO leasehold.finished (finished_at, seq, status) SELECT v_now, seq, 'done' FROM done
         ), given_back AS (
-            DELETE FROM leasehold.uniques AS u USING ended AS e WHERE u.unique_key = e.unique_key AND u.seq = e.seq
+            DELETE FROM leasehold.uniques AS u USING done AS d WHERE u.unique_key = d.unique_key AND u.seq = d.seq
         ), freed AS (
-            INSERT INTO leasehold.freed (lock) SELECT lock FROM ended WHERE lock IS NOT NULL
+            INSERT INTO leasehold.freed (lock) SELECT lock FROM done WHERE lock IS NOT NULL
         )
-        SELECT array_agg(ord), bool_or(lock IS NOT NULL) INTO v_ords, v_locks FROM ended;
+        SELECT array_agg(ord), bool_or(lock IS NOT NULL) INTO v_ords, v_locks FROM done;
         IF v_locks THEN
             PERFORM leasehold.wake();
         END IF;
@@ -151,6 +150,14 @@ BEGIN
         END IF;
     END IF;
 
+    -- Every batch locks its rows in the order of seq, so that two of them cannot wait for each other (trap 11). What was
+    -- committed while this waited is seen by the next statement.
+    PERFORM FROM (
+        SELECT l.seq FROM json_to_recordset(p_said) AS s(id text, epoch bigint)
+        JOIN leasehold.jobs AS j ON j.id = s.id
+        JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = s.epoch
+        ORDER BY l.seq FOR UPDATE OF l
+    ) AS locked;
     -- One by one and in order: each may meet its own repetition, or what an earlier one added.
     FOR s IN
         SELECT * FROM ROWS FROM (

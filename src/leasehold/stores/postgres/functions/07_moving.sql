@@ -48,7 +48,8 @@ CREATE OR REPLACE FUNCTION leasehold.transfer(
     p_id text, p_epoch bigint, p_to text, p_by text, p_note text, p_lease_us bigint, p_default_us bigint,
     p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.claimed
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -119,7 +120,8 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.override(
     p_verb text, p_id text, p_epoch bigint, p_by text, p_note text, p_result text, p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.moved
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -204,7 +206,8 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.resolve(
     p_id text, p_epoch bigint, p_name text, p_by text, p_outcome text, p_note text, p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.moved
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -237,7 +240,8 @@ $lh$;
 -- The verb `prune`. Answers with how many jobs it removed.
 CREATE OR REPLACE FUNCTION leasehold.prune(p_keep_us bigint, p_limit integer, p_patience integer, p_now bigint)
 RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
 DECLARE
     v_before bigint := leasehold.alone(p_now, p_patience) - p_keep_us;
@@ -275,7 +279,8 @@ $lh$;
 -- Called after the takeover has committed, never in it: had it rolled back, this would have ended a current owner (trap
 -- 16b).
 CREATE OR REPLACE FUNCTION leasehold.end_fenced(p_epochs bigint[]) RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 DECLARE
     v_pid integer;
     v_ended integer := 0;

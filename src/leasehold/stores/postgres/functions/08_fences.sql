@@ -8,7 +8,8 @@
 CREATE OR REPLACE FUNCTION leasehold.fence(
     p_store uuid, p_id text, p_epoch bigint, p_verb text, p_said json, p_savepoint boolean, p_trace boolean, p_now bigint
 ) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
 DECLARE
     v_seen bigint;
@@ -53,7 +54,8 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.fence_children(
     p_store uuid, p_id text, p_epoch bigint, p_jobs json, p_savepoint boolean, p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.found
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 DECLARE
     v_refused leasehold.found;
 BEGIN
@@ -69,19 +71,22 @@ $lh$;
 
 -- Whether an epoch has been settled with these very words.
 CREATE OR REPLACE FUNCTION leasehold.was_said(p_id text, p_epoch bigint, p_said text) RETURNS boolean
-LANGUAGE sql STABLE AS $lh$
-    SELECT EXISTS (
+LANGUAGE plpgsql STABLE AS $lh$
+BEGIN
+    RETURN EXISTS (
         SELECT FROM leasehold.jobs AS j
         LEFT JOIN leasehold.ownerships AS o ON o.seq = j.seq AND o.epoch = p_epoch
         WHERE j.id = p_id
           AND p_said = CASE WHEN o.seq IS NOT NULL THEN o.settlement WHEN j.epoch = p_epoch THEN j.settlement END
-    )
+    );
+END
 $lh$;
 
 -- What COMMIT does with a fence. It runs with the rights of the schema's owner: the caller's role need not have any on
 -- the leases (trap 14).
 CREATE OR REPLACE FUNCTION leasehold.at_commit() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
 DECLARE
     v_refusal text;
@@ -118,13 +123,15 @@ $lh$;
 
 -- Whether this very transaction has settled the epoch: a fence and a completion in one transaction are one owner's.
 CREATE OR REPLACE FUNCTION leasehold.settled_here(p_id text, p_epoch bigint) RETURNS boolean
-LANGUAGE sql VOLATILE AS $lh$
-    SELECT EXISTS (
+LANGUAGE plpgsql VOLATILE AS $lh$
+BEGIN
+    RETURN EXISTS (
         SELECT FROM leasehold.jobs AS j
         LEFT JOIN leasehold.ownerships AS o ON o.seq = j.seq AND o.epoch = p_epoch
         WHERE j.id = p_id AND j.epoch = p_epoch AND (j.settlement IS NOT NULL OR o.settlement IS NOT NULL)
           AND j.xmin::text = (pg_current_xact_id()::xid)::text
-    )
+    );
+END
 $lh$;
 
 DROP TRIGGER IF EXISTS at_commit ON leasehold.fences;
