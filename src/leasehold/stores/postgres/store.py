@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -31,6 +29,7 @@ from .rows import (
     taken_back,
     wishes,
 )
+from .waiting import Waiting
 
 log = logging.getLogger("leasehold")
 
@@ -38,7 +37,6 @@ T = TypeVar("T")
 
 BATCH_PATIENCE_MS = 200  # of a batch, with somebody else's lock; then it is split, and only who collides waits
 PATIENCE_MS = 10_000  # of a single one
-_POLL_SECONDS = 0.5
 _POLL_BY_HAND_SECONDS = 0.005  # where the clock is moved by hand, nobody tells us that it was
 _AGAIN = 20  # how often a claim that met others looks again at once
 
@@ -61,7 +59,7 @@ class PostgresStore:
         self._trace = trace
         self.database = Database(url, schema, now=self._now, connections=connections, wait_seconds=wait_seconds)
         self.transactions = PostgresTransactions(self, self.database, self._now, trace=trace)
-        self._changed = threading.Condition()
+        self._waiting = Waiting(self.database)
         self._recovered_us = 0
         self._told_of_rights = False
 
@@ -128,18 +126,10 @@ class PostgresStore:
             left = until - self._timer.now()
             if left <= 0:
                 return []
-            self._wait(left if next_us is None or self._clock is not None else max(min(left, next_us), 0))
-
-    def _wait(self, us: int) -> None:
-        """Wait until a claim may find something, or a while; a wake-up that is missed is late by one poll."""
-        seconds = _POLL_SECONDS * random.uniform(0.75, 1.25) if self._clock is None else _POLL_BY_HAND_SECONDS
-        with self._changed:
-            self._changed.wait(min(seconds, us / 1_000_000))
-
-    def changed(self) -> None:
-        """Wake the claims of this process that wait."""
-        with self._changed:
-            self._changed.notify_all()
+            if self._clock is not None:
+                self._waiting.pause(_POLL_BY_HAND_SECONDS)
+            else:
+                self._waiting.wait(left if next_us is None else max(min(left, next_us), 0))
 
     def claimed(self, claim_id: str) -> list[Grant]:
         """Return the live leases that the claim *claim_id* granted."""
@@ -474,7 +464,7 @@ class PostgresStore:
             log.warning("refusals in callers' transactions could not be recorded: %s", error)
         self.transactions.close()
         self.database.close()
-        self.changed()
+        self._waiting.close()
 
 
 def admitted_children(job_id: str, epoch: int, jobs: Sequence[NewJob], rows: list[Row]) -> list[Added]:

@@ -188,3 +188,15 @@ BEGIN
     END IF;
 END
 $lh$;
+
+-- Registers somebody who waits for jobs, for some seconds, and answers with the channel to listen to.
+CREATE OR REPLACE FUNCTION leasehold.await_jobs(p_name text, p_seconds double precision) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+BEGIN
+    DELETE FROM leasehold.waiters WHERE until < clock_timestamp() - interval '1 hour';
+    INSERT INTO leasehold.waiters (id, until) VALUES (p_name, clock_timestamp() + make_interval(secs => p_seconds))
+    ON CONFLICT (id) DO UPDATE SET until = excluded.until;
+    RETURN 'leasehold:' || 'leasehold.store'::regclass::oid;
+END
+$lh$;
