@@ -22,7 +22,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from leasehold.core.clock import Clock
+from leasehold.core.clock import Clock, SystemClock
 from leasehold.stores.postgres import PostgresStore
 
 from .server import INSTALLED, NoServer, server
@@ -90,6 +90,8 @@ class Place:
         url = with_path(url or self.url, f"rows_{number}")  # for the caller's own tables, which are dropped too
         made = PostgresStore(url, clock=clock, trace=trace, schema=schema)
         self.stores.append(made)
+        made.database.open()
+        made.database.ask(made.database.query("raise_epochs", 1), [(clock or SystemClock()).now()])
         return made
 
     def _spare(self, url: str) -> int:
