@@ -176,3 +176,16 @@ def test_every_name_comes_back_as_it_was(place: Place, name: str) -> None:
     assert (grant.spec.id, grant.owner, grant.spec.lock, grant.spec.payload) == (name, name, name, name)
     assert [lease.epoch for lease in store.claimed(name)] == [grant.epoch]
     assert store.transfer(name, grant.epoch, to=name, by=name, note=name).owner == name
+
+
+def test_the_command_looks_at_a_store_and_makes_none(server_url: str, nowhere: str) -> None:
+    """`leasehold store check` answers for a schema that is there, and does not make one that is not."""
+    command = [sys.executable, "-m", "leasehold", "store", "check", server_url, "--schema", nowhere]
+
+    absent = subprocess.run(command, capture_output=True, text=True, check=False)
+    with Router(server_url, schema=nowhere) as router:
+        router.add("a")
+    there = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (absent.returncode, "Nothing was created" in absent.stderr) == (1, True)
+    assert (there.returncode, "Every invariant holds" in there.stdout) == (0, True)

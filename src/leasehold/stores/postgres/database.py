@@ -188,6 +188,11 @@ class Database:
                 assert found is not None
                 self.store_id = found[1]
 
+    def exists(self) -> bool:
+        """Return whether the schema is there; make nothing."""
+        with self.connection() as connection:
+            return self._version(connection) is not None
+
     def _version(self, connection: psycopg.Connection[Any]) -> tuple[int, uuid.UUID] | None:
         [(exists,)] = connection.execute(
             "SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n "
