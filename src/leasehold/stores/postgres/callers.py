@@ -21,7 +21,7 @@ from psycopg.rows import tuple_row
 from ...core.job import Added, NewJob, Settlement
 from ...errors import InvalidArgument, LeaseholdError, NotInTransaction, StaleEpoch, StoreUnavailable
 from ...store import Program
-from .database import Database, explained, shown, sqlstate_of
+from .database import Database, explained, is_alive, shown, sqlstate_of
 from .rows import Row, added, as_json, refusal_of, settlement, wishes
 
 if TYPE_CHECKING:
@@ -105,10 +105,11 @@ class PostgresTransactions:
         return connection
 
     def _take(self) -> FencedConnection:
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        if connection is not None and not connection.closed:
-            return connection
+        while self._idle:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is not None and is_alive(connection):
+                return connection
         made = self._database.connect(FencedConnection, autocommit=False)
         assert isinstance(made, FencedConnection)
         made.cursor_factory = FencedCursor

@@ -129,7 +129,7 @@ class Database:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
                 return self.connect()
-            if _is_alive(connection):
+            if is_alive(connection):
                 return connection
             connection.close()
 
@@ -349,15 +349,17 @@ def shown(url: str) -> str:
     return f"{scheme}{slashes}{name}{':…' if colon else ''}{at}{tail}" if at else url
 
 
-def _is_alive(connection: psycopg.Connection[Any]) -> bool:
+def is_alive(connection: psycopg.Connection[Any]) -> bool:
     """Whether the server has not hung up while the connection was idle; asks the socket, not the server."""
     if connection.closed:
         return False
     try:
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
-        if poll.poll(0):
-            connection.pgconn.consume_input()  # a notice, or the end
-        return not connection.closed
+        for _ in range(8):  # the server's last words come before the end, and each read takes only what is there
+            if not poll.poll(0):
+                return not connection.closed
+            connection.pgconn.consume_input()
+        return False
     except (OSError, ValueError, psycopg.Error):
         return False

@@ -61,8 +61,9 @@ BEGIN
            CASE WHEN a.seq IS NULL THEN leasehold.refusal(a.id, a.epoch, 'renew', v_now, true) END
     FROM asked AS a ORDER BY a.ord;
     IF p_trace THEN
-        PERFORM leasehold.record('renewed', j.id, v_now, l.epoch, l.owner, '{}')
-        FROM leasehold.leases AS l JOIN leasehold.jobs AS j ON j.seq = l.seq WHERE l.seq = ANY (v_seqs);
+        PERFORM leasehold.record('renewed', r.id, v_now, r.epoch, l.owner, '{}')
+        FROM json_to_recordset(p_renewals) AS r(id text, epoch bigint) JOIN leasehold.jobs AS j ON j.id = r.id
+        JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = r.epoch WHERE l.seq = ANY (v_seqs);
     END IF;
     -- A lease that is made shorter may be the next to expire.
     IF EXISTS (SELECT FROM json_to_recordset(p_renewals) AS r(lease_us bigint) WHERE lease_us IS NOT NULL) THEN
