@@ -3,7 +3,7 @@ Background jobs whose stale owners cannot write.
 
     errors      everything that leasehold raises on purpose
     core/       the rules, as functions of values
-    store       CONTRACT: the verbs of a store       stores/   memory, sqlite
+    store       CONTRACT: the verbs of a store       stores/   memory, sqlite, postgres
     lease       what an owner holds
     router      the front door: producers, owners, operators, readers
     cli/        the command

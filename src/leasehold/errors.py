@@ -18,11 +18,16 @@ Facts are attributes, so that a program need not read the message.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .core.ownership import Reason
     from .lease import Lease
+
+
+# What stores add to `StaleEpoch.find`: how to recognise a refusal that came through a driver as its own exception.
+finders: list[Callable[[BaseException], StaleEpoch | None]] = []
 
 
 class LeaseholdError(Exception):
@@ -82,6 +87,8 @@ class StaleEpoch(LeaseholdError):
         """
         Return the refusal inside *error*, or None: through causes, contexts, groups and an ORM's `orig`.
 
+        A driver's error counts if a store that is in use knows it as a refusal of its own.
+
         With *lease*, and nothing found, the store is asked whether that lease is still the current one.
         """
         pending, seen = [error], set[int]()
@@ -92,6 +99,9 @@ class StaleEpoch(LeaseholdError):
             seen.add(id(one))
             if isinstance(one, StaleEpoch):
                 return one
+            for finder in finders:
+                if refusal := finder(one):
+                    return refusal
             pending += [one.__context__, one.__cause__]
             if isinstance(one, BaseExceptionGroup):
                 pending += one.exceptions

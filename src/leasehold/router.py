@@ -47,7 +47,7 @@ class Router:
         self.url = url
         self._lease_us = values.microseconds(lease_seconds, "lease_seconds")
         self._clock = clock or SystemClock()
-        self._store: Store = open_store(url, clock=self._clock, trace=trace, schema=schema)
+        self._store: Store = open_store(url, clock=clock, trace=trace, schema=schema)
         self._claims = itertools.count()
         self._name = os.urandom(8).hex()
 

@@ -101,6 +101,12 @@ def open_existing(url: str, schema: str = "leasehold") -> Router:
             "a memory store lives and ends with its own process, so there is nothing to look at from here: "
             "name a file, such as sqlite:///jobs.db."
         )
+    if parts.scheme in ("postgresql", "postgres"):
+        if not _has_schema(router):
+            raise StoreUnavailable(
+                f"{url.partition('?')[0]!r} has no store in the schema {schema!r}. Nothing was created."
+            )
+        return router
     path = unquote(parts.path[1:])
     if not os.path.exists(path):
         raise StoreUnavailable(f"there is no file {path!r}, so {url!r} names no store. Nothing was created.")
@@ -119,6 +125,13 @@ def _holds_store(path: str, schema: str) -> bool:
             return bool(connection.execute(query, (f"{schema}_store",)).fetchone()[0])
     except sqlite3.Error:
         return True  # no database, or a busy one: the store has the words for it
+
+
+def _has_schema(router: Router) -> bool:
+    from ..stores.postgres import PostgresStore  # on use: its driver is an extra
+
+    assert isinstance(router.store, PostgresStore)
+    return router.store.database.exists()
 
 
 def _verdict(broken: int) -> str:

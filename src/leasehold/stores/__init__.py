@@ -3,6 +3,7 @@ The stores, and the URLs that name them.
 
     memory:                                    this process, gone with it
     sqlite:///jobs.db, sqlite:////abs/jobs.db  one file, many processes of one machine
+    postgresql://host/database                 one schema of a PostgreSQL database, many machines
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from .memory import MemoryStore
 SCHEMES = {
     "memory": "memory: (in this process)",
     "sqlite": "sqlite:///jobs.db (one file; four slashes for an absolute path)",
+    "postgresql": "postgresql://host/database (many machines)",
+    "postgres": "postgres://host/database (the same)",
 }
 
 
@@ -34,6 +37,8 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
         raise InvalidArgument(
             f"no store is known by {url!r}: its URL begins with {scheme!r}. The known ones are {known}."
         )
+    if scheme in ("postgresql", "postgres"):
+        return _open_postgres(url, clock, trace, schema)
     parts = urlsplit(url)
     settings = _settings(url, parts.query, ("busy_seconds", "synchronous") if scheme == "sqlite" else ())
     if scheme == "memory":
@@ -60,6 +65,16 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
         busy_seconds=busy_seconds,
         synchronous=settings.get("synchronous", "full"),
     )
+
+
+def _open_postgres(url: str, clock: Clock | None, trace: bool, schema: str) -> Store:
+    try:
+        from .postgres import PostgresStore  # on use: its driver is an extra
+    except ImportError as error:
+        raise InvalidArgument(
+            f"a PostgreSQL store needs a driver that is not installed ({error}): pip install 'leasehold[postgres]'."
+        ) from error
+    return PostgresStore(url, clock=clock, trace=trace, schema=schema)
 
 
 def _settings(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:

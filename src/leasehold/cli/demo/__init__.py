@@ -36,6 +36,8 @@ def demo(url: str | None, plain: bool) -> int:
       leasehold demo --store sqlite:///demo.db
       leasehold demo --plain | tee demo.txt
     """
+    if url is not None and url.startswith("postgres"):
+        raise click.BadParameter("the demo plays in this process or in a SQLite file.", param_hint="--store")
     from .run import perform  # on use: other commands start without threads and rich
 
     return perform(url, plain=plain)

@@ -1,0 +1,17 @@
+"""
+The PostgreSQL store.
+
+    store        the verbs, each one call of a function in the server
+    database     the server: connections, the schema, errors in leasehold's words
+    waiting      how a claim waits for a job
+    callers      the fence and the verbs inside a caller's own transaction
+    rows         values to JSON, and rows to values
+    sql          reads the files below, and names the schema in them
+    schema.sql, migrations/    the tables
+    functions/                 the verbs
+    statements.sql             what readers ask
+"""
+
+from .store import PostgresStore
+
+__all__ = ["PostgresStore"]

@@ -1,0 +1,80 @@
+-- Epochs, and how the store notices that it may have forgotten some.
+
+-- What differs between this server and any other that could have the same data: a promoted standby (timeline), a copied
+-- data directory or one after a crash (start of the postmaster), a restored dump (OIDs). See traps 1 to 3.
+CREATE OR REPLACE FUNCTION leasehold.fingerprint() RETURNS text
+LANGUAGE plpgsql VOLATILE AS $lh$
+BEGIN
+    RETURN concat_ws(
+        '/',
+        (SELECT system_identifier FROM pg_control_system()),
+        -- pg_control_checkpoint() would still show the old timeline after a promotion.
+        left(pg_walfile_name(pg_current_wal_lsn()), 8),
+        (SELECT oid FROM pg_database WHERE datname = current_database()),
+        'leasehold.store'::regclass::oid,
+        extract(epoch FROM pg_postmaster_start_time())
+    );
+END
+$lh$;
+
+-- The highest epoch that was issued.
+CREATE OR REPLACE FUNCTION leasehold.last_epoch() RETURNS bigint
+LANGUAGE plpgsql VOLATILE AS $lh$
+BEGIN
+    RETURN (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM leasehold.epochs);
+END
+$lh$;
+
+-- Makes the next epoch be at least p_least, and above all that were issued.
+CREATE OR REPLACE FUNCTION leasehold.raise_epochs(p_least bigint) RETURNS bigint
+LANGUAGE plpgsql AS $lh$
+DECLARE
+    v_next bigint;
+BEGIN
+    -- Nobody may draw between our look and our change, or an epoch could be issued twice. ALTER SEQUENCE takes a lock
+    -- that conflicts with nextval's until the commit, setval does not; so alter first, to nothing new, and then look.
+    ALTER SEQUENCE leasehold.epochs NO CYCLE;
+    v_next := greatest(leasehold.last_epoch() + 1, p_least);
+    EXECUTE format('ALTER SEQUENCE %s RESTART WITH %s', 'leasehold.epochs'::regclass, v_next);
+    RETURN v_next;
+END
+$lh$;
+
+-- Called by every verb that issues epochs, before it draws: connections survive promotions, so it is not enough to look
+-- once per connection (trap 3).
+CREATE OR REPLACE FUNCTION leasehold.trust_epochs(p_now bigint) RETURNS void
+LANGUAGE plpgsql AS $lh$
+DECLARE
+    v_here text := leasehold.fingerprint();
+    v_known text;
+    v_next bigint;
+BEGIN
+    IF v_here = (SELECT fingerprint FROM leasehold.store) THEN
+        RETURN;
+    END IF;
+    SELECT fingerprint INTO v_known FROM leasehold.store FOR UPDATE;
+    IF v_known = v_here THEN
+        RETURN;  -- somebody else has just done it
+    END IF;
+    v_next := leasehold.raise_epochs(p_now);
+    UPDATE leasehold.store SET fingerprint = v_here;
+    PERFORM leasehold.record('advanced', NULL, p_now, v_next, NULL, jsonb_build_object('was', v_known, 'is', v_here));
+END
+$lh$;
+
+-- Issues an epoch to nobody, above everything that was issued, the clock and p_above.
+CREATE OR REPLACE FUNCTION leasehold.advance(p_above bigint, p_patience integer, p_now bigint) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    v_epoch bigint;
+BEGIN
+    PERFORM FROM leasehold.store FOR UPDATE;
+    PERFORM leasehold.raise_epochs(greatest(v_now, p_above + 1));
+    v_epoch := nextval('leasehold.epochs');
+    UPDATE leasehold.store SET fingerprint = leasehold.fingerprint();
+    PERFORM leasehold.record('advanced', NULL, v_now, v_epoch, NULL, jsonb_build_object('above', p_above));
+    RETURN v_epoch;
+END
+$lh$;

@@ -1,0 +1,145 @@
+-- Adding jobs.
+
+-- Keeps each job that is new. Answers with a row of number 0, which has the instant, and the jobs that were there before.
+CREATE OR REPLACE FUNCTION leasehold.keep(p_jobs json, p_trace boolean, p_now bigint) RETURNS SETOF leasehold.found
+LANGUAGE plpgsql AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_count integer := json_array_length(p_jobs);
+    v_made text[];
+    v_ords integer[] := '{}';
+    v_ids text[] := '{}';
+    w record;
+    v_seq bigint;
+    v_found text;
+BEGIN
+    RETURN QUERY SELECT 0, p_now, (NULL::leasehold.seen).*;
+    IF v_count = 0 THEN
+        RETURN;
+    END IF;
+    IF position('"unique":' IN p_jobs::text) = 0 THEN
+        -- The common path: no unique keys. (Where a payload speaks of one, the other path does as well.)
+        WITH wished AS MATERIALIZED (
+            SELECT * FROM ROWS FROM (
+                json_to_recordset(p_jobs) AS (
+                    id text, payload text, task text, queue text, priority integer, run_at bigint, delay bigint, lock text,
+                    retry text, max_errors integer, max_reclaims integer, lease_us bigint, stall_us bigint, parent text
+                )
+            ) WITH ORDINALITY AS w(
+                id, payload, task, queue, priority, run_at, delay, lock, retry, max_errors, max_reclaims, lease_us,
+                stall_us, parent, ord
+            )
+        ), made AS (
+            INSERT INTO leasehold.jobs AS j (
+                seq, id, task, queue, priority, run_at, lock, retry, max_errors, max_reclaims, lease_us, stall_us, parent,
+                payload, created_at, updated_at
+            )
+            SELECT nextval('leasehold.seqs'), w.*
+            FROM (
+                SELECT id, task, queue, priority, coalesce(run_at, p_now + delay), lock, retry, max_errors, max_reclaims,
+                       lease_us, stall_us, parent, payload, p_now, p_now AS updated
+                FROM wished ORDER BY ord
+            ) AS w
+            ON CONFLICT (id) DO NOTHING
+            RETURNING j.seq, j.id, j.queue, j.priority, j.run_at, j.lock
+        ), ready AS (
+            INSERT INTO leasehold.ready (queue, rank, run_at, seq, lock)
+            SELECT queue, -priority, run_at, seq, lock FROM made WHERE run_at <= p_now
+        ), scheduled AS (
+            INSERT INTO leasehold.scheduled (run_at, seq, queue, rank, lock)
+            SELECT run_at, seq, queue, -priority, lock FROM made WHERE run_at > p_now
+        )
+        SELECT array_agg(id) INTO v_made FROM made;
+        IF cardinality(v_made) IS DISTINCT FROM v_count THEN
+            SELECT array_agg(ord), array_agg(id) INTO v_ords, v_ids
+            FROM (
+                SELECT e.ord, e.job->>'id' AS id, row_number() OVER (PARTITION BY e.job->>'id' ORDER BY e.ord) AS nth
+                FROM json_array_elements(p_jobs) WITH ORDINALITY AS e(job, ord)
+            ) AS w
+            WHERE nth > 1 OR v_made IS NULL OR id <> ALL (v_made);
+        END IF;
+    ELSE
+        -- One by one, since each may give the next one's key away or take it.
+        FOR w IN
+            SELECT * FROM ROWS FROM (
+                json_to_recordset(p_jobs) AS (
+                    id text, payload text, task text, queue text, priority integer, run_at bigint, delay bigint, lock text,
+                    retry text, max_errors integer, max_reclaims integer, lease_us bigint, stall_us bigint, parent text,
+                    "unique" text
+                )
+            ) WITH ORDINALITY AS w(
+                id, payload, task, queue, priority, run_at, delay, lock, retry, max_errors, max_reclaims, lease_us,
+                stall_us, parent, unique_key, ord
+            )
+        LOOP
+            v_seq := nextval('leasehold.seqs');
+            LOOP
+                SELECT id INTO v_found FROM leasehold.jobs WHERE id = w.id;
+                EXIT WHEN FOUND;
+                IF w.unique_key IS NOT NULL THEN
+                    INSERT INTO leasehold.uniques (unique_key, seq) VALUES (w.unique_key, v_seq)
+                    ON CONFLICT (unique_key) DO NOTHING;
+                    IF NOT FOUND THEN
+                        SELECT j.id INTO v_found FROM leasehold.uniques AS u JOIN leasehold.jobs AS j USING (seq)
+                        WHERE u.unique_key = w.unique_key;
+                        EXIT WHEN FOUND;
+                        CONTINUE;  -- its job has just finished
+                    END IF;
+                END IF;
+                INSERT INTO leasehold.jobs (
+                    seq, id, task, queue, priority, run_at, lock, unique_key, retry, max_errors, max_reclaims, lease_us,
+                    stall_us, parent, payload, created_at, updated_at
+                ) VALUES (
+                    v_seq, w.id, w.task, w.queue, w.priority, coalesce(w.run_at, p_now + w.delay), w.lock, w.unique_key,
+                    w.retry, w.max_errors, w.max_reclaims, w.lease_us, w.stall_us, w.parent, w.payload, p_now, p_now
+                ) ON CONFLICT (id) DO NOTHING;
+                IF FOUND THEN
+                    PERFORM leasehold.wait(
+                        v_seq, w.queue, w.priority, coalesce(w.run_at, p_now + w.delay), w.lock, p_now
+                    );
+                    v_made := v_made || w.id;
+                    v_found := NULL;
+                    EXIT;
+                END IF;
+                DELETE FROM leasehold.uniques WHERE unique_key = w.unique_key AND seq = v_seq;
+            END LOOP;
+            IF v_found IS NOT NULL THEN
+                v_ords := v_ords || w.ord::integer;
+                v_ids := v_ids || v_found;
+            END IF;
+        END LOOP;
+    END IF;
+    IF v_made IS NOT NULL THEN
+        IF p_trace THEN
+            PERFORM leasehold.record('added', id, p_now, 0, NULL, jsonb_build_object('queue', queue))
+            FROM leasehold.jobs WHERE id = ANY (v_made) ORDER BY seq;
+        END IF;
+        PERFORM leasehold.wake();
+    END IF;
+    IF v_ids <> '{}' THEN
+        RETURN QUERY
+        SELECT f.ord, p_now, s.* FROM unnest(v_ords, v_ids) AS f(ord, id) JOIN leasehold.seen AS s ON s.id = f.id;
+    END IF;
+END
+$lh$;
+
+-- The verb `add`, also inside a caller's transaction: of whatever isolation, and on the caller's lock_timeout.
+CREATE OR REPLACE FUNCTION leasehold.add(p_store uuid, p_jobs json, p_trace boolean, p_now bigint)
+RETURNS SETOF leasehold.found
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+BEGIN
+    PERFORM leasehold.same_store(p_store);
+    RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_trace, leasehold.instant(p_now));
+END
+$lh$;
+
+-- Refuses a transaction in another database than the store's: what is committed there is not committed here.
+CREATE OR REPLACE FUNCTION leasehold.same_store(p_store uuid) RETURNS void
+LANGUAGE plpgsql AS $lh$
+BEGIN
+    IF p_store IS DISTINCT FROM (SELECT id FROM leasehold.store) THEN
+        RAISE EXCEPTION USING ERRCODE = 'LH002', MESSAGE = 'this is another store';
+    END IF;
+END
+$lh$;

@@ -1,0 +1,397 @@
+-- Claiming, and what a claim sees to first: keys that became free, what expired, what has become due.
+
+-- Takes a job back from its owner; the row of the lease is locked.
+CREATE OR REPLACE FUNCTION leasehold.take_back(l leasehold.leases, p_reason text, p_now bigint)
+RETURNS leasehold.taken_back
+LANGUAGE plpgsql AS $lh$
+DECLARE
+    j leasehold.jobs;
+    v_final boolean;
+    v_error text;
+    v_epoch bigint;
+    v_run_at bigint;
+    v_fenced boolean;
+BEGIN
+    SELECT * INTO j FROM leasehold.jobs WHERE seq = l.seq;
+    DELETE FROM leasehold.leases WHERE seq = l.seq;
+    IF j.seq IS NULL OR l.epoch <= j.epoch THEN
+        RETURN NULL;  -- ended already, by a caller's transaction
+    END IF;
+    v_final := j.reclaims + 1 > j.max_reclaims;
+    v_error := CASE p_reason
+        WHEN 'timeout' THEN format('the lease of %s expired', leasehold.shown(l.owner))
+        WHEN 'stall' THEN format('%s made no progress in time', leasehold.shown(l.owner))
+        ELSE format('the process of %s is gone', leasehold.shown(l.owner))
+    END || CASE WHEN v_final
+        THEN format('; that was reclaim %s, and max_reclaims is %s', j.reclaims + 1, j.max_reclaims)
+        ELSE '; reclaimed'
+    END;
+    v_fenced := leasehold.is_fenced(l.epoch);
+    PERFORM leasehold.archive(l, p_reason, p_now, 'leasehold', v_error, NULL);
+    v_run_at := CASE WHEN v_final THEN j.run_at ELSE least(j.run_at, p_now) END;
+    v_epoch := nextval('leasehold.epochs');
+    UPDATE leasehold.jobs SET
+        status = CASE WHEN v_final THEN 'failed' ELSE 'unfinished' END,
+        epoch = v_epoch, reason = p_reason, attempt = j.attempt + (NOT v_final)::integer, reclaims = j.reclaims + 1,
+        last_error = v_error, run_at = v_run_at, progress = coalesce(l.progress, progress), note = coalesce(l.note, note),
+        updated_at = p_now, finished_at = CASE WHEN v_final THEN p_now END
+    WHERE seq = l.seq;
+    IF v_final THEN
+        PERFORM leasehold.finish(j, 'failed', p_now);
+        PERFORM leasehold.record(
+            'failed', j.id, p_now, v_epoch, NULL, jsonb_build_object('reason', p_reason, 'was', l.owner, 'error', v_error)
+        );
+    ELSE
+        PERFORM leasehold.wait(j.seq, j.queue, j.priority, v_run_at, j.lock, p_now);
+        PERFORM leasehold.record(
+            'reclaimed', j.id, p_now, v_epoch, NULL, jsonb_build_object('reason', p_reason, 'was', l.owner)
+        );
+    END IF;
+    IF l.lock IS NOT NULL THEN
+        INSERT INTO leasehold.freed (lock) VALUES (l.lock);
+    END IF;
+    RETURN ROW(j.id, l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, p_reason, p_now, 'leasehold', v_error,
+               v_fenced)::leasehold.taken_back;
+END
+$lh$;
+
+-- Keeps what those need who count and prune finished jobs, and gives the unique key back.
+CREATE OR REPLACE FUNCTION leasehold.finish(j leasehold.jobs, p_status text, p_now bigint) RETURNS void
+LANGUAGE plpgsql AS $lh$
+BEGIN
+    INSERT INTO leasehold.finished (finished_at, seq, status) VALUES (p_now, j.seq, p_status);
+    IF j.unique_key IS NOT NULL THEN
+        DELETE FROM leasehold.uniques WHERE unique_key = j.unique_key AND seq = j.seq;
+    END IF;
+END
+$lh$;
+
+-- Takes back what expired or stalled, up to p_most of each. A row that somebody has locked is left for the next sweep:
+-- its owner is settling or renewing it, or somebody else is taking it back.
+CREATE OR REPLACE FUNCTION leasehold.sweep(p_most integer, p_now bigint) RETURNS SETOF leasehold.taken_back
+LANGUAGE plpgsql AS $lh$
+DECLARE
+    l leasehold.leases;
+    v_ended leasehold.taken_back;
+BEGIN
+    FOR l IN
+        SELECT * FROM leasehold.leases WHERE expires_at <= p_now ORDER BY expires_at, seq LIMIT p_most
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        v_ended := leasehold.take_back(l, 'timeout', p_now);
+        IF v_ended.epoch IS NOT NULL THEN
+            RETURN NEXT v_ended;
+        END IF;
+    END LOOP;
+    FOR l IN
+        SELECT * FROM leasehold.leases WHERE stalls_at <= p_now ORDER BY stalls_at, seq LIMIT p_most
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        v_ended := leasehold.take_back(l, 'stall', p_now);
+        IF v_ended.epoch IS NOT NULL THEN
+            RETURN NEXT v_ended;
+        END IF;
+    END LOOP;
+END
+$lh$;
+
+-- Lets wait in its queue what has become due.
+CREATE OR REPLACE FUNCTION leasehold.promote(p_most integer, p_now bigint) RETURNS void
+LANGUAGE plpgsql AS $lh$
+#variable_conflict use_column
+BEGIN
+    WITH due AS (
+        DELETE FROM leasehold.scheduled AS s USING (
+            SELECT run_at, seq FROM leasehold.scheduled WHERE run_at <= p_now ORDER BY run_at, seq LIMIT p_most
+            FOR UPDATE SKIP LOCKED
+        ) AS d
+        WHERE s.run_at = d.run_at AND s.seq = d.seq
+        RETURNING s.queue, s.rank, s.run_at, s.seq, s.lock
+    )
+    INSERT INTO leasehold.ready (queue, rank, run_at, seq, lock) SELECT queue, rank, run_at, seq, lock FROM due;
+END
+$lh$;
+
+-- Sees to keys that became free: of each queue, the first job parked behind one waits to be claimed again. Answers
+-- whether some had to be left for later.
+CREATE OR REPLACE FUNCTION leasehold.unpark(p_most integer) RETURNS boolean
+LANGUAGE plpgsql AS $lh$
+#variable_conflict use_column
+DECLARE
+    f record;
+    v_keys text[] := '{}';
+    v_left boolean := false;
+    v_key text;
+BEGIN
+    FOR f IN SELECT ctid, lock, seq, epoch FROM leasehold.freed LIMIT p_most FOR UPDATE SKIP LOCKED LOOP
+        -- Whoever parks behind a key, takes it, or wakes those behind it first holds this lock, to the end of its
+        -- transaction: between a claim's look at a key and its parking behind it, nobody else decides about the key
+        -- (trap 6). Here it is only tried, for a claim never waits; the row stays for the next one.
+        IF f.lock IS NOT NULL AND NOT pg_try_advisory_xact_lock(leasehold.key_of(f.lock)) THEN
+            v_left := true;
+            CONTINUE;
+        END IF;
+        DELETE FROM leasehold.freed WHERE ctid = f.ctid;
+        IF f.seq IS NOT NULL THEN
+            DELETE FROM leasehold.leases WHERE seq = f.seq AND epoch = f.epoch;
+        END IF;
+        IF f.lock IS NOT NULL AND f.lock <> ALL (v_keys) THEN
+            v_keys := v_keys || f.lock;
+        END IF;
+    END LOOP;
+    FOREACH v_key IN ARRAY v_keys LOOP
+        -- A statement of its own, after the lock was taken: it sees everything that was parked before.
+        CONTINUE WHEN EXISTS (SELECT FROM leasehold.leases WHERE lock = v_key);
+        WITH RECURSIVE queues (queue) AS (
+            (SELECT queue FROM leasehold.parked WHERE lock = v_key ORDER BY queue LIMIT 1)
+            UNION ALL
+            SELECT (SELECT p.queue FROM leasehold.parked AS p WHERE p.lock = v_key AND p.queue > q.queue
+                    ORDER BY p.queue LIMIT 1)
+            FROM queues AS q WHERE q.queue IS NOT NULL
+        ), woken AS (
+            -- Of each queue, since nobody may be claiming from the queue of the very first.
+            DELETE FROM leasehold.parked AS p USING queues AS q CROSS JOIN LATERAL (
+                SELECT rank, run_at, seq FROM leasehold.parked WHERE lock = v_key AND queue = q.queue
+                ORDER BY rank, run_at, seq LIMIT 1
+            ) AS f
+            WHERE p.lock = v_key AND p.queue = q.queue AND p.rank = f.rank AND p.run_at = f.run_at AND p.seq = f.seq
+            RETURNING p.queue, p.rank, p.run_at, p.seq, p.lock
+        )
+        INSERT INTO leasehold.ready (queue, rank, run_at, seq, lock) SELECT queue, rank, run_at, seq, lock FROM woken;
+    END LOOP;
+    RETURN v_left;
+END
+$lh$;
+
+-- The number that names a process here.
+CREATE OR REPLACE FUNCTION leasehold.process_id(
+    p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint
+) RETURNS bigint
+LANGUAGE plpgsql AS $lh$
+DECLARE
+    v_id bigint;
+BEGIN
+    LOOP
+        SELECT id INTO v_id FROM leasehold.processes
+        WHERE pid = p_pid AND started = p_started AND namespace = p_namespace AND boot = p_boot AND host = p_host;
+        EXIT WHEN FOUND;
+        INSERT INTO leasehold.processes (host, boot, namespace, pid, started)
+        VALUES (p_host, p_boot, p_namespace, p_pid, p_started) ON CONFLICT DO NOTHING RETURNING id INTO v_id;
+        EXIT WHEN FOUND;
+    END LOOP;
+    RETURN v_id;
+END
+$lh$;
+
+-- The verb `claim`, without its waiting. Answers with the grants; with none, in one row, when to look again.
+CREATE OR REPLACE FUNCTION leasehold.claim(
+    p_owner text, p_limit integer, p_queues text[], p_lease_us bigint, p_default_us bigint, p_claim_id text,
+    p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint, p_trace boolean, p_now bigint
+) RETURNS SETOF leasehold.claimed
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := leasehold.alone(p_now, 5000);
+    v_fenced bigint[];
+    v_again boolean := false;
+    v_queues text[];
+    v_wanted integer[];
+    v_queue text;
+    v_process bigint;
+    v_seqs bigint[] := '{}';  -- taken
+    v_keys text[] := '{}';    -- decided about: ours, or held
+    v_busy text[] := '{}';    -- somebody else is deciding about them right now
+    v_parked integer := 0;
+    c_places tid[];           -- the candidates of one look
+    c_seqs bigint[];
+    c_locks text[];
+    v_asked text[];
+    v_got text[];
+BEGIN
+    -- Before anything is moved: it may have to wait for others who draw epochs.
+    PERFORM leasehold.trust_epochs(v_now);
+    IF EXISTS (SELECT FROM leasehold.leases WHERE expires_at <= v_now)
+        OR EXISTS (SELECT FROM leasehold.leases WHERE stalls_at <= v_now)
+    THEN
+        SELECT array_agg(epoch) FILTER (WHERE fenced) INTO v_fenced FROM leasehold.sweep(500, v_now);
+    END IF;
+    IF EXISTS (SELECT FROM leasehold.scheduled WHERE run_at <= v_now) THEN
+        PERFORM leasehold.promote(1000, v_now);
+    END IF;
+    IF EXISTS (SELECT FROM leasehold.freed) THEN
+        v_again := leasehold.unpark(200);
+    END IF;
+
+    LOOP
+        -- Which queues, and how many of each: the first of all of them together, by priority, time and insertion.
+        IF cardinality(p_queues) = 1 THEN
+            v_queues := p_queues;
+            v_wanted := ARRAY[p_limit - cardinality(v_seqs)];
+        ELSE
+            v_queues := p_queues;
+            IF p_queues IS NULL THEN
+                WITH RECURSIVE queues (queue) AS (  -- by one seek each, instead of a scan
+                    (SELECT queue FROM leasehold.ready ORDER BY queue LIMIT 1)
+                    UNION ALL
+                    SELECT (SELECT r.queue FROM leasehold.ready AS r WHERE r.queue > q.queue ORDER BY r.queue LIMIT 1)
+                    FROM queues AS q WHERE q.queue IS NOT NULL
+                )
+                SELECT array_agg(queue) INTO v_queues FROM queues WHERE queue IS NOT NULL;
+            END IF;
+            IF cardinality(v_queues) = 1 THEN
+                v_wanted := ARRAY[p_limit - cardinality(v_seqs)];
+            ELSE
+                SELECT array_agg(queue), array_agg(wanted) INTO v_queues, v_wanted FROM (
+                    SELECT queue, count(*)::integer AS wanted FROM (
+                        SELECT r.* FROM unnest(v_queues) AS q(queue) CROSS JOIN LATERAL (
+                            SELECT queue, rank, run_at, seq FROM leasehold.ready
+                            WHERE queue = q.queue AND (lock IS NULL OR lock <> ALL (v_busy))
+                            ORDER BY rank, run_at, seq LIMIT p_limit - cardinality(v_seqs)
+                        ) AS r
+                        ORDER BY rank, run_at, seq LIMIT p_limit - cardinality(v_seqs)
+                    ) AS first GROUP BY queue
+                ) AS counted;
+            END IF;
+        END IF;
+        c_places := '{}';
+        c_seqs := '{}';
+        c_locks := '{}';
+        FOR i IN 1 .. coalesce(cardinality(v_queues), 0) LOOP
+            v_queue := v_queues[i];
+            -- SKIP LOCKED: what somebody else is taking is theirs; a claim waits for nobody.
+            SELECT c_places || coalesce(array_agg(place), '{}'), c_seqs || array_agg(seq), c_locks || array_agg(lock)
+            INTO c_places, c_seqs, c_locks FROM (
+                SELECT ctid AS place, seq, lock FROM leasehold.ready
+                WHERE queue = v_queue AND (lock IS NULL OR lock <> ALL (v_busy))
+                ORDER BY rank, run_at, seq LIMIT v_wanted[i]
+                FOR UPDATE SKIP LOCKED
+            ) AS first;
+        END LOOP;
+        EXIT WHEN c_places = '{}';
+        SELECT array_agg(DISTINCT lock) INTO v_asked FROM unnest(c_locks) AS c(lock)
+        WHERE lock IS NOT NULL AND lock <> ALL (v_keys);
+        IF v_asked IS NULL AND v_keys = '{}' THEN
+            -- The common path: no lock keys.
+            DELETE FROM leasehold.ready WHERE ctid = ANY (c_places);
+            v_seqs := v_seqs || c_seqs;
+        ELSE
+            SELECT coalesce(array_agg(lock), '{}') INTO v_got FROM unnest(v_asked) AS a(lock)
+            WHERE pg_try_advisory_xact_lock(leasehold.key_of(lock));
+            v_busy := v_busy || (SELECT coalesce(array_agg(lock), '{}') FROM unnest(v_asked) AS a(lock)
+                                 WHERE lock <> ALL (v_got));
+            -- Only now, in a statement that begins after the keys are locked, is it known who holds them. What is
+            -- blocked is parked, what is taken leaves `ready`, and what is neither stays there (trap 5).
+            WITH candidates AS MATERIALIZED (
+                SELECT r.queue, r.rank, r.run_at, r.seq, r.lock,
+                       r.lock IS NOT NULL AND (
+                           r.lock = ANY (v_keys)
+                           OR EXISTS (SELECT FROM leasehold.leases AS l WHERE l.lock = r.lock)
+                           OR row_number() OVER (PARTITION BY r.lock ORDER BY r.rank, r.run_at, r.seq) > 1
+                       ) AS blocked
+                FROM leasehold.ready AS r
+                WHERE r.ctid = ANY (c_places) AND (r.lock IS NULL OR r.lock = ANY (v_keys) OR r.lock = ANY (v_got))
+            ), left_ready AS (
+                DELETE FROM leasehold.ready AS r USING candidates AS c
+                WHERE r.queue = c.queue AND r.rank = c.rank AND r.run_at = c.run_at AND r.seq = c.seq
+            ), parked AS (
+                INSERT INTO leasehold.parked (lock, queue, rank, run_at, seq)
+                SELECT lock, queue, rank, run_at, seq FROM candidates WHERE blocked
+            )
+            SELECT v_seqs || coalesce(array_agg(seq) FILTER (WHERE NOT blocked), '{}'),
+                   v_parked + count(*) FILTER (WHERE blocked)
+            INTO v_seqs, v_parked FROM candidates;
+            v_keys := v_keys || v_got;
+        END IF;
+        EXIT WHEN cardinality(v_seqs) >= p_limit;
+        IF v_parked >= 500 THEN
+            v_again := true;
+            EXIT;
+        END IF;
+    END LOOP;
+    IF v_busy <> '{}' THEN
+        v_again := true;
+    END IF;
+
+    IF v_seqs = '{}' THEN
+        RETURN QUERY SELECT NULL::text, v_fenced, v_again, least(
+            (SELECT min(expires_at) FROM leasehold.leases), (SELECT min(stalls_at) FROM leasehold.leases),
+            (SELECT min(run_at) FROM leasehold.scheduled)
+        ) - v_now, (NULL::leasehold.granted).*;
+        RETURN;
+    END IF;
+
+    IF p_host IS NOT NULL THEN
+        v_process := leasehold.process_id(p_host, p_boot, p_namespace, p_pid, p_started);
+    END IF;
+    -- The epochs come last, when rows and keys are held: one that was drawn earlier could be below that of somebody who
+    -- had the key in between (trap 4).
+    RETURN QUERY
+    WITH taken AS MATERIALIZED (
+        SELECT j.*, nextval('leasehold.epochs') AS issued, coalesce(p_lease_us, j.lease_us, p_default_us) AS lasts
+        FROM (
+            SELECT j.* FROM unnest(v_seqs) AS s(seq) JOIN leasehold.jobs AS j ON j.seq = s.seq
+            ORDER BY -j.priority, j.run_at, j.seq
+        ) AS j
+    ), leased AS (
+        INSERT INTO leasehold.leases (
+            seq, epoch, owner, reason, claim_id, process, lock, granted_at, expires_at, lease_us, stalls_at, stall_us,
+            updated_at
+        )
+        SELECT t.seq, t.issued, p_owner, t.reason, p_claim_id, v_process, t.lock, v_now, v_now + t.lasts, t.lasts,
+               v_now + t.stall_us, t.stall_us, v_now
+        FROM taken AS t
+    )
+    SELECT NULL::text, v_fenced, v_again, NULL::bigint, t.issued, p_owner, t.reason, t.attempt, t.errors, c.checkpoint,
+           p_claim_id, v_now, v_now + t.lasts, t.lasts, p_host, p_boot, p_namespace, p_pid, p_started,
+           t.id, t.payload, t.task, t.queue, t.priority, t.lock, t.unique_key, t.retry, t.lease_us, t.stall_us, t.parent
+    FROM taken AS t LEFT JOIN leasehold.checkpoints AS c ON c.seq = t.seq
+    ORDER BY t.issued;
+    IF p_trace THEN
+        PERFORM leasehold.record(
+            'claimed', j.id, v_now, l.epoch, p_owner, jsonb_build_object('reason', l.reason, 'attempt', j.attempt)
+        ) FROM leasehold.leases AS l JOIN leasehold.jobs AS j ON j.seq = l.seq WHERE l.seq = ANY (v_seqs) ORDER BY l.epoch;
+    END IF;
+END
+$lh$;
+
+-- The verb `reclaim`, a portion of it; and what has become due, and keys that are free.
+CREATE OR REPLACE FUNCTION leasehold.reclaim(p_now bigint) RETURNS SETOF leasehold.taken_back
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+DECLARE
+    v_now bigint := leasehold.alone(p_now, 5000);
+BEGIN
+    PERFORM leasehold.trust_epochs(v_now);
+    RETURN QUERY SELECT * FROM leasehold.sweep(1000, v_now);
+    PERFORM leasehold.promote(1000, v_now);
+    PERFORM leasehold.unpark(1000);
+    PERFORM leasehold.wake();
+END
+$lh$;
+
+-- Takes back the jobs of processes that are gone.
+CREATE OR REPLACE FUNCTION leasehold.recover(p_gone bigint[], p_now bigint) RETURNS SETOF leasehold.taken_back
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+DECLARE
+    v_now bigint := leasehold.alone(p_now, 5000);
+    l leasehold.leases;
+    v_ended leasehold.taken_back;
+BEGIN
+    PERFORM leasehold.trust_epochs(v_now);
+    -- A scan of the leases, for the rare moment at which a process is found dead.
+    FOR l IN
+        SELECT * FROM leasehold.leases WHERE process = ANY (p_gone) ORDER BY seq FOR UPDATE SKIP LOCKED
+    LOOP
+        v_ended := leasehold.take_back(l, 'recovery', v_now);
+        IF v_ended.epoch IS NOT NULL THEN
+            RETURN NEXT v_ended;
+        END IF;
+    END LOOP;
+    DELETE FROM leasehold.processes AS p
+    WHERE p.id = ANY (p_gone) AND NOT EXISTS (SELECT FROM leasehold.leases WHERE process = p.id);
+    PERFORM leasehold.unpark(1000);
+    PERFORM leasehold.wake();
+END
+$lh$;

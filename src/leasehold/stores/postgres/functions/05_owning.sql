@@ -1,0 +1,205 @@
+-- What the current owner may say about its job while it works.
+
+-- The verb `check`. Answers with the refusals only.
+CREATE OR REPLACE FUNCTION leasehold.check_holders(p_holders json, p_now bigint) RETURNS SETOF leasehold.answer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+BEGIN
+    RETURN QUERY
+    SELECT h.ord::integer, NULL::bigint, leasehold.refusal(h.id, h.epoch, 'check', leasehold.instant(p_now), true)
+    FROM ROWS FROM (json_to_recordset(p_holders) AS (id text, epoch bigint)) WITH ORDINALITY AS h(id, epoch, ord)
+    WHERE NOT EXISTS (
+        SELECT FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
+        WHERE j.id = h.id AND l.epoch = h.epoch
+    );
+END
+$lh$;
+
+-- The verb `renew`. Answers with the new deadline of each lease, or with its refusal, or with neither: somebody else has
+-- the row locked at this moment, and it was not waited for, unless p_wait says so.
+CREATE OR REPLACE FUNCTION leasehold.renew(
+    p_renewals json, p_wait boolean, p_patience integer, p_trace boolean, p_now bigint
+) RETURNS SETOF leasehold.answer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    v_seqs bigint[];
+BEGIN
+    -- Every batch locks its rows in the order of seq, so that two of them cannot wait for each other (trap 11).
+    IF p_wait THEN
+        SELECT array_agg(seq) INTO v_seqs FROM (
+            SELECT l.seq FROM json_to_recordset(p_renewals) AS r(id text, epoch bigint)
+            JOIN leasehold.jobs AS j ON j.id = r.id
+            JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = r.epoch AND l.epoch > j.epoch
+            ORDER BY l.seq FOR NO KEY UPDATE OF l
+        ) AS locked;
+    ELSE
+        SELECT array_agg(seq) INTO v_seqs FROM (
+            SELECT l.seq FROM json_to_recordset(p_renewals) AS r(id text, epoch bigint)
+            JOIN leasehold.jobs AS j ON j.id = r.id
+            JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = r.epoch AND l.epoch > j.epoch
+            ORDER BY l.seq FOR NO KEY UPDATE OF l SKIP LOCKED
+        ) AS locked;
+    END IF;
+    RETURN QUERY
+    WITH asked AS MATERIALIZED (
+        SELECT r.ord::integer, r.id, r.epoch, l.seq, l.owner, v_now + coalesce(r.lease_us, l.lease_us) AS expires_at,
+               l.seq = ANY (v_seqs) AS locked
+        FROM ROWS FROM (json_to_recordset(p_renewals) AS (id text, epoch bigint, lease_us bigint))
+            WITH ORDINALITY AS r(id, epoch, lease_us, ord)
+        LEFT JOIN leasehold.jobs AS j ON j.id = r.id
+        LEFT JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = r.epoch AND l.epoch > j.epoch
+    ), moved AS (
+        -- The deadline and nothing else. A fence's FOR KEY SHARE neither waits for this nor is waited for.
+        UPDATE leasehold.leases AS l SET expires_at = a.expires_at
+        FROM (SELECT DISTINCT ON (seq) seq, expires_at FROM asked WHERE locked ORDER BY seq, ord DESC) AS a
+        WHERE l.seq = a.seq
+    )
+    SELECT a.ord, CASE WHEN a.locked THEN a.expires_at END,
+           CASE WHEN a.seq IS NULL THEN leasehold.refusal(a.id, a.epoch, 'renew', v_now, true) END
+    FROM asked AS a ORDER BY a.ord;
+    IF p_trace THEN
+        PERFORM leasehold.record('renewed', r.id, v_now, r.epoch, l.owner, '{}')
+        FROM json_to_recordset(p_renewals) AS r(id text, epoch bigint) JOIN leasehold.jobs AS j ON j.id = r.id
+        JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = r.epoch WHERE l.seq = ANY (v_seqs);
+    END IF;
+    -- A lease that is made shorter may be the next to expire.
+    IF EXISTS (SELECT FROM json_to_recordset(p_renewals) AS r(lease_us bigint) WHERE lease_us IS NOT NULL) THEN
+        PERFORM leasehold.wake();
+    END IF;
+END
+$lh$;
+
+-- The verb `progress`. Answers with the refusals only.
+CREATE OR REPLACE FUNCTION leasehold.progress(p_reports json, p_patience integer, p_trace boolean, p_now bigint)
+RETURNS SETOF leasehold.answer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    r record;
+    l leasehold.leases;
+BEGIN
+    PERFORM FROM (
+        SELECT l.seq FROM json_to_recordset(p_reports) AS r(id text, epoch bigint)
+        JOIN leasehold.jobs AS j ON j.id = r.id
+        JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = r.epoch
+        ORDER BY l.seq FOR NO KEY UPDATE OF l
+    ) AS locked;
+    FOR r IN
+        SELECT * FROM ROWS FROM (
+            json_to_recordset(p_reports) AS (id text, epoch bigint, fraction double precision, note text, checkpoint text)
+        ) WITH ORDINALITY AS r(id, epoch, fraction, note, checkpoint, ord)
+    LOOP
+        UPDATE leasehold.leases AS l SET
+            progress = coalesce(r.fraction, l.progress), note = coalesce(r.note, l.note), updated_at = v_now,
+            stalls_at = v_now + l.stall_us
+        FROM leasehold.jobs AS j
+        WHERE j.id = r.id AND l.seq = j.seq AND l.epoch = r.epoch AND l.epoch > j.epoch
+        RETURNING l.* INTO l;
+        IF NOT FOUND THEN
+            RETURN NEXT ROW(r.ord, NULL, leasehold.refusal(r.id, r.epoch, 'progress', v_now, true))::leasehold.answer;
+            CONTINUE;
+        END IF;
+        IF r.checkpoint IS NOT NULL THEN
+            INSERT INTO leasehold.checkpoints (seq, checkpoint) VALUES (l.seq, r.checkpoint)
+            ON CONFLICT (seq) DO UPDATE SET checkpoint = excluded.checkpoint;
+        END IF;
+        IF p_trace THEN
+            PERFORM leasehold.record(
+                'progressed', r.id, v_now, r.epoch, l.owner, jsonb_build_object('progress', r.fraction, 'note', r.note)
+            );
+        END IF;
+    END LOOP;
+END
+$lh$;
+
+-- The verb `add_children`. The refusal, if any, is in the note of the row of number 0.
+CREATE OR REPLACE FUNCTION leasehold.add_children(
+    p_id text, p_epoch bigint, p_jobs json, p_patience integer, p_trace boolean, p_now bigint
+) RETURNS SETOF leasehold.found
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    v_refused leasehold.found;
+BEGIN
+    -- To the end of this transaction nobody takes the job over; its owner may renew meanwhile.
+    PERFORM FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
+    WHERE j.id = p_id AND l.epoch = p_epoch FOR KEY SHARE OF l;
+    IF FOUND THEN
+        RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_trace, v_now);
+    ELSE
+        v_refused.ord := 0;
+        v_refused.note := leasehold.refusal(p_id, p_epoch, 'add', v_now, true);
+        RETURN NEXT v_refused;
+    END IF;
+END
+$lh$;
+
+-- The verb `begin_effect`. Answers with the effect and whether it is fresh, or with the refusal.
+CREATE OR REPLACE FUNCTION leasehold.begin_effect(
+    p_id text, p_epoch bigint, p_name text, p_key text, p_again boolean, p_patience integer, p_now bigint,
+    OUT refusal text, OUT fresh boolean, OUT effect_key text, OUT epoch bigint, OUT outcome text
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    v_seq bigint;
+    e leasehold.effects;
+BEGIN
+    SELECT l.seq INTO v_seq FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
+    WHERE j.id = p_id AND l.epoch = p_epoch FOR UPDATE OF l;
+    IF NOT FOUND THEN
+        refusal := leasehold.refusal(p_id, p_epoch, 'once', v_now, true);
+        RETURN;
+    END IF;
+    SELECT * INTO e FROM leasehold.effects WHERE seq = v_seq AND name = p_name;
+    fresh := NOT FOUND OR (e.outcome IS NULL AND p_again);
+    IF fresh THEN
+        INSERT INTO leasehold.effects AS x (seq, name, effect_key, epoch) VALUES (v_seq, p_name, p_key, p_epoch)
+        ON CONFLICT (seq, name) DO UPDATE SET epoch = excluded.epoch
+        RETURNING x.* INTO e;
+    END IF;
+    effect_key := e.effect_key;
+    epoch := e.epoch;
+    outcome := e.outcome;
+END
+$lh$;
+
+-- The verb `end_effect`. Answers with the refusal, {"begun":false} if there is no such effect, or null.
+CREATE OR REPLACE FUNCTION leasehold.end_effect(
+    p_id text, p_epoch bigint, p_name text, p_outcome text, p_patience integer, p_now bigint
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    v_seq bigint;
+BEGIN
+    SELECT l.seq INTO v_seq FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
+    WHERE j.id = p_id AND l.epoch = p_epoch FOR UPDATE OF l;
+    IF NOT FOUND THEN
+        RETURN leasehold.refusal(p_id, p_epoch, 'once', v_now, true);
+    END IF;
+    RETURN leasehold.conclude(v_seq, p_name, p_epoch, p_outcome);
+END
+$lh$;
+
+-- Records how an effect that was begun has ended.
+CREATE OR REPLACE FUNCTION leasehold.conclude(p_seq bigint, p_name text, p_epoch bigint, p_outcome text) RETURNS text
+LANGUAGE plpgsql AS $lh$
+BEGIN
+    IF p_outcome IS NULL THEN
+        DELETE FROM leasehold.effects WHERE seq = p_seq AND name = p_name;
+    ELSE
+        UPDATE leasehold.effects SET epoch = p_epoch, outcome = p_outcome WHERE seq = p_seq AND name = p_name;
+    END IF;
+    RETURN CASE WHEN NOT FOUND THEN '{"begun":false}' END;
+END
+$lh$;

@@ -1,0 +1,179 @@
+-- How an owner ends its lease.
+
+-- Settles one lease. Answers with the refusal, or null. The lease is locked, or is locked here; with p_joined, this runs
+-- inside a caller's COMMIT, in whatever isolation.
+CREATE OR REPLACE FUNCTION leasehold.settle_one(
+    p_id text, p_epoch bigint, p_outcome text, p_result text, p_error text, p_retry boolean, p_delay bigint, p_said text,
+    p_then json, p_joined boolean, p_trace boolean, p_now bigint
+) RETURNS text
+LANGUAGE plpgsql AS $lh$
+#variable_conflict use_column
+DECLARE
+    j leasehold.jobs;
+    l leasehold.leases;
+    v_snapshot boolean := current_setting('transaction_isolation') <> 'read committed';
+    v_before text;
+    v_errors integer;
+    v_final boolean := false;
+    v_how text;
+    v_run_at bigint;
+BEGIN
+    IF v_snapshot THEN
+        -- A lease that was renewed since this transaction's snapshot could not be deleted here; its key can be locked.
+        SELECT l.* INTO l FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
+        WHERE j.id = p_id AND l.epoch = p_epoch FOR KEY SHARE OF l;
+    ELSE
+        SELECT l.* INTO l FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
+        WHERE j.id = p_id AND l.epoch = p_epoch FOR UPDATE OF l;
+    END IF;
+    SELECT * INTO j FROM leasehold.jobs WHERE id = p_id;
+    IF l.seq IS NULL OR j.seq IS NULL OR l.epoch <= j.epoch THEN
+        v_before := CASE WHEN j.epoch = p_epoch THEN j.settlement END;
+        v_before := coalesce(
+            (SELECT settlement FROM leasehold.ownerships WHERE seq = j.seq AND epoch = p_epoch), v_before
+        );
+        IF v_before = p_said THEN
+            RETURN NULL;  -- said before, and heard
+        END IF;
+        RETURN leasehold.refusal(p_id, p_epoch, p_outcome, p_now, NOT p_joined);
+    END IF;
+
+    IF p_outcome = 'complete' THEN
+        UPDATE leasehold.jobs SET
+            status = 'done', result = p_result, last_error = NULL, epoch = l.epoch, reason = l.reason, owner = l.owner,
+            granted_at = l.granted_at, expires_at = l.expires_at, settlement = p_said,
+            progress = coalesce(l.progress, progress), note = coalesce(l.note, note), updated_at = p_now,
+            finished_at = p_now
+        WHERE seq = l.seq;
+        PERFORM leasehold.finish(j, 'done', p_now);
+    ELSE
+        v_errors := j.errors + (p_outcome = 'fail')::integer;
+        v_final := p_outcome = 'fail' AND NOT (p_retry AND v_errors < j.max_errors);
+        v_how := CASE WHEN v_final THEN 'failed' WHEN p_outcome = 'fail' THEN 'retry' ELSE 'release' END;
+        PERFORM leasehold.archive(l, v_how, p_now, l.owner, p_error, p_said);
+        -- Without a delay it is due at once, also if it was transferred before its time had come.
+        v_run_at := CASE WHEN v_final THEN j.run_at WHEN p_delay > 0 THEN p_now + p_delay ELSE least(j.run_at, p_now) END;
+        UPDATE leasehold.jobs SET
+            status = CASE WHEN v_final THEN 'failed' ELSE 'unfinished' END,
+            epoch = l.epoch, reason = CASE WHEN v_final THEN l.reason ELSE v_how END,
+            attempt = j.attempt + (NOT v_final)::integer, errors = v_errors,
+            last_error = CASE WHEN p_outcome = 'fail' THEN p_error ELSE last_error END, run_at = v_run_at,
+            progress = coalesce(l.progress, progress), note = coalesce(l.note, note), updated_at = p_now,
+            finished_at = CASE WHEN v_final THEN p_now END
+        WHERE seq = l.seq;
+        IF v_final THEN
+            PERFORM leasehold.finish(j, 'failed', p_now);
+            PERFORM leasehold.record(
+                'failed', j.id, p_now, l.epoch, l.owner, jsonb_build_object('error', p_error, 'errors', v_errors)
+            );
+        ELSE
+            PERFORM leasehold.wait(j.seq, j.queue, j.priority, v_run_at, j.lock, p_now);
+            PERFORM leasehold.record(
+                CASE WHEN p_outcome = 'fail' THEN 'retried' ELSE 'released' END, j.id, p_now, l.epoch, l.owner,
+                jsonb_build_object('error', p_error, 'run_us', v_run_at)
+            );
+        END IF;
+    END IF;
+
+    IF v_snapshot THEN
+        -- The job is now at the lease's own epoch, so the lease is over; the next claim removes its row.
+        INSERT INTO leasehold.freed (lock, seq, epoch) VALUES (l.lock, l.seq, l.epoch);
+    ELSE
+        DELETE FROM leasehold.leases WHERE seq = l.seq;
+        IF l.lock IS NOT NULL THEN
+            INSERT INTO leasehold.freed (lock) VALUES (l.lock);
+        END IF;
+    END IF;
+    IF p_then IS NOT NULL THEN  -- only now: a follow-up may have the unique key that the job gave back
+        PERFORM FROM leasehold.keep(p_then, p_trace, p_now);
+    END IF;
+    IF p_trace AND p_outcome = 'complete' THEN
+        PERFORM leasehold.record('completed', j.id, p_now, l.epoch, l.owner, '{}');
+    END IF;
+    IF p_outcome <> 'complete' OR l.lock IS NOT NULL THEN
+        PERFORM leasehold.wake();
+    END IF;
+    RETURN NULL;
+END
+$lh$;
+
+-- The verb `settle`. Answers with the refusals only.
+CREATE OR REPLACE FUNCTION leasehold.settle(p_said json, p_plain boolean, p_patience integer, p_trace boolean, p_now bigint)
+RETURNS SETOF leasehold.answer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    s record;
+    v_refusal text;
+    v_ords bigint[];
+    v_locks boolean;
+BEGIN
+    IF p_plain AND NOT p_trace THEN
+        -- The common path: completions without follow-ups, of different jobs.
+        WITH said AS MATERIALIZED (
+            SELECT s.*, j.seq FROM ROWS FROM (
+                json_to_recordset(p_said) AS (id text, epoch bigint, result text, said text)
+            ) WITH ORDINALITY AS s(id, epoch, result, said, ord)
+            JOIN leasehold.jobs AS j ON j.id = s.id
+            -- The rows are then deleted in this order, by one look into the index each: two batches cannot wait for each
+            -- other (trap 11).
+            ORDER BY j.seq
+        ), ended AS (
+            DELETE FROM leasehold.leases AS l USING said AS s
+            -- The epoch alone decides. A paused owner keeps its name.
+            WHERE l.seq = s.seq AND l.epoch = s.epoch
+            RETURNING l.*, s.ord, s.result, s.said
+        ), done AS (
+            UPDATE leasehold.jobs AS j SET
+                status = 'done', result = e.result, last_error = NULL, epoch = e.epoch, reason = e.reason,
+                owner = e.owner, granted_at = e.granted_at, expires_at = e.expires_at, settlement = e.said,
+                progress = coalesce(e.progress, j.progress), note = coalesce(e.note, j.note), updated_at = v_now,
+                finished_at = v_now
+            -- A lease that is not above its job was ended by a caller's transaction; of that, only its row was left.
+            FROM ended AS e WHERE j.seq = e.seq AND j.epoch < e.epoch
+            RETURNING j.seq, j.unique_key, e.ord, e.lock
+        ), finished AS (
+            INSERT INTO leasehold.finished (finished_at, seq, status) SELECT v_now, seq, 'done' FROM done
+        ), given_back AS (
+            DELETE FROM leasehold.uniques AS u USING done AS d WHERE u.unique_key = d.unique_key AND u.seq = d.seq
+        ), freed AS (
+            INSERT INTO leasehold.freed (lock) SELECT lock FROM done WHERE lock IS NOT NULL
+        )
+        SELECT array_agg(ord), bool_or(lock IS NOT NULL) INTO v_ords, v_locks FROM done;
+        IF v_locks THEN
+            PERFORM leasehold.wake();
+        END IF;
+        IF cardinality(v_ords) = json_array_length(p_said) THEN
+            RETURN;
+        END IF;
+    END IF;
+
+    -- Every batch locks its rows in the order of seq, so that two of them cannot wait for each other (trap 11). What was
+    -- committed while this waited is seen by the next statement.
+    PERFORM FROM (
+        SELECT l.seq FROM json_to_recordset(p_said) AS s(id text, epoch bigint)
+        JOIN leasehold.jobs AS j ON j.id = s.id
+        JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = s.epoch
+        ORDER BY l.seq FOR UPDATE OF l
+    ) AS locked;
+    -- One by one and in order: each may meet its own repetition, or what an earlier one added.
+    FOR s IN
+        SELECT * FROM ROWS FROM (
+            json_to_recordset(p_said) AS (
+                id text, epoch bigint, outcome text, result text, error text, retry boolean, delay bigint, said text,
+                "then" json
+            )
+        ) WITH ORDINALITY AS s(id, epoch, outcome, result, error, retry, delay, said, followed_by, ord)
+    LOOP
+        CONTINUE WHEN s.ord = ANY (v_ords);
+        v_refusal := leasehold.settle_one(
+            s.id, s.epoch, s.outcome, s.result, s.error, s.retry, s.delay, s.said, s.followed_by, false, p_trace, v_now
+        );
+        IF v_refusal IS NOT NULL THEN
+            RETURN NEXT ROW(s.ord, NULL, v_refusal)::leasehold.answer;
+        END IF;
+    END LOOP;
+END
+$lh$;

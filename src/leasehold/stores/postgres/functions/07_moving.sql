@@ -1,0 +1,301 @@
+-- Operators' verbs, and the store's own upkeep.
+
+-- Locks a job where it is: its lease, or the place where it waits, and the row of the job itself.
+CREATE OR REPLACE FUNCTION leasehold.hold(p_id text, OUT j leasehold.jobs, OUT l leasehold.leases)
+LANGUAGE plpgsql AS $lh$
+#variable_conflict use_column
+BEGIN
+    LOOP
+        SELECT x.* INTO l FROM leasehold.leases AS x JOIN leasehold.jobs AS y ON y.seq = x.seq
+        WHERE y.id = p_id FOR UPDATE OF x;
+        SELECT x.* INTO j FROM leasehold.jobs AS x WHERE x.id = p_id FOR UPDATE;
+        IF j.seq IS NULL THEN
+            RETURN;
+        END IF;
+        IF l.epoch <= j.epoch THEN  -- ended by a caller's transaction, and still in the way
+            DELETE FROM leasehold.leases WHERE seq = j.seq AND epoch = l.epoch;
+            l := NULL;
+        END IF;
+        EXIT WHEN l.seq IS NOT NULL OR j.status <> 'unfinished';
+        PERFORM FROM leasehold.ready
+        WHERE queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq FOR UPDATE;
+        EXIT WHEN FOUND;
+        PERFORM FROM leasehold.scheduled WHERE run_at = j.run_at AND seq = j.seq FOR UPDATE;
+        EXIT WHEN FOUND;
+        PERFORM FROM leasehold.parked
+        WHERE lock = j.lock AND queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq FOR UPDATE;
+        EXIT WHEN FOUND;
+        -- It has moved between these statements: a claim has taken it, or it has become due. Look again.
+    END LOOP;
+END
+$lh$;
+
+-- Takes a pending job out of wherever it waits.
+CREATE OR REPLACE FUNCTION leasehold.leave(j leasehold.jobs) RETURNS void
+LANGUAGE plpgsql AS $lh$
+#variable_conflict use_column
+BEGIN
+    DELETE FROM leasehold.ready
+    WHERE queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq;
+    DELETE FROM leasehold.scheduled WHERE run_at = j.run_at AND seq = j.seq;
+    DELETE FROM leasehold.parked
+    WHERE lock = j.lock AND queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq;
+END
+$lh$;
+
+-- The verb `transfer`. Answers with the grant, or with why not.
+CREATE OR REPLACE FUNCTION leasehold.transfer(
+    p_id text, p_epoch bigint, p_to text, p_by text, p_note text, p_lease_us bigint, p_default_us bigint,
+    p_patience integer, p_now bigint
+) RETURNS SETOF leasehold.claimed
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    h record;
+    j leasehold.jobs;
+    l leasehold.leases;
+    v_lock text;
+    v_holder text;
+    v_lasts bigint;
+    v_fenced bigint[];
+    v_epoch bigint;
+    v_answer leasehold.claimed;
+BEGIN
+    PERFORM leasehold.trust_epochs(v_now);
+    -- Whoever takes a key holds its advisory lock first. Before the rows, since claims hold it while they look at them.
+    SELECT lock INTO v_lock FROM leasehold.jobs WHERE id = p_id;
+    IF v_lock IS NOT NULL THEN
+        PERFORM pg_advisory_xact_lock(leasehold.key_of(v_lock));
+    END IF;
+    SELECT * INTO h FROM leasehold.hold(p_id);
+    j := h.j;
+    l := h.l;
+    IF j.seq IS NULL OR coalesce(l.epoch, j.epoch) <> p_epoch THEN
+        v_answer.answer := leasehold.refusal(p_id, p_epoch, 'transfer', v_now, true);
+    ELSIF j.status <> 'unfinished' THEN
+        v_answer.answer := json_build_object('status', j.status);
+    ELSIF l.seq IS NULL AND j.lock IS NOT NULL THEN
+        SELECT json_build_object('lock', j.lock, 'holder', x.id, 'epoch', y.epoch) INTO v_answer.answer
+        FROM leasehold.leases AS y JOIN leasehold.jobs AS x ON x.seq = y.seq AND y.epoch > x.epoch WHERE y.lock = j.lock;
+    END IF;
+    IF v_answer.answer IS NOT NULL THEN
+        RETURN NEXT v_answer;
+        RETURN;
+    END IF;
+
+    IF l.seq IS NULL THEN
+        PERFORM leasehold.leave(j);
+        -- A lease of this key that a caller's transaction has ended, and could not remove.
+        DELETE FROM leasehold.leases WHERE lock = j.lock;
+    ELSE
+        IF leasehold.is_fenced(l.epoch) THEN
+            v_fenced := ARRAY[l.epoch];
+        END IF;
+        PERFORM leasehold.archive(l, 'manual', v_now, p_by, p_note, NULL);
+        DELETE FROM leasehold.leases WHERE seq = j.seq;
+    END IF;
+    UPDATE leasehold.jobs SET
+        attempt = j.attempt + (l.seq IS NOT NULL)::integer,
+        progress = coalesce(l.progress, progress), note = coalesce(l.note, note), updated_at = v_now
+    WHERE seq = j.seq;
+    v_lasts := coalesce(p_lease_us, j.lease_us, p_default_us);
+    -- Without the process: whoever moves a job is not the process that will run it, so its exit must prove nothing.
+    INSERT INTO leasehold.leases (
+        seq, epoch, owner, reason, lock, granted_at, expires_at, lease_us, stalls_at, stall_us, updated_at
+    ) VALUES (
+        j.seq, nextval('leasehold.epochs'), p_to, 'manual', j.lock, v_now, v_now + v_lasts, v_lasts, v_now + j.stall_us,
+        j.stall_us, v_now
+    ) RETURNING epoch INTO v_epoch;
+    PERFORM leasehold.record(
+        'transferred', p_id, v_now, v_epoch, p_to, jsonb_build_object('was', l.owner, 'by', p_by, 'note', p_note)
+    );
+    PERFORM leasehold.wake();
+    RETURN QUERY SELECT NULL::text, v_fenced, false, NULL::bigint, g.* FROM leasehold.granted AS g WHERE g.id = p_id;
+END
+$lh$;
+
+-- The verbs `cancel`, `replay` and `finish`. Answers with the job, or with why not.
+CREATE OR REPLACE FUNCTION leasehold.override(
+    p_verb text, p_id text, p_epoch bigint, p_by text, p_note text, p_result text, p_patience integer, p_now bigint
+) RETURNS SETOF leasehold.moved
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    h record;
+    j leasehold.jobs;
+    l leasehold.leases;
+    v_reason text := CASE p_verb WHEN 'cancel' THEN 'cancellation' ELSE 'manual' END;
+    v_status text := CASE p_verb WHEN 'cancel' THEN 'cancelled' WHEN 'finish' THEN 'done' ELSE 'unfinished' END;
+    v_replay boolean := p_verb = 'replay';
+    v_epoch bigint;
+    v_fenced bigint[];
+    v_answer leasehold.moved;
+BEGIN
+    PERFORM leasehold.trust_epochs(v_now);
+    SELECT * INTO h FROM leasehold.hold(p_id);
+    j := h.j;
+    l := h.l;
+    IF j.seq IS NULL OR coalesce(l.epoch, j.epoch) <> p_epoch THEN
+        v_answer.answer := leasehold.refusal(p_id, p_epoch, p_verb, v_now, true);
+    ELSIF (p_verb = 'replay') = (j.status = 'unfinished') AND NOT (p_verb = 'finish' AND j.status = 'failed') THEN
+        v_answer.answer := json_build_object('status', CASE WHEN l.seq IS NOT NULL THEN 'running'
+                                             WHEN j.status = 'unfinished' THEN 'pending' ELSE j.status END);
+    ELSIF v_replay AND j.unique_key IS NOT NULL THEN
+        INSERT INTO leasehold.uniques (unique_key, seq) VALUES (j.unique_key, j.seq) ON CONFLICT (unique_key) DO NOTHING;
+        IF NOT FOUND THEN
+            SELECT json_build_object('unique', j.unique_key, 'holder', x.id) INTO v_answer.answer
+            FROM leasehold.uniques AS u JOIN leasehold.jobs AS x ON x.seq = u.seq WHERE u.unique_key = j.unique_key;
+        END IF;
+    END IF;
+    IF v_answer.answer IS NOT NULL THEN
+        RETURN NEXT v_answer;
+        RETURN;
+    END IF;
+
+    IF l.seq IS NOT NULL THEN
+        IF leasehold.is_fenced(l.epoch) THEN
+            v_fenced := ARRAY[l.epoch];
+        END IF;
+        PERFORM leasehold.archive(l, v_reason, v_now, p_by, p_note, NULL);
+        DELETE FROM leasehold.leases WHERE seq = j.seq;
+    ELSIF j.status = 'unfinished' THEN
+        PERFORM leasehold.leave(j);
+    ELSE
+        IF j.owner IS NOT NULL THEN
+            INSERT INTO leasehold.ownerships
+                (seq, epoch, owner, began, granted_at, expires_at, ended, ended_at, ended_by, note, settlement)
+            VALUES (j.seq, j.epoch, j.owner, j.reason, j.granted_at, j.expires_at, 'done', j.finished_at, j.owner, NULL,
+                    j.settlement);
+        END IF;
+        DELETE FROM leasehold.finished WHERE finished_at = j.finished_at AND seq = j.seq;
+    END IF;
+    v_epoch := nextval('leasehold.epochs');
+    UPDATE leasehold.jobs SET
+        status = v_status, epoch = v_epoch, reason = v_reason, attempt = j.attempt + v_replay::integer,
+        errors = CASE WHEN v_replay THEN 0 ELSE errors END, reclaims = CASE WHEN v_replay THEN 0 ELSE reclaims END,
+        last_error = CASE p_verb WHEN 'finish' THEN NULL ELSE last_error END,
+        result = CASE p_verb WHEN 'finish' THEN p_result WHEN 'replay' THEN NULL ELSE result END,
+        run_at = CASE WHEN v_replay THEN v_now ELSE run_at END,
+        progress = coalesce(l.progress, progress), note = coalesce(l.note, note), updated_at = v_now,
+        finished_at = CASE WHEN v_replay THEN NULL ELSE v_now END,
+        owner = NULL, granted_at = NULL, expires_at = NULL, settlement = NULL
+    WHERE seq = j.seq;
+    IF v_replay THEN
+        PERFORM leasehold.wait(j.seq, j.queue, j.priority, v_now, j.lock, v_now);
+    ELSE
+        PERFORM leasehold.finish(j, v_status, v_now);
+        -- It held its key, or was the next to hold it.
+        IF j.status = 'unfinished' AND j.lock IS NOT NULL THEN
+            INSERT INTO leasehold.freed (lock) VALUES (j.lock);
+        END IF;
+    END IF;
+    PERFORM leasehold.record(
+        CASE p_verb WHEN 'cancel' THEN 'cancelled' WHEN 'finish' THEN 'finished' ELSE 'replayed' END, p_id, v_now, v_epoch,
+        NULL, jsonb_build_object('was', l.owner, 'by', p_by, 'note', p_note)
+    );
+    PERFORM leasehold.wake();
+    RETURN QUERY SELECT NULL::text, v_fenced, s.* FROM leasehold.seen AS s WHERE s.id = p_id;
+END
+$lh$;
+
+-- The verb `resolve`.
+CREATE OR REPLACE FUNCTION leasehold.resolve(
+    p_id text, p_epoch bigint, p_name text, p_by text, p_outcome text, p_note text, p_patience integer, p_now bigint
+) RETURNS SETOF leasehold.moved
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    h record;
+    j leasehold.jobs;
+    l leasehold.leases;
+    v_answer leasehold.moved;
+BEGIN
+    SELECT * INTO h FROM leasehold.hold(p_id);
+    j := h.j;
+    l := h.l;
+    IF j.seq IS NULL OR coalesce(l.epoch, j.epoch) <> p_epoch THEN
+        v_answer.answer := leasehold.refusal(p_id, p_epoch, 'resolve', v_now, true);
+    ELSIF EXISTS (SELECT FROM leasehold.effects WHERE seq = j.seq AND name = p_name AND outcome IS NOT NULL) THEN
+        v_answer.answer := '{"known":true}';
+    ELSE
+        v_answer.answer := leasehold.conclude(j.seq, p_name, p_epoch, p_outcome);
+    END IF;
+    IF v_answer.answer IS NOT NULL THEN
+        RETURN NEXT v_answer;
+        RETURN;
+    END IF;
+    PERFORM leasehold.record(
+        'resolved', p_id, v_now, p_epoch, l.owner, jsonb_build_object('name', p_name, 'by', p_by, 'note', p_note)
+    );
+    RETURN QUERY SELECT NULL::text, NULL::bigint[], s.* FROM leasehold.seen AS s WHERE s.id = p_id;
+END
+$lh$;
+
+-- The verb `prune`. Answers with how many jobs it removed.
+CREATE OR REPLACE FUNCTION leasehold.prune(p_keep_us bigint, p_limit integer, p_patience integer, p_now bigint)
+RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_before bigint := leasehold.alone(p_now, p_patience) - p_keep_us;
+    v_seqs bigint[];
+BEGIN
+    -- Rows that somebody is replaying are left to the next call.
+    SELECT array_agg(seq) INTO v_seqs FROM (
+        SELECT j.seq FROM leasehold.finished AS f JOIN leasehold.jobs AS j ON j.seq = f.seq
+        WHERE f.finished_at < v_before
+          AND NOT EXISTS (SELECT FROM leasehold.jobs AS p WHERE p.id = j.parent AND p.status = 'unfinished')
+        ORDER BY f.finished_at, f.seq LIMIT p_limit
+        FOR UPDATE OF j SKIP LOCKED
+    ) AS old;
+    -- What was replayed before it was locked here is unfinished now.
+    WITH removed AS (
+        DELETE FROM leasehold.jobs WHERE seq = ANY (v_seqs) AND status <> 'unfinished' RETURNING seq, finished_at
+    ), forgotten AS (
+        DELETE FROM leasehold.finished AS f USING removed AS r WHERE f.finished_at = r.finished_at AND f.seq = r.seq
+    ), ownerships AS (
+        DELETE FROM leasehold.ownerships WHERE seq IN (SELECT seq FROM removed)
+    ), effects AS (
+        DELETE FROM leasehold.effects WHERE seq IN (SELECT seq FROM removed)
+    ), checkpoints AS (
+        DELETE FROM leasehold.checkpoints WHERE seq IN (SELECT seq FROM removed)
+    )
+    SELECT array_agg(seq) INTO v_seqs FROM removed;
+    DELETE FROM leasehold.events WHERE at < v_before;
+    -- A process that is claiming at this moment may lose its row; then its leases end by their deadline only.
+    DELETE FROM leasehold.processes AS p WHERE NOT EXISTS (SELECT FROM leasehold.leases WHERE process = p.id);
+    RETURN coalesce(cardinality(v_seqs), 0);
+END
+$lh$;
+
+-- Ends the backends that hold a fence of an epoch that was taken over: a paused owner may keep rows of its own locked.
+-- Called after the takeover has committed, never in it: had it rolled back, this would have ended a current owner (trap
+-- 16b).
+CREATE OR REPLACE FUNCTION leasehold.end_fenced(p_epochs bigint[]) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+DECLARE
+    v_pid integer;
+    v_ended integer := 0;
+BEGIN
+    FOR v_pid IN
+        SELECT k.pid FROM unnest(p_epochs) AS e(epoch)
+        JOIN pg_locks AS k ON k.locktype = 'advisory' AND k.objsubid = 1
+            AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND (k.classid::bigint << 32) | k.objid::bigint = leasehold.fence_of(e.epoch)
+        WHERE k.pid <> pg_backend_pid() AND k.granted
+          AND NOT EXISTS (SELECT FROM leasehold.leases AS l JOIN leasehold.jobs AS j ON j.seq = l.seq
+                          WHERE l.epoch = e.epoch AND l.epoch > j.epoch)
+    LOOP
+        v_ended := v_ended + pg_terminate_backend(v_pid)::integer;
+    END LOOP;
+    RETURN v_ended;
+END
+$lh$;

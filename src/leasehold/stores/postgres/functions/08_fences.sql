@@ -1,0 +1,141 @@
+-- The fence inside a caller's COMMIT.
+--
+-- A fence is a row that the caller's transaction inserts. The constraint trigger below is deferred, so the server itself
+-- compares the epoch inside COMMIT, whoever sends it: a pause before it passes nothing, and no lock is held before it.
+
+-- Fences the caller's transaction, and notes how its COMMIT shall settle the lease. Answers with the refusal,
+-- or null. p_savepoint: the caller knows that it is in a savepoint, and that it will not be rolled back.
+CREATE OR REPLACE FUNCTION leasehold.fence(
+    p_store uuid, p_id text, p_epoch bigint, p_verb text, p_said json, p_savepoint boolean, p_trace boolean, p_now bigint
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_seen bigint;
+    v_running boolean;
+    v_place tid;
+    v_sub boolean;
+BEGIN
+    PERFORM leasehold.same_store(p_store);
+    -- Only a look, which locks nothing: the comparison that counts is the COMMIT's. It tells the loser early, and while
+    -- there is somebody who can record it.
+    SELECT epoch, status = 'running' INTO v_seen, v_running FROM leasehold.seen WHERE id = p_id;
+    IF v_seen IS DISTINCT FROM p_epoch OR NOT v_running THEN
+        -- What was said before, and heard, may be said again.
+        IF p_said IS NOT NULL AND leasehold.was_said(p_id, p_epoch, p_said->>'said') THEN
+            RETURN NULL;
+        END IF;
+        IF v_seen < p_epoch AND p_epoch <= leasehold.last_epoch()
+            AND current_setting('transaction_isolation') <> 'read committed'
+        THEN
+            -- Of a job that this snapshot knows under an earlier epoch only. Whether it is current cannot be seen here.
+            RAISE EXCEPTION USING ERRCODE = 'LH004', MESSAGE = 'this snapshot is older than the claim';
+        END IF;
+        RETURN leasehold.refusal(p_id, p_epoch, p_verb, leasehold.instant(p_now), false);
+    END IF;
+    -- While this is held, a takeover knows that somebody may be paused in here.
+    PERFORM pg_advisory_xact_lock_shared(leasehold.fence_of(p_epoch));
+    INSERT INTO leasehold.fences AS f (job_id, epoch, verb, said, now, trace)
+    VALUES (p_id, p_epoch, p_verb, p_said, p_now, p_trace)
+    -- A row written in a savepoint has the savepoint's own transaction id.
+    RETURNING f.ctid, f.xmin::text <> (pg_current_xact_id()::xid)::text INTO v_place, v_sub;
+    -- The trigger is queued by the insertion, and keeps the row's values: nothing has to stay behind.
+    DELETE FROM leasehold.fences WHERE ctid = v_place;
+    IF v_sub AND NOT p_savepoint THEN
+        RAISE EXCEPTION USING ERRCODE = 'LH006', MESSAGE = 'this is a savepoint';
+    END IF;
+    RETURN NULL;
+END
+$lh$;
+
+-- Adds children in the caller's transaction, if the epoch is current, and fences it. The refusal, if any, is in the note
+-- of the row of number 0.
+CREATE OR REPLACE FUNCTION leasehold.fence_children(
+    p_store uuid, p_id text, p_epoch bigint, p_jobs json, p_savepoint boolean, p_trace boolean, p_now bigint
+) RETURNS SETOF leasehold.found
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+DECLARE
+    v_refused leasehold.found;
+BEGIN
+    v_refused.ord := 0;
+    v_refused.note := leasehold.fence(p_store, p_id, p_epoch, 'add', NULL, p_savepoint, p_trace, p_now);
+    IF v_refused.note IS NULL THEN
+        RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_trace, leasehold.instant(p_now));
+    ELSE
+        RETURN NEXT v_refused;
+    END IF;
+END
+$lh$;
+
+-- Whether an epoch has been settled with these very words.
+CREATE OR REPLACE FUNCTION leasehold.was_said(p_id text, p_epoch bigint, p_said text) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $lh$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM leasehold.jobs AS j
+        LEFT JOIN leasehold.ownerships AS o ON o.seq = j.seq AND o.epoch = p_epoch
+        WHERE j.id = p_id
+          AND p_said = CASE WHEN o.seq IS NOT NULL THEN o.settlement WHEN j.epoch = p_epoch THEN j.settlement END
+    );
+END
+$lh$;
+
+-- What COMMIT does with a fence. It runs with the rights of the schema's owner: the caller's role need not have any on
+-- the leases (trap 14).
+CREATE OR REPLACE FUNCTION leasehold.at_commit() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_refusal text;
+    v_now bigint := leasehold.instant(NEW.now);
+BEGIN
+    IF NEW.said IS NOT NULL THEN
+        SELECT leasehold.settle_one(
+            NEW.job_id, NEW.epoch, s.outcome, s.result, s.error, s.retry, s.delay, s.said, s.followed_by, true, NEW.trace,
+            v_now
+        ) INTO v_refusal
+        FROM ROWS FROM (
+            json_to_record(NEW.said) AS (
+                outcome text, result text, error text, retry boolean, delay bigint, said text, "then" json
+            )
+        ) AS s(outcome, result, error, retry, delay, said, followed_by);
+    ELSE
+        -- FOR KEY SHARE waits for a takeover, which deletes the row, and makes it wait; a renewal does neither, at any
+        -- isolation. (FOR SHARE let an owner's own renewal end its transaction under REPEATABLE READ: trap 14.)
+        PERFORM FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
+        WHERE j.id = NEW.job_id AND l.epoch = NEW.epoch FOR KEY SHARE OF l;
+        IF NOT FOUND AND NOT leasehold.settled_here(NEW.job_id, NEW.epoch) THEN
+            v_refusal := leasehold.refusal(NEW.job_id, NEW.epoch, NEW.verb, v_now, false);
+        END IF;
+    END IF;
+    IF v_refusal IS NOT NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'LH001',
+            MESSAGE = format('job %s: %s with epoch %s is refused', leasehold.shown(NEW.job_id), NEW.verb, NEW.epoch),
+            DETAIL = (jsonb_build_object('job_id', NEW.job_id) || v_refusal::jsonb)::text;
+    END IF;
+    RETURN NULL;
+END
+$lh$;
+
+-- Whether this very transaction has settled the epoch: a fence and a completion in one transaction are one owner's.
+CREATE OR REPLACE FUNCTION leasehold.settled_here(p_id text, p_epoch bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $lh$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM leasehold.jobs AS j
+        LEFT JOIN leasehold.ownerships AS o ON o.seq = j.seq AND o.epoch = p_epoch
+        WHERE j.id = p_id AND j.epoch = p_epoch AND (j.settlement IS NOT NULL OR o.settlement IS NOT NULL)
+          AND j.xmin::text = (pg_current_xact_id()::xid)::text
+    );
+END
+$lh$;
+
+DROP TRIGGER IF EXISTS at_commit ON leasehold.fences;
+CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON leasehold.fences
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION leasehold.at_commit();
+-- Also where a session has set session_replication_role to replica (trap 13).
+ALTER TABLE leasehold.fences ENABLE ALWAYS TRIGGER at_commit;

@@ -1,0 +1,265 @@
+-- Everything: jobs and where they wait, leases, epochs, and what is kept of the past.
+
+-- Epochs. CACHE 1: a session that kept some in reserve would issue them after greater ones.
+CREATE SEQUENCE leasehold.epochs AS bigint MINVALUE 1 MAXVALUE 9007199254740991 CACHE 1 NO CYCLE;
+
+-- The order of insertion.
+CREATE SEQUENCE leasehold.seqs AS bigint CACHE 1 NO CYCLE;
+
+-- One row: what holds for the store as a whole.
+CREATE TABLE leasehold.store (
+    one             boolean PRIMARY KEY DEFAULT true CHECK (one),
+    schema_version  integer NOT NULL,
+    id              uuid NOT NULL,
+    fingerprint     text NOT NULL  -- of the server that issued the last epoch: see functions/02_epochs.sql
+);
+
+-- A job: what the producer asked for, and what has become of it.
+CREATE TABLE leasehold.jobs (
+    seq           bigint PRIMARY KEY,
+    id            text COLLATE "C" NOT NULL UNIQUE CHECK (id <> ''),
+    status        text NOT NULL DEFAULT 'unfinished' CHECK (status IN ('unfinished', 'done', 'failed', 'cancelled')),
+    task          text COLLATE "C",
+    queue         text COLLATE "C" NOT NULL,
+    priority      integer NOT NULL,
+    run_at        bigint NOT NULL,
+    lock          text COLLATE "C",
+    unique_key    text COLLATE "C",
+    retry         text,  -- null: the default
+    max_errors    integer NOT NULL,  -- of the retry policy, also the default's
+    max_reclaims  integer NOT NULL,
+    lease_us      bigint CHECK (lease_us > 0),
+    stall_us      bigint CHECK (stall_us > 0),
+    parent        text COLLATE "C",
+    payload       text NOT NULL,
+    attempt       integer NOT NULL DEFAULT 0,
+    errors        integer NOT NULL DEFAULT 0,
+    reclaims      integer NOT NULL DEFAULT 0,
+    epoch         bigint NOT NULL DEFAULT 0,  -- of what happened last; a live lease has a greater one
+    reason        text NOT NULL DEFAULT 'claim',
+    result        text,
+    last_error    text,
+    progress      double precision,
+    note          text,
+    created_at    bigint NOT NULL,
+    updated_at    bigint NOT NULL,
+    finished_at   bigint,
+    -- The ownership that completed it. All other ended ownerships are rows of their own.
+    owner         text COLLATE "C",
+    granted_at    bigint,
+    expires_at    bigint,
+    settlement    text,
+    CHECK ((status = 'unfinished') = (finished_at IS NULL)),
+    CHECK ((owner IS NULL) = (settlement IS NULL) AND (owner IS NULL) = (granted_at IS NULL)),
+    CHECK (owner IS NULL OR status = 'done')
+) WITH (fillfactor = 75);
+
+CREATE INDEX jobs_parent ON leasehold.jobs (parent) WHERE parent IS NOT NULL;
+
+-- Finished jobs, for those who count or prune them.
+CREATE TABLE leasehold.finished (
+    finished_at  bigint NOT NULL,
+    seq          bigint NOT NULL,
+    status       text NOT NULL CHECK (status IN ('done', 'failed', 'cancelled')),
+    PRIMARY KEY (finished_at, seq)
+);
+
+-- The unique keys of unfinished jobs.
+CREATE TABLE leasehold.uniques (
+    unique_key  text COLLATE "C" PRIMARY KEY,
+    seq         bigint NOT NULL
+);
+
+-- Jobs that are due, in the order of their claim. rank is minus the priority.
+CREATE TABLE leasehold.ready (
+    queue   text COLLATE "C" NOT NULL,
+    rank    integer NOT NULL,
+    run_at  bigint NOT NULL,
+    seq     bigint NOT NULL,
+    lock    text COLLATE "C",
+    PRIMARY KEY (queue, rank, run_at, seq)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
+        autovacuum_vacuum_insert_scale_factor = 0.5);
+
+-- Jobs that are not due yet.
+CREATE TABLE leasehold.scheduled (
+    run_at  bigint NOT NULL,
+    seq     bigint NOT NULL,
+    queue   text COLLATE "C" NOT NULL,
+    rank    integer NOT NULL,
+    lock    text COLLATE "C",
+    PRIMARY KEY (run_at, seq)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
+
+-- Due jobs behind a lock key that another job holds.
+CREATE TABLE leasehold.parked (
+    lock    text COLLATE "C" NOT NULL,
+    queue   text COLLATE "C" NOT NULL,
+    rank    integer NOT NULL,
+    run_at  bigint NOT NULL,
+    seq     bigint NOT NULL,
+    PRIMARY KEY (lock, queue, rank, run_at, seq)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
+
+-- What the next claim has to see to, before it looks for jobs: a key that became free, and maybe a lease that a caller's
+-- transaction ended and could not remove. Whoever frees a key leaves a row here and takes no lock for it.
+CREATE TABLE leasehold.freed (
+    lock   text COLLATE "C",
+    seq    bigint,
+    epoch  bigint
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+
+-- Jobs that an owner works on. The primary key is P2's "one owner"; the index on lock is its other half. The epoch of a
+-- row never changes: a takeover deletes the row, which waits for a fence's FOR KEY SHARE, and a renewal does not.
+CREATE TABLE leasehold.leases (
+    seq         bigint PRIMARY KEY,
+    epoch       bigint NOT NULL CHECK (epoch > 0),
+    owner       text COLLATE "C" NOT NULL CHECK (owner <> ''),
+    reason      text NOT NULL,
+    claim_id    text,
+    process     bigint,
+    lock        text COLLATE "C",
+    granted_at  bigint NOT NULL,
+    expires_at  bigint NOT NULL,
+    lease_us    bigint NOT NULL CHECK (lease_us > 0),
+    stalls_at   bigint,
+    stall_us    bigint,
+    updated_at  bigint NOT NULL,
+    progress    double precision,
+    note        text,
+    CHECK ((stalls_at IS NULL) = (stall_us IS NULL))
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
+        autovacuum_vacuum_cost_delay = 0);
+
+CREATE INDEX leases_expiry ON leasehold.leases (expires_at);
+CREATE INDEX leases_stall ON leasehold.leases (stalls_at) WHERE stalls_at IS NOT NULL;
+CREATE UNIQUE INDEX leases_lock ON leasehold.leases (lock) WHERE lock IS NOT NULL;
+
+-- Apart from the job, so that a long checkpoint is not rewritten with every other change.
+CREATE TABLE leasehold.checkpoints (
+    seq         bigint PRIMARY KEY,
+    checkpoint  text NOT NULL
+);
+
+-- Processes that have claimed jobs here, so that their death can be proved.
+CREATE TABLE leasehold.processes (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    host       text NOT NULL,
+    boot       text NOT NULL,
+    namespace  text NOT NULL,
+    pid        bigint NOT NULL,
+    started    bigint NOT NULL,
+    UNIQUE (pid, started, namespace, boot, host)
+);
+
+-- Ownerships that ended in any other way than with a completion. settlement is what the owner said, if it was the owner.
+CREATE TABLE leasehold.ownerships (
+    seq         bigint NOT NULL,
+    epoch       bigint NOT NULL,
+    owner       text COLLATE "C" NOT NULL,
+    began       text NOT NULL,
+    granted_at  bigint NOT NULL,
+    expires_at  bigint NOT NULL,
+    ended       text NOT NULL,
+    ended_at    bigint NOT NULL,
+    ended_by    text COLLATE "C" NOT NULL,
+    note        text,
+    settlement  text,
+    PRIMARY KEY (seq, epoch)
+);
+
+-- Named effects: begun, and maybe ended.
+CREATE TABLE leasehold.effects (
+    seq         bigint NOT NULL,
+    name        text COLLATE "C" NOT NULL,
+    effect_key  text NOT NULL,
+    epoch       bigint NOT NULL,
+    outcome     text,  -- null: in doubt
+    PRIMARY KEY (seq, name)
+);
+
+-- What happened, for people.
+CREATE TABLE leasehold.events (
+    number  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at      bigint NOT NULL,
+    kind    text NOT NULL,
+    job_id  text COLLATE "C",
+    epoch   bigint,
+    owner   text COLLATE "C",
+    facts   text NOT NULL
+);
+
+CREATE INDEX events_job ON leasehold.events (job_id, number) WHERE job_id IS NOT NULL;
+CREATE INDEX events_at ON leasehold.events (at);
+
+-- Where a caller's transaction is fenced: a row is inserted and deleted at once, and the trigger that this has queued runs
+-- inside COMMIT (see functions/08_fences.sql). Unlogged, since nothing ever stays here.
+CREATE UNLOGGED TABLE leasehold.fences (
+    job_id  text NOT NULL,
+    epoch   bigint NOT NULL,
+    verb    text NOT NULL,
+    said    json,  -- a settlement, to be made inside the COMMIT
+    now     bigint,  -- on a clock moved by hand; null: the server's
+    trace   boolean NOT NULL
+);
+
+-- Who waits for a job to claim, so that NOTIFY is sent when somebody listens. Unlogged: a crash ends every wait.
+CREATE UNLOGGED TABLE leasehold.waiters (
+    id     text COLLATE "C" PRIMARY KEY,
+    until  timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
+-- A job as a reader sees it.
+CREATE VIEW leasehold.seen AS
+SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent,
+       CASE WHEN j.status <> 'unfinished' THEN j.status WHEN l.seq IS NULL THEN 'pending' ELSE 'running' END AS status,
+       coalesce(l.epoch, j.epoch) AS epoch, l.owner, coalesce(l.reason, j.reason) AS reason,
+       j.attempt, j.errors, j.reclaims, j.run_at, l.granted_at, l.expires_at,
+       coalesce(l.progress, j.progress) AS progress, coalesce(l.note, j.note) AS note, c.checkpoint,
+       j.result, j.last_error, j.created_at, coalesce(l.updated_at, j.updated_at) AS updated_at, j.finished_at, j.seq
+FROM leasehold.jobs AS j
+-- A lease that is not above its job has been ended by a transaction that could not remove it.
+LEFT JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
+LEFT JOIN leasehold.checkpoints AS c ON c.seq = j.seq;
+
+-- A live lease, in the shape of a grant.
+CREATE VIEW leasehold.granted AS
+SELECT l.epoch, l.owner, l.reason, j.attempt, j.errors, c.checkpoint, l.claim_id, l.granted_at, l.expires_at, l.lease_us,
+       p.host, p.boot, p.namespace, p.pid, p.started,
+       j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us AS asked_us, j.stall_us,
+       j.parent
+FROM leasehold.leases AS l
+JOIN leasehold.jobs AS j ON j.seq = l.seq AND l.epoch > j.epoch
+LEFT JOIN leasehold.checkpoints AS c ON c.seq = l.seq
+LEFT JOIN leasehold.processes AS p ON p.id = l.process;
+
+-- What functions answer with: a job or a grant, behind what else there is to say.
+CREATE TYPE leasehold.found AS (
+    ord integer, now bigint,
+    id text, payload text, task text, queue text, priority integer, lock text, unique_key text, retry text,
+    lease_us bigint, stall_us bigint, parent text, status text, epoch bigint, owner text, reason text, attempt integer,
+    errors integer, reclaims integer, run_at bigint, granted_at bigint, expires_at bigint, progress double precision,
+    note text, checkpoint text, result text, last_error text, created_at bigint, updated_at bigint, finished_at bigint,
+    seq bigint
+);
+CREATE TYPE leasehold.moved AS (
+    answer text, fenced bigint[],  -- answer: why not, as JSON; null: done. fenced: the epochs that open fences still name
+    id text, payload text, task text, queue text, priority integer, lock text, unique_key text, retry text,
+    lease_us bigint, stall_us bigint, parent text, status text, epoch bigint, owner text, reason text, attempt integer,
+    errors integer, reclaims integer, run_at bigint, granted_at bigint, expires_at bigint, progress double precision,
+    note text, checkpoint text, result text, last_error text, created_at bigint, updated_at bigint, finished_at bigint,
+    seq bigint
+);
+CREATE TYPE leasehold.claimed AS (
+    answer text, fenced bigint[], again boolean, next_us bigint,  -- next_us: after how long to look again, if there was nothing
+    epoch bigint, owner text, reason text, attempt integer, errors integer, checkpoint text, claim_id text,
+    granted_at bigint, expires_at bigint, given_us bigint,
+    host text, boot text, namespace text, pid bigint, started bigint,
+    id text, payload text, task text, queue text, priority integer, lock text, unique_key text, retry text,
+    lease_us bigint, stall_us bigint, parent text
+);
+CREATE TYPE leasehold.taken_back AS (
+    job_id text, epoch bigint, owner text, began text, granted_at bigint, expires_at bigint, ended text, ended_at bigint,
+    ended_by text, note text, fenced boolean
+);
+CREATE TYPE leasehold.answer AS (ord integer, at bigint, refusal text);

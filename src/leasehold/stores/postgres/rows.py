@@ -1,0 +1,161 @@
+"""Values to the JSON that the functions take, and their rows back to values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any
+
+from ...core.job import Added, Grant, Job, NewJob, Outcome, Settlement, Status, new_state
+from ...core.ownership import Event, Ownership, Process, Reason
+from ...core.retry import DEFAULT_RETRY, Retry
+from ...errors import Settled, StaleEpoch, UnknownJob
+from ...store import Refusal
+
+Row = Sequence[Any]
+
+_REASONS: dict[str, Reason] = {reason.value: reason for reason in Reason}
+
+
+def as_json(value: object) -> str:
+    """Return *value* as JSON; names and documents in it are strings like any other."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+# What the functions take
+
+
+def wishes(jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
+    """Return *jobs* as the function `keep` reads them."""
+    return [_wish(job) for job in jobs]
+
+
+def _wish(job: NewJob) -> dict[str, Any]:
+    wish = {
+        "id": job.id,
+        "payload": job.document,
+        "queue": job.queue,
+        "priority": job.priority,
+        "delay": job.delay_us,
+        "max_errors": job.retry.max_errors,
+        "max_reclaims": job.retry.max_reclaims,
+    }
+    if job.retry is not DEFAULT_RETRY and job.retry != DEFAULT_RETRY:
+        wish["retry"] = json.dumps(asdict(job.retry))
+    for name, value in (
+        ("task", job.task),
+        ("run_at", job.run_us),
+        ("lock", job.lock),
+        ("unique", job.unique),
+        ("lease_us", job.lease_us),
+        ("stall_us", job.stall_us),
+        ("parent", job.parent),
+    ):
+        if value is not None:
+            wish[name] = value
+    return wish
+
+
+def settlement(said: Settlement) -> dict[str, Any]:
+    """Return *said* as the functions `settle` and `at_commit` read it."""
+    item: dict[str, Any] = {
+        "id": said.job_id,
+        "epoch": said.epoch,
+        "outcome": said.outcome.value,
+        "result": said.result,
+        "said": said.fingerprint(),
+    }
+    if said.outcome is not Outcome.COMPLETE:
+        item |= {"error": said.error, "retry": said.retry, "delay": said.delay_us}
+    if said.then:
+        item["then"] = wishes(said.then)
+    return item
+
+
+# What they answer
+
+
+@lru_cache(maxsize=256)
+def retry_of(document: str | None) -> Retry:
+    """Return the retry policy that a job keeps."""
+    return DEFAULT_RETRY if document is None else Retry(**json.loads(document))
+
+
+def spec_of(row: Row) -> NewJob:
+    """Return what the producer asked for, from the eleven columns that say it."""
+    job_id, payload, task, queue, priority, lock, unique, retry, lease_us, stall_us, parent = row
+    return NewJob(
+        job_id, payload, task, queue, priority, None, 0, lock, unique, retry_of(retry), lease_us, stall_us, parent
+    )
+
+
+def job_of(row: Row) -> Job:
+    """Return the job of a row of the view `seen`."""
+    status, epoch, owner, reason = row[11:15]
+    return Job(spec_of(row[:11]), Status(status), epoch, owner, _REASONS[reason] if epoch else None, *row[15:29])
+
+
+def grant_of(row: Row) -> Grant:
+    """Return the grant of a row of the view `granted`."""
+    epoch, owner, reason, attempt, errors, checkpoint, claim_id, granted_us, expires_us, lease_us = row[:10]
+    process = None if row[10] is None else Process(*row[10:15])
+    return Grant(
+        spec_of(row[15:]),
+        epoch,
+        owner,
+        _REASONS[reason],
+        attempt,
+        errors,
+        checkpoint,
+        claim_id,
+        process,
+        granted_us,
+        expires_us,
+        lease_us,
+    )
+
+
+def taken_back(row: Row) -> Ownership:
+    """Return the ownership that a sweep has ended."""
+    job_id, epoch, owner, began, *rest, _ = row
+    return Ownership(job_id, epoch, owner, _REASONS[began], *rest)
+
+
+def ownership_of(job_id: str, row: Row) -> Ownership:
+    """Return an ownership of a row of the statement `ownerships`."""
+    epoch, owner, began, ended, granted, expires, by, at, note, _ = row
+    return Ownership(job_id, epoch, owner, _REASONS[began], granted, expires, ended, at, by, note)
+
+
+def event_of(row: Row) -> Event:
+    """Return an event."""
+    number, at, kind, job_id, epoch, owner, facts = row
+    return Event(number, at, kind, job_id, epoch, owner, json.loads(facts))
+
+
+def added(jobs: Sequence[NewJob], rows: Sequence[Row]) -> list[Added]:
+    """Return the answer to an add, from the rows of the function `keep`: what is not among them is new."""
+    now = next(row[1] for row in rows if row[0] == 0)
+    found = {row[0]: job_of(row[2:]) for row in rows if row[0]}
+    return [
+        Added(found[number], False) if number in found else Added(new_state(job, now), True)
+        for number, job in enumerate(jobs, 1)
+    ]
+
+
+def refusal_of(job_id: str, epoch: int, verb: str, said: str) -> Refusal:
+    """Return the refusal that the function `refusal` describes."""
+    facts = json.loads(said)
+    if "unknown" in facts:
+        return UnknownJob(job_id)
+    reason = facts.get("reason")
+    return (Settled if facts["settled"] else StaleEpoch)(
+        job_id,
+        presented=epoch,
+        current=facts["current"],
+        owner=facts.get("owner"),
+        reason=None if reason is None else _REASONS[reason],
+        verb=verb,
+    )

@@ -1,0 +1,494 @@
+"""The PostgreSQL store: many machines, one database. Each verb is one call of a function in the server."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ...core.clock import Clock, SystemClock
+from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key
+from ...core.lifecycle import Verb, after, lock_held, unique_taken
+from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process, sane
+from ...errors import InvalidArgument, LeaseholdError, NoLease, StoreUnavailable, UnknownJob
+from ...process import is_gone, this_process
+from ...store import Begun, Refusal, Renewal
+from .callers import PostgresTransactions
+from .database import Database, sqlstate_of
+from .rows import (
+    Row,
+    added,
+    as_json,
+    event_of,
+    grant_of,
+    job_of,
+    ownership_of,
+    refusal_of,
+    settlement,
+    taken_back,
+    wishes,
+)
+from .waiting import Waiting
+
+log = logging.getLogger("leasehold")
+
+T = TypeVar("T")
+
+BATCH_PATIENCE_MS = 200  # of a batch, with somebody else's lock; then it is split, and only who collides waits
+PATIENCE_MS = 10_000  # of a single one
+_POLL_BY_HAND_SECONDS = 0.005  # where the clock is moved by hand, nobody tells us that it was
+_AGAIN = 20  # how often a claim that met others looks again at once
+
+
+class PostgresStore:
+    """Keeps jobs in one schema of a PostgreSQL database, which many machines may share."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock | None = None,
+        trace: bool = False,
+        schema: str = "leasehold",
+        connections: int = 20,
+        wait_seconds: float = 30,
+    ) -> None:
+        self._clock = clock
+        self._timer = clock or SystemClock()
+        self._trace = trace
+        self.database = Database(url, schema, now=self._now, connections=connections, wait_seconds=wait_seconds)
+        self.transactions = PostgresTransactions(self, self.database, self._now, trace=trace)
+        self._waiting = Waiting(self.database)
+        self._recovered_us = 0
+        self._told_of_rights = False
+
+    def _now(self) -> int | None:
+        """What the functions take as the instant: None for the server's own clock, which alone counts."""
+        return None if self._clock is None else sane(self._clock.now())
+
+    def _call(self, function: str, *args: Any, again: bool = False) -> list[Row]:
+        self.transactions.record()
+        return self.database.call(function, *args, self._now(), again=again)
+
+    # Producers
+
+    def add(self, jobs: Sequence[NewJob]) -> list[Added]:
+        """Keep each job that is new, all in one atomic step; say for each whether this call made it."""
+        self.database.open()
+        return added(jobs, self._call("add", self.database.store_id, as_json(wishes(jobs)), self._trace))
+
+    # Owners
+
+    def claim(
+        self,
+        owner: str,
+        *,
+        limit: int = 1,
+        queues: Sequence[str] | None = None,
+        lease_us: int | None = None,
+        default_lease_us: int = 30_000_000,
+        claim_id: str | None = None,
+        process: Process | None = None,
+        wait_us: int = 0,
+    ) -> list[Grant]:
+        """Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first."""
+        named = None if queues is None else sorted(set(queues))
+        host, boot, namespace, pid, started = process or (None, None, None, None, None)
+        until, again = self._timer.now() + wait_us, 0  # how long to wait is the caller's affair, and on its clock
+        while True:
+            rows = self._call(
+                "claim",
+                owner,
+                limit,
+                named,
+                lease_us,
+                default_lease_us,
+                claim_id,
+                host,
+                boot,
+                namespace,
+                pid,
+                started,
+                self._trace,
+            )
+            _, fenced, more, next_us, *_ = rows[0]
+            if fenced:
+                self._end_fenced(fenced)
+            if rows[0][4] is not None:
+                return [grant_of(row[4:]) for row in rows]
+            if more and again < _AGAIN:  # others are deciding about keys right now, or many jobs were parked
+                again += 1
+                continue
+            again = 0
+            if self._recover():
+                continue
+            left = until - self._timer.now()
+            if left <= 0:
+                return []
+            if self._clock is not None:
+                self._waiting.pause(_POLL_BY_HAND_SECONDS)
+            else:
+                self._waiting.wait(left if next_us is None else max(min(left, next_us), 0))
+
+    def claimed(self, claim_id: str) -> list[Grant]:
+        """Return the live leases that the claim *claim_id* granted."""
+        return [grant_of(row) for row in self._read(self.database.statements.claimed, claim_id=claim_id)]
+
+    def lease(self, job_id: str, owner: str) -> Grant:
+        """Return the live lease of *owner* on the job."""
+        rows = self._read(self.database.statements.lease, id=job_id, owner=owner)
+        if not rows:
+            raise UnknownJob(job_id)
+        status, holder, epoch, *grant = rows[0]
+        if holder is None:
+            raise NoLease(f"job {job_id!r} is {status}: nobody holds a lease on it.")
+        if holder != owner:
+            raise NoLease(f"job {job_id!r} is leased to {holder!r} (epoch {epoch}), not to {owner!r}.")
+        return grant_of(grant)
+
+    def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:
+        """Return for each (job id, epoch) None if it is current, else the refusal that a write would meet."""
+        items = as_json([{"id": job_id, "epoch": epoch} for job_id, epoch in holders])
+        rows = self._call("check_holders", items, again=True)
+        refused = {number: said for number, _, said in rows}
+        return [
+            refusal_of(job_id, epoch, "check", refused[number]) if number in refused else None
+            for number, (job_id, epoch) in enumerate(holders, 1)
+        ]
+
+    def renew(self, renewals: Sequence[Renewal]) -> list[int | Refusal]:
+        """
+        Move each lease's deadline to now plus its duration; return the new deadlines.
+
+        A lease whose row somebody else has locked is passed over, and asked for again once the others are renewed. If
+        it is still locked then, `StoreUnavailable` is raised: the others are renewed all the same.
+        """
+        reply = self._renew(renewals, wait=False)
+        locked = [number for number, value in enumerate(reply) if value is None]
+        if locked:
+            waited = self._in_parts(
+                [renewals[number] for number in locked], lambda part, ms: self._renew(part, wait=True, patience_ms=ms)
+            )
+            for number, value in zip(locked, waited, strict=True):
+                reply[number] = value
+        return [value for value in reply if value is not None]
+
+    def _renew(
+        self, renewals: Sequence[Renewal], *, wait: bool, patience_ms: int = BATCH_PATIENCE_MS
+    ) -> list[int | Refusal | None]:
+        items = as_json([{"id": job_id, "epoch": epoch, "lease_us": us} for job_id, epoch, us in renewals])
+        rows = self._call("renew", items, wait, patience_ms, self._trace, again=True)
+        return [
+            at if said is None else refusal_of(renewal.job_id, renewal.epoch, "renew", said)
+            for (_, at, said), renewal in zip(rows, renewals, strict=True)
+        ]
+
+    def progress(self, reports: Sequence[Progress]) -> list[Refusal | None]:
+        """Record that the work moves."""
+        return self._in_parts(reports, self._progress)
+
+    def _progress(self, reports: Sequence[Progress], patience_ms: int) -> list[Refusal | None]:
+        items = as_json(
+            [
+                {"id": job_id, "epoch": epoch, "fraction": fraction, "note": note, "checkpoint": checkpoint}
+                for job_id, epoch, fraction, note, checkpoint in reports
+            ]
+        )
+        rows = self._call("progress", items, patience_ms, self._trace, again=True)
+        refused = {number: said for number, _, said in rows}
+        return [
+            refusal_of(report.job_id, report.epoch, "progress", refused[number]) if number in refused else None
+            for number, report in enumerate(reports, 1)
+        ]
+
+    def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> list[Added]:
+        """Add *jobs*, whose parent is this one, if *epoch* is current; raise the refusal otherwise."""
+        rows = self._call("add_children", job_id, epoch, as_json(wishes(jobs)), PATIENCE_MS, self._trace)
+        return admitted_children(job_id, epoch, jobs, rows)
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Refusal | None]:
+        """
+        End each lease as its owner says.
+
+        A batch that meets somebody else's lock is split, so that only who collides waits. If that takes too long,
+        `StoreUnavailable` is raised and the others are settled: to say the same again is safe (C27).
+        """
+        return self._in_parts(settlements, self._settle)
+
+    def _settle(self, settlements: Sequence[Settlement], patience_ms: int) -> list[Refusal | None]:
+        plain = all(said.outcome is Outcome.COMPLETE and not said.then for said in settlements) and len(
+            {said.job_id for said in settlements}
+        ) == len(settlements)
+        items = as_json([settlement(said) for said in settlements])
+        rows = self._call("settle", items, plain, patience_ms, self._trace, again=True)
+        if not rows:
+            return [None] * len(settlements)
+        refused = {number: said for number, _, said in rows}
+        return [
+            refusal_of(said.job_id, said.epoch, said.outcome.value, refused[number]) if number in refused else None
+            for number, said in enumerate(settlements, 1)
+        ]
+
+    def _in_parts(self, items: Sequence[Any], verb: Callable[[Sequence[Any], int], list[T]]) -> list[T]:
+        """Run a batch, in ever smaller parts as long as one waits for somebody else's lock; who collides comes last."""
+        reply: dict[int, T] = {}
+        parts, late = [range(len(items))], list[range]()
+        failure: StoreUnavailable | None = None
+        while parts or late:
+            patience_ms = BATCH_PATIENCE_MS if parts and len(items) > 1 else PATIENCE_MS
+            part = parts.pop() if parts else late.pop(0)
+            try:
+                answers = verb([items[number] for number in part], patience_ms) if part else []
+            except StoreUnavailable as error:
+                if sqlstate_of(error.__cause__) != "55P03":
+                    raise
+                if len(part) > 1:
+                    middle = len(part) // 2
+                    parts += [part[middle:], part[:middle]]
+                elif patience_ms == PATIENCE_MS:
+                    failure = error
+                else:
+                    late.append(part)
+                continue
+            reply.update(zip(part, answers, strict=True))
+        if failure is not None:
+            raise failure
+        return [reply[number] for number in range(len(items))]
+
+    def begin_effect(self, job_id: str, epoch: int, name: str, *, again: bool = False) -> Begun:
+        """Record the intent of a named effect, if *epoch* is current; raise the refusal otherwise."""
+        self.database.open()
+        assert self.database.store_id is not None
+        key = effect_key(self.database.store_id, job_id, name)
+        [(refused, fresh, key, begun, outcome)] = self._call(
+            "begin_effect", job_id, epoch, name, key, again, PATIENCE_MS
+        )
+        if refused is not None:
+            raise refusal_of(job_id, epoch, "once", refused)
+        return Begun(Effect(job_id, name, key, begun, outcome is not None, outcome), fresh)
+
+    def end_effect(self, job_id: str, epoch: int, name: str, outcome: str | None) -> None:
+        """Record the outcome of an effect; None for "it did not happen", which clears the intent."""
+        [(answer,)] = self._call("end_effect", job_id, epoch, name, outcome, PATIENCE_MS)
+        if answer is not None:
+            raise _why_not(job_id, epoch, "once", answer, name=name)
+
+    # Operators
+
+    def transfer(
+        self,
+        job_id: str,
+        epoch: int,
+        *,
+        to: str,
+        by: str,
+        note: str | None = None,
+        lease_us: int | None = None,
+        default_lease_us: int = 30_000_000,
+    ) -> Grant:
+        """Give the job to *to* under a new epoch."""
+        [row] = self._call("transfer", job_id, epoch, to, by, note, lease_us, default_lease_us, PATIENCE_MS)
+        answer, fenced, _, _, *grant = row
+        if answer is not None:
+            raise _why_not(job_id, epoch, Verb.TRANSFER, answer)
+        if fenced:
+            self._end_fenced(fenced)
+        return grant_of(grant)
+
+    def cancel(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
+        """End the job as cancelled; its owner, if any, is refused from now on."""
+        return self._override(Verb.CANCEL, job_id, epoch, by, note)
+
+    def replay(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
+        """Put a finished job back to be claimed, due now."""
+        return self._override(Verb.REPLAY, job_id, epoch, by, note)
+
+    def finish(self, job_id: str, epoch: int, *, by: str, note: str | None = None, result: str | None = None) -> Job:
+        """Complete the job by hand; its owner, if any, is refused from now on."""
+        return self._override(Verb.FINISH, job_id, epoch, by, note, result)
+
+    def _override(
+        self, verb: Verb, job_id: str, epoch: int, by: str, note: str | None, result: str | None = None
+    ) -> Job:
+        [row] = self._call("override", verb.value, job_id, epoch, by, note, result, PATIENCE_MS)
+        return self._moved(row, job_id, epoch, verb)
+
+    def resolve(
+        self, job_id: str, epoch: int, name: str, *, by: str, outcome: str | None, note: str | None = None
+    ) -> Job:
+        """Record how an effect in doubt ended; None for "it did not happen"."""
+        [row] = self._call("resolve", job_id, epoch, name, by, outcome, note, PATIENCE_MS)
+        return self._moved(row, job_id, epoch, "resolve", name=name)
+
+    def _moved(self, row: Row, job_id: str, epoch: int, verb: str, *, name: str = "") -> Job:
+        answer, fenced, *job = row
+        if answer is not None:
+            raise _why_not(job_id, epoch, verb, answer, name=name)
+        if fenced:
+            self._end_fenced(fenced)
+        return job_of(job)
+
+    # The store itself
+
+    def reclaim(self) -> list[Ownership]:
+        """Take back what expired, does not progress, or whose process is gone."""
+        ended: list[Ownership] = []
+        while rows := self._call("reclaim"):
+            ended += self._taken_back(rows)
+        return ended + self._recover(always=True)
+
+    def _taken_back(self, rows: list[Row]) -> list[Ownership]:
+        if fenced := [row[1] for row in rows if row[-1]]:
+            self._end_fenced(fenced)
+        return [taken_back(row) for row in rows]
+
+    def _recover(self, *, always: bool = False) -> list[Ownership]:
+        # Looking up processes costs system calls, so an idle poll looks at most once a second.
+        now = self._timer.now()
+        if not always and now < self._recovered_us + RECOVERY_EVERY_US:
+            return []
+        self._recovered_us = now
+        mine = this_process()
+        known = [(row[0], Process(*row[1:])) for row in self._read(self.database.statements.processes)]
+        gone = [number for number, process in known if process != mine and is_gone(process)]
+        return self._taken_back(self._call("recover", gone)) if gone else []
+
+    def _end_fenced(self, epochs: list[int]) -> None:
+        """End the transactions of owners that have lost their job, so that the rows they locked are free."""
+        try:
+            self.database.call("end_fenced", epochs)
+        except LeaseholdError as error:  # the takeover has been done; the fence itself refuses what they wrote
+            if not self._told_of_rights:
+                self._told_of_rights = True
+                log.warning("could not end the transaction of an owner that has lost its job: %s", error)
+
+    def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
+        """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first; return how many."""
+        [(removed,)] = self._call("prune", keep_us, limit, PATIENCE_MS)
+        return int(removed)
+
+    def advance(self, above: int = 0) -> int:
+        """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody."""
+        [(epoch,)] = self._call("advance", above, PATIENCE_MS)
+        return int(epoch)
+
+    def verify(self) -> list[str]:
+        """Return a sentence for every broken invariant; an empty list is good news."""
+        return [sentence for (sentence,) in self._read(self.database.statements.verify)]
+
+    # Readers
+
+    def _read(self, statement: str, **params: Any) -> list[Row]:
+        return self.database.ask(statement, params)
+
+    def job(self, job_id: str) -> Job:
+        """Return the job, or raise `UnknownJob`."""
+        rows = self._read(self.database.statements.job, id=job_id)
+        if not rows:
+            raise UnknownJob(job_id)
+        return job_of(rows[0])
+
+    def jobs(
+        self,
+        *,
+        status: Status | None = None,
+        queue: str | None = None,
+        owner: str | None = None,
+        task: str | None = None,
+        parent: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[Job]:
+        """Return the jobs that fit, in the order of their insertion, beginning behind the job *after*."""
+        first = 0
+        if after is not None:
+            rows = self._read(self.database.statements.seq, id=after)
+            if not rows:
+                raise UnknownJob(after)
+            first = rows[0][0]
+        statements = self.database.statements
+        rows = self._read(
+            statements.running_jobs if owner is not None or status is Status.RUNNING else statements.jobs,
+            status=None if status is None else status.value,
+            queue=queue,
+            owner=owner,
+            task=task,
+            parent=parent,
+            after=first,
+            limit=limit,
+        )
+        return [job_of(row) for row in rows]
+
+    def ownerships(self, job_id: str) -> list[Ownership]:
+        """Return every ownership of the job, oldest first."""
+        rows = self._read(self.database.statements.ownerships, id=job_id)
+        if not rows:
+            raise UnknownJob(job_id)
+        return [ownership_of(job_id, row) for row in rows[1:]]
+
+    def effects(self, job_id: str) -> list[Effect]:
+        """Return the named effects of the job."""
+        rows = self._read(self.database.statements.effects, id=job_id)
+        if not rows:
+            raise UnknownJob(job_id)
+        return [
+            Effect(job_id, name, key, epoch, outcome is not None, outcome)
+            for name, key, epoch, outcome in rows
+            if name is not None
+        ]
+
+    def events(
+        self, *, job_id: str | None = None, kind: str | None = None, after: int = 0, limit: int | None = None
+    ) -> list[Event]:
+        """Return what was recorded, oldest first, beginning behind the event numbered *after*."""
+        self.transactions.record()
+        rows = self._read(self.database.statements.events, job_id=job_id, kind=kind, after=after, limit=limit)
+        return [event_of(row) for row in rows]
+
+    def counts(self) -> Counts:
+        """Return how many jobs stand where."""
+        total = dict.fromkeys(Status, 0)
+        queues: dict[str, dict[str, int]] = {}
+        for status, queue, count in self._read(self.database.statements.counts):
+            total[Status(status)] += count
+            if queue is not None:
+                queues.setdefault(queue, {"pending": 0, "running": 0})[status] = count
+        return Counts.of(total, queues)
+
+    def close(self) -> None:
+        """Let go of every resource; later verbs raise `StoreUnavailable`."""
+        try:
+            self.transactions.record()
+        except StoreUnavailable as error:
+            log.warning("refusals in callers' transactions could not be recorded: %s", error)
+        self.transactions.close()
+        self.database.close()
+        self._waiting.close()
+
+
+def admitted_children(job_id: str, epoch: int, jobs: Sequence[NewJob], rows: list[Row]) -> list[Added]:
+    """Return the answer to an add of children, or raise the refusal that stands where a note would."""
+    refused = next(row[24] for row in rows if row[0] == 0)
+    if refused is not None:
+        raise refusal_of(job_id, epoch, "add", refused)
+    return added(jobs, rows)
+
+
+def _why_not(job_id: str, epoch: int, verb: str, answer: str, *, name: str = "") -> Exception:
+    """Return why a verb was not done, from the function's answer."""
+    facts = json.loads(answer)
+    if "status" in facts:
+        try:
+            after(Verb(verb), Status(facts["status"]), job_id)
+        except InvalidArgument as refused:
+            return refused
+    if "lock" in facts:
+        return lock_held(job_id, facts["lock"], facts["holder"], facts["epoch"])
+    if "unique" in facts:
+        return unique_taken(job_id, facts["unique"], facts["holder"])
+    if "begun" in facts:
+        return InvalidArgument(f"job {job_id!r} has begun no effect named {name!r}.")
+    if "known" in facts:
+        return InvalidArgument(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
+    return refusal_of(job_id, epoch, str(verb), answer)

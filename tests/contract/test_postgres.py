@@ -1,0 +1,41 @@
+"""The PostgreSQL store keeps the contract, on every server that there is."""
+
+from typing import Any
+
+import pytest
+from tests.postgres.fixtures import Place, database, place, server_url
+
+from leasehold.store import Store
+from leasehold.stores.postgres import PostgresStore
+from leasehold.testing.store_contract import AlarmClock, StoreContract
+
+__all__ = ["place", "server_url"]  # fixtures
+
+
+class TestPostgresStore(StoreContract):
+    """Every clause, on a server."""
+
+    @pytest.fixture(autouse=True)
+    def where(self, place: Place) -> None:
+        """Give each test a place of its own."""
+        self.place = place
+
+    def open(self, clock: AlarmClock, *, trace: bool = False) -> Store:
+        # The second store of a test is in another database, so that its rows cannot commit with the first one's.
+        url = database(self.place.url, "second") if self.place.stores else None
+        return self.place.store(clock, trace=trace, url=url)
+
+    def traced(self, clock: AlarmClock) -> Store:
+        return self.open(clock, trace=True)
+
+    def reopen(self, store: Store, clock: AlarmClock) -> Store:
+        assert isinstance(store, PostgresStore)
+        return self.place.again(store, clock)
+
+    def connect(self, store: Store) -> Any:
+        assert isinstance(store, PostgresStore)
+        return self.place.connect(store)
+
+    def connect_autocommit(self, store: Store) -> Any:
+        assert isinstance(store, PostgresStore)
+        return self.place.connect(store, autocommit=True)

@@ -1,0 +1,140 @@
+"""
+The servers that the tests run on, and a schema for each test.
+
+Each process of a test run starts its own servers, when a test first asks for one. LEASEHOLD_TEST_POSTGRES names one
+more, by URL; its role must be allowed to create databases. Where there is no server, the tests fail in CI and are
+skipped elsewhere.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from leasehold.core.clock import Clock, SystemClock
+from leasehold.stores.postgres import PostgresStore
+
+from .server import INSTALLED, NoServer, server
+
+OTHER = os.environ.get("LEASEHOLD_TEST_POSTGRES")
+SERVERS = (*INSTALLED, *(["other"] if OTHER else []))
+
+_TABLES = "select tablename from pg_tables where schemaname = %s and tablename <> 'store'"
+
+_numbers = itertools.count()
+_spare: dict[str, list[int]] = defaultdict(list)  # by URL, the numbers of schemas that are there and empty
+_exit = ExitStack()
+atexit.register(_exit.close)
+
+
+@functools.cache
+def url_of(which: str) -> str:
+    """Start the server, if it is ours to start, and return the URL of an empty database in it."""
+    try:
+        url = OTHER if which == "other" else _exit.enter_context(server(which)).url()
+    except NoServer as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no PostgreSQL {which} here: {error}")
+    assert url is not None
+    return database(url, "first")
+
+
+def database(url: str, name: str) -> str:
+    """Return the URL of another database on the server of *url*, made if it is not there."""
+    name = f"leasehold_test_{os.getpid()}_{name}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        if not connection.execute("select from pg_database where datname = %s", [name]).fetchall():
+            connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=f"/{name}"))
+
+
+def with_path(url: str, path: str) -> str:
+    """Return *url* for connections whose unqualified names mean *path*."""
+    return f"{url}{'&' if '?' in url else '?'}options=-csearch_path%3D{path}"
+
+
+def without_path(url: str) -> str:
+    """Return *url* as it was before `with_path`."""
+    return url.rpartition("options=")[0][:-1]
+
+
+def path_of(url: str) -> str:
+    """Return what `with_path` has put into *url*."""
+    return url.rpartition("%3D")[2]
+
+
+@dataclass
+class Place:
+    """A database to make stores in, each in a schema of its own, all of them dropped after the test."""
+
+    url: str
+    stores: list[PostgresStore] = field(default_factory=list)
+
+    def store(self, clock: Clock | None = None, *, trace: bool = False, url: str | None = None) -> PostgresStore:
+        """Return a new, empty store."""
+        number = self._spare(url or self.url)
+        schema = f"test {number} \"%s' é"  # nothing that a name may contain needs care
+        url = with_path(url or self.url, f"rows_{number}")  # for the caller's own tables, which are dropped too
+        made = PostgresStore(url, clock=clock, trace=trace, schema=schema)
+        self.stores.append(made)
+        made.database.open()
+        made.database.ask(made.database.query("raise_epochs", 1), [(clock or SystemClock()).now()])
+        return made
+
+    def _spare(self, url: str) -> int:
+        return _spare[url].pop() if _spare[url] else next(_numbers)
+
+    def again(self, store: PostgresStore, clock: Clock | None = None) -> PostgresStore:
+        """Return another store on the same data, as another process would have it."""
+        made = PostgresStore(store.database.url, clock=clock, schema=store.database.schema)
+        self.stores.append(made)
+        return made
+
+    def connect(self, store: PostgresStore, *, autocommit: bool = False) -> psycopg.Connection[tuple[object, ...]]:
+        """Return a connection of a caller's own."""
+        connection = psycopg.connect(store.database.url, autocommit=True)
+        connection.execute(f"create schema if not exists {path_of(store.database.url)}")
+        connection.set_autocommit(autocommit)
+        return connection
+
+    def clear(self) -> None:
+        """Empty every schema for the next test: to make one takes longer than most tests do."""
+        for store in self.stores:
+            store.close()
+        for url, schema in {(store.database.url, store.database.schema) for store in self.stores}:
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute("set client_min_messages = warning")
+                connection.execute(f"drop schema if exists {path_of(url)} cascade")
+                for (table,) in connection.execute(_TABLES, [schema]).fetchall():
+                    connection.execute(sql.SQL("delete from {}").format(sql.Identifier(schema, table)))
+                connection.execute(sql.SQL("alter sequence {} restart").format(sql.Identifier(schema, "epochs")))
+            _spare[without_path(url)].append(int(path_of(url).removeprefix("rows_")))
+
+
+@pytest.fixture(params=SERVERS, scope="session")
+def server_url(request: pytest.FixtureRequest) -> str:
+    """A database on each server in turn."""
+    return url_of(request.param)
+
+
+@pytest.fixture
+def place(server_url: str) -> Iterator[Place]:
+    """Where a test makes its stores."""
+    made = Place(server_url)
+    try:
+        yield made
+    finally:
+        made.clear()

@@ -1,0 +1,97 @@
+"""
+Races, staged: a session that stops in the middle of a transaction, and calls that must not wait for it.
+
+A verb is one function, so a second session can call it, stay in its transaction, and end it when the test says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import psycopg
+
+from leasehold.stores.postgres import PostgresStore
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 20
+ISOLATIONS = list(psycopg.IsolationLevel)[1:]  # PostgreSQL's own three
+
+
+class Session:
+    """Somebody else's session: it calls verbs of the store, and commits when it is told to."""
+
+    def __init__(self, store: PostgresStore, clock_now: int | None = None) -> None:
+        store.database.open()
+        self.connection = psycopg.connect(store.database.url)
+        self._store = store
+        self._now = clock_now
+
+    def call(self, function: str, *args: Any) -> list[Any]:
+        """Call one of the store's functions, in the transaction that is open, on the store's own clock."""
+        query = self._store.database.query(function, len(args) + 1)
+        return list(self.connection.execute(query, [*args, self._now]))
+
+    def claim(self, limit: int = 10) -> list[str]:
+        """Claim, and stay in the transaction; return the ids of what was got."""
+        rows = self.call("claim", "other", limit, None, None, 30_000_000, None, *[None] * 5, False)
+        return [row[19] for row in rows if row[4] is not None]
+
+
+@contextmanager
+def session(store: PostgresStore) -> Iterator[Session]:
+    """A session that is gone at the end of the block, with whatever it has open."""
+    made = Session(store)
+    try:
+        yield made
+    finally:
+        made.connection.close()
+
+
+class Call(Generic[T]):
+    """A call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._value: T | None = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._value = self._call()
+        except Exception as error:  # told to the test by `result`
+            self._error = error
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has not returned."""
+        return self._thread.is_alive()
+
+    def result(self) -> T:
+        """What it returned or raised; it must be about to."""
+        self._thread.join(PATIENCE_SECONDS)
+        assert not self._thread.is_alive(), "the call still waits"
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # set by the thread, which has ended
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Ask again and again until *condition* holds, which it must before long."""
+    pause = threading.Event()
+    for _ in range(PATIENCE_SECONDS * 100):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not become true")
+
+
+def blocked(store: PostgresStore) -> bool:
+    """Whether some session waits for a lock that another one has."""
+    [(count,)] = store.database.ask("select count(*) from pg_locks where not granted")
+    return bool(count)

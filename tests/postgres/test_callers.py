@@ -1,0 +1,306 @@
+"""The fence and the verbs in a caller's transaction, through the libraries that callers have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from leasehold import InvalidArgument, Lease, NotInTransaction, Router, Settled, StaleEpoch
+from leasehold.stores.postgres import PostgresStore
+
+from .fixtures import Place, path_of, without_path
+
+SYNC = ["psycopg", "connection", "session"]
+ASYNC = ["psycopg", "sqlalchemy psycopg", "sqlalchemy asyncpg", "session asyncpg"]
+
+
+@pytest.fixture
+def router(place: Place) -> Iterator[Router]:
+    """A router on a store of its own, and a table of the caller's own beside it."""
+    store = place.store()
+    with place.connect(store) as connection:
+        connection.execute("create table results (what text)")
+    with Router(store.database.url, schema=store.database.schema) as router:
+        yield router
+        assert router.verify() == []
+
+
+def store_of(router: Router) -> PostgresStore:
+    """The store, as what it is."""
+    assert isinstance(router.store, PostgresStore)
+    return router.store
+
+
+def lease_of(router: Router, job_id: str = "a") -> Lease:
+    """A lease on a new job."""
+    router.add(job_id)
+    lease = router.claim("worker")
+    assert lease is not None
+    return lease
+
+
+def engine_of(router: Router, driver: str, make: Callable[..., Any], **options: Any) -> Any:
+    """An engine on the database of *router*."""
+    url = store_of(router).database.url
+    plain = without_path(url).replace("postgresql://", f"postgresql+{driver}://")
+    path = {"options": f"-csearch_path={path_of(url)}"}
+    if driver == "asyncpg":
+        path = {"server_settings": {"search_path": path_of(url)}}  # type: ignore[dict-item]  # its own form
+    return make(plain, connect_args=path, **options)
+
+
+def written(router: Router) -> int:
+    """How many rows the callers have committed."""
+    with psycopg.connect(store_of(router).database.url) as connection:
+        [(count,)] = connection.execute("select count(*) from results").fetchall()
+        return int(count)
+
+
+def in_sync(router: Router, how: str, work: Callable[[Any], object]) -> None:
+    """Write a row and do *work* in one transaction of the library."""
+    if how == "psycopg":
+        # Closed apart: `with connection` leaves it open if its COMMIT fails.
+        with closing(psycopg.connect(store_of(router).database.url)) as own, own as connection:
+            connection.execute("insert into results values ('mine')")
+            work(connection)
+        return
+    engine = engine_of(router, "psycopg", sqlalchemy.create_engine)
+    try:
+        if how == "connection":
+            with engine.begin() as connection:
+                connection.execute(sqlalchemy.text("insert into results values ('mine')"))
+                work(connection)
+        else:
+            with Session(engine) as session, session.begin():
+                session.execute(sqlalchemy.text("insert into results values ('mine')"))
+                work(session)
+    finally:
+        engine.dispose()
+
+
+def in_async(router: Router, how: str, work: Callable[[Any], Awaitable[Any]]) -> None:
+    """The same on an event loop."""
+
+    async def run() -> None:
+        if how == "psycopg":
+            own = await psycopg.AsyncConnection.connect(store_of(router).database.url)
+            try:
+                await own.execute("insert into results values ('mine')")
+                await work(own)
+                await own.commit()
+            finally:
+                await own.close()
+            return
+        engine = engine_of(router, how.split()[1], create_async_engine)
+        try:
+            if how.startswith("session"):
+                async with AsyncSession(engine) as session, session.begin():
+                    await session.execute(sqlalchemy.text("insert into results values ('mine')"))
+                    await work(session)
+            else:
+                async with engine.begin() as connection:
+                    await connection.execute(sqlalchemy.text("insert into results values ('mine')"))
+                    await work(connection)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", SYNC)
+def test_rows_and_completion_are_one_commit(router: Router, how: str) -> None:
+    """With children, follow-ups and other jobs, through every library."""
+    lease = lease_of(router)
+
+    def work(connection: Any) -> None:
+        lease.fence(connection)
+        assert lease.add("child", connection=connection).created
+        assert router.add("other", connection=connection).created
+        lease.complete(7, then=[{"id": "then"}], connection=connection)
+
+    in_sync(router, how, work)
+
+    assert written(router) == 1
+    assert (router.job("a").status, router.job("a").result) == ("done", 7)
+    assert set(router.snapshot()) == {"a", "a/child", "other", "a/then"}
+
+
+@pytest.mark.parametrize("how", ASYNC)
+def test_rows_and_completion_are_one_commit_on_a_loop(router: Router, how: str) -> None:
+    """The connection belongs to its loop, and is used there."""
+    lease = lease_of(router)
+
+    async def work(connection: Any) -> None:
+        await lease.aio.fence(connection)
+        assert (await lease.aio.add("child", connection=connection)).created
+        assert not (await router.aio.add("a", connection=connection)).created
+        await lease.aio.complete(7, then=[{"id": "then"}], connection=connection)
+
+    in_async(router, how, work)
+
+    assert written(router) == 1
+    assert (router.job("a").status, router.job("a").result) == ("done", 7)
+    assert set(router.snapshot()) == {"a", "a/child", "a/then"}
+
+
+@pytest.mark.parametrize("how", SYNC)
+def test_a_refusal_at_the_commit_is_found_in_the_librarys_error(router: Router, how: str) -> None:
+    """Whatever the library wraps around it, the facts are there."""
+    lease = lease_of(router)
+    store_of(router)._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that the fence itself refuses
+
+    def work(connection: Any) -> None:
+        lease.complete(connection=connection)
+        router.transfer(lease.job_id, epoch=lease.epoch, to="b", by="ops")
+
+    with pytest.raises(Exception, match="is refused") as refused:
+        in_sync(router, how, work)
+
+    found = StaleEpoch.find(refused.value)
+    assert found is not None
+    assert (found.job_id, found.presented, found.owner, found.reason) == ("a", lease.epoch, "b", "manual")
+    assert (found.verb, type(found)) == ("complete", StaleEpoch)
+    assert written(router) == 0
+
+
+@pytest.mark.parametrize("how", ASYNC)
+def test_a_refusal_at_the_commit_is_found_on_a_loop(router: Router, how: str) -> None:
+    """The same."""
+    lease = lease_of(router)
+    store_of(router)._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # see above
+
+    async def work(connection: Any) -> None:
+        await lease.aio.fence(connection)
+        await router.aio.transfer(lease.job_id, epoch=lease.epoch, to="b", by="ops")
+
+    with pytest.raises(Exception, match="is refused") as refused:
+        in_async(router, how, work)
+
+    found = StaleEpoch.find(refused.value)
+    assert found is not None
+    assert (found.current, found.owner) == (router.job("a").epoch, "b")
+    assert written(router) == 0
+
+
+@pytest.mark.parametrize("how", SYNC)
+def test_a_stale_owner_is_told_before_its_commit_if_it_can_be(router: Router, how: str) -> None:
+    """Each verb looks first, and raises leasehold's own error."""
+    lease = lease_of(router)
+    router.transfer(lease.job_id, epoch=lease.epoch, to="b", by="ops")
+
+    for verb in (lease.fence, lambda c: lease.add("x", connection=c), lambda c: lease.complete(connection=c)):
+        with pytest.raises(StaleEpoch) as refused:
+            in_sync(router, how, verb)
+        assert refused.value.owner == "b"
+
+    assert written(router) == 0
+    assert len(router.events(kind="refused")) == 3
+
+
+def test_sqlalchemys_autocommit_is_refused(router: Router) -> None:
+    """A fence would protect nothing."""
+    lease = lease_of(router)
+    engine = engine_of(router, "psycopg", sqlalchemy.create_engine, isolation_level="AUTOCOMMIT")
+
+    with engine.connect() as connection, pytest.raises(NotInTransaction):
+        lease.fence(connection)
+
+    engine.dispose()
+
+
+def test_a_connection_of_something_else_is_refused(router: Router) -> None:
+    """And the refusal names what would do."""
+    lease = lease_of(router)
+
+    with pytest.raises(InvalidArgument, match="psycopg"):
+        lease.fence(object())
+
+
+def test_a_snapshot_from_before_the_claim_is_its_own_message(router: Router) -> None:
+    """It cannot see whether the epoch is current: not stale, but to be run again."""
+    with psycopg.connect(store_of(router).database.url) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        router.add("a")
+        connection.execute("select count(*) from results")
+        lease = router.claim("worker")
+        assert lease is not None
+
+        with pytest.raises(Exception, match="before the job was claimed") as refused:
+            lease.fence(connection)
+
+        assert type(refused.value).__name__ == "StaleSnapshot"
+        connection.rollback()
+        lease.fence(connection)
+
+
+@pytest.mark.parametrize(
+    "ending", ["commit", "rollback", "close", "COMMIT", "rollback ;", " begin", "PREPARE TRANSACTION 'x'"]
+)
+def test_the_end_of_the_block_ends_the_transaction_and_nothing_else(router: Router, ending: str) -> None:
+    """What followed a commit of the user's own would be unfenced."""
+    lease = lease_of(router)
+
+    with lease.transaction() as connection:
+        with pytest.raises(InvalidArgument, match=r"lease\.transaction"):
+            getattr(connection, ending)() if ending in ("commit", "rollback", "close") else connection.execute(ending)
+        connection.execute("insert into results values ('mine')")
+        connection.execute("savepoint s")
+        connection.execute("rollback to savepoint s")
+        connection.execute("release savepoint s")
+        lease.complete(connection=connection)
+
+    assert written(router) == 1
+    assert router.job("a").status == "done"
+
+
+def test_an_exception_rolls_the_block_back(router: Router) -> None:
+    """Rows, completion and all; the lease is as it was, and the connection is used again."""
+    lease = lease_of(router)
+
+    def failing() -> None:
+        with lease.transaction() as connection:
+            connection.execute("insert into results values ('mine')")
+            lease.complete(connection=connection)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        failing()
+
+    assert written(router) == 0
+    lease.check()
+    with lease.transaction() as connection:
+        connection.execute("insert into results values ('mine')")
+    assert written(router) == 1
+
+
+def test_an_async_block_commits_too(router: Router) -> None:
+    """`lease.aio.transaction()`, whose connection is a synchronous one."""
+    lease = lease_of(router)
+
+    async def run() -> None:
+        async with lease.aio.transaction() as connection:
+            connection.execute("insert into results values ('mine')")
+            lease.complete(connection=connection)
+
+    asyncio.run(run())
+
+    assert written(router) == 1
+
+
+def test_a_settlement_that_was_committed_may_be_repeated(router: Router) -> None:
+    """And another one under the same epoch is `Settled`."""
+    lease = lease_of(router)
+    in_sync(router, "psycopg", lambda connection: lease.complete(1, connection=connection))
+
+    in_sync(router, "psycopg", lambda connection: lease.complete(1, connection=connection))
+
+    with pytest.raises(Settled):
+        in_sync(router, "psycopg", lambda connection: lease.complete(2, connection=connection))

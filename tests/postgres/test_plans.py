@@ -1,0 +1,110 @@
+"""The verbs find their rows by index, whatever the server believes about the tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from leasehold.core.job import Outcome, Settlement, new_job
+from leasehold.store import Renewal
+from leasehold.stores.postgres import PostgresStore
+
+from .fixtures import Place
+
+PENDING, DONE, BLOCKED = 4_000, 2_000, 1_000
+
+
+@pytest.fixture
+def crowded(place: Place) -> Iterator[PostgresStore]:
+    """A store with many jobs pending, done, and parked behind one key; never analyzed since it was empty."""
+    store = place.store()
+    store.add([new_job(f"done-{number}") for number in range(DONE)])
+    while grants := store.claim("worker", limit=1_000):
+        store.settle([Settlement(grant.spec.id, grant.epoch, Outcome.COMPLETE, "null") for grant in grants])
+    store.add([new_job(f"blocked-{number}", lock="k", priority=1) for number in range(BLOCKED)])
+    while store.claim("worker", limit=10):
+        pass
+    store.add([new_job(f"pending-{number}", queue=f"queue-{number % 3}") for number in range(PENDING)])
+    yield store
+    assert store.verify() == []
+
+
+def read(store: PostgresStore) -> dict[str, int]:
+    """How many rows of each table were read one by one, without an index, by anybody so far."""
+    with psycopg.connect(store.database.url, autocommit=True) as connection:
+        rows = connection.execute(
+            "select relname, seq_tup_read from pg_stat_user_tables where schemaname = %s", [store.database.schema]
+        )
+        return {str(name): int(count) for name, count in rows}
+
+
+def counted(store: PostgresStore, verb: Any) -> dict[str, int]:
+    """How many rows *verb* reads without an index, by table; only those where it reads any."""
+    if store.database.ask("show server_version_num")[0][0] < "150000":
+        pytest.skip("this server cannot be told to publish its statistics at once")
+    store.database.ask("select pg_stat_force_next_flush()")
+    store.database.ask("select 1")
+    before = read(store)
+    verb()
+    store.database.ask("select pg_stat_force_next_flush()")
+    store.database.ask("select 1")
+    after = read(store)
+    return {name: after[name] - before[name] for name in after if after[name] != before[name] and name != "store"}
+
+
+def test_a_claim_reads_what_it_takes(crowded: PostgresStore) -> None:
+    """Neither the jobs that are done, nor those that are parked, nor the rest of its queue."""
+    assert counted(crowded, lambda: crowded.claim("worker", limit=10)) == {}
+    assert counted(crowded, lambda: crowded.claim("worker", limit=10, queues=["queue-1"])) == {}
+    assert counted(crowded, lambda: crowded.claim("worker", limit=10, queues=["queue-0", "queue-2", "none"])) == {}
+    assert counted(crowded, lambda: crowded.claim("worker", queues=["none"])) == {}
+
+
+def test_an_owners_verbs_read_their_own_leases(crowded: PostgresStore) -> None:
+    """Renew, check, progress and settle, in batches."""
+    grants = crowded.claim("worker", limit=100)
+    holders = [(grant.spec.id, grant.epoch) for grant in grants]
+    said = [Settlement(job_id, epoch, Outcome.COMPLETE, "null") for job_id, epoch in holders]
+    failed = [Settlement(job_id, epoch, Outcome.FAIL, error="boom") for job_id, epoch in holders]
+
+    assert counted(crowded, lambda: crowded.renew([Renewal(*holder) for holder in holders])) == {}
+    assert counted(crowded, lambda: crowded.check(holders)) == {}
+    assert counted(crowded, lambda: crowded.settle(said[:50])) == {}
+    assert counted(crowded, lambda: crowded.settle(failed[50:])) == {}
+
+
+def test_a_reclaim_reads_what_is_over(crowded: PostgresStore) -> None:
+    """By the deadline, and by nothing else."""
+    crowded.claim("worker", limit=50, lease_us=1)
+
+    ended: list[Any] = []
+    assert counted(crowded, lambda: ended.extend(crowded.reclaim())) == {}
+    assert len(ended) == 50
+
+
+def test_a_key_that_becomes_free_is_not_searched_for(crowded: PostgresStore) -> None:
+    """Of a thousand jobs behind it, one is read."""
+    [holder] = crowded.jobs(owner="worker", limit=1)
+    crowded.settle([Settlement(holder.id, holder.epoch, Outcome.COMPLETE, "null")])
+
+    read = counted(crowded, lambda: crowded.claim("worker"))
+
+    assert read.pop("freed", 0) <= 2  # the key itself, which is the only one there
+    assert read == {}
+
+
+def test_the_order_of_a_claim_comes_from_its_index(crowded: PostgresStore) -> None:
+    """No sort, however many jobs wait."""
+    ready = sql.Identifier(crowded.database.schema, "ready").as_string(None)
+    with psycopg.connect(crowded.database.url) as connection:
+        [(plan,)] = connection.execute(
+            f"explain (format json) select seq from {ready} where queue = 'queue-1' "
+            "order by rank, run_at, seq limit 10 for update skip locked"
+        ).fetchall()
+
+    assert "Sort" not in json.dumps(plan)

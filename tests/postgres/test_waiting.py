@@ -1,0 +1,120 @@
+"""Claims that wait on the server's own clock: woken by a notification, and by polling if there is none."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psycopg
+import pytest
+from psycopg import sql
+
+import leasehold.stores.postgres.waiting as waiting
+from leasehold import StoreUnavailable
+from leasehold.core.job import new_job
+from leasehold.stores.postgres import PostgresStore
+
+from .fixtures import Place
+from .staging import Call, session, until
+
+LONG_US = 20_000_000
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make polls so rare that only a notification can end a wait in time."""
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 15)
+
+
+def registered(store: PostgresStore) -> bool:
+    """Whether somebody waits for jobs, and listens."""
+    schema = sql.Identifier(store.database.schema).as_string(None).replace("%", "%%")
+    [(count,)] = store.database.ask(f"select count(*) from {schema}.waiters")
+    [(listening,)] = store.database.ask(
+        "select count(*) from pg_stat_activity where datname = current_database() and query like 'LISTEN%%' "
+        "and state = 'idle'"
+    )
+    return bool(count) and bool(listening)
+
+
+@pytest.mark.usefixtures("patient")
+def test_an_add_wakes_a_claim_that_waits(place: Place) -> None:
+    """In another store on the same data, as another machine would have it."""
+    store = place.store()
+    store.database.open()
+    waiter = Call(lambda: store.claim("worker", wait_us=LONG_US))
+    until(lambda: registered(store))
+
+    started = time.monotonic()
+    place.again(store).add([new_job("a")])
+
+    assert [grant.spec.id for grant in waiter.result()] == ["a"]
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.usefixtures("patient")
+def test_several_claims_of_one_process_share_a_listener(place: Place) -> None:
+    """Each job wakes them; each gets its own."""
+    store = place.store()
+    store.database.open()
+    waiters = [Call(lambda: store.claim("worker", wait_us=LONG_US)) for _ in range(3)]
+    until(lambda: registered(store))
+
+    for number in range(3):
+        store.add([new_job(f"job-{number}")])
+
+    assert sorted(grant.spec.id for waiter in waiters for grant in waiter.result()) == ["job-0", "job-1", "job-2"]
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_job_that_becomes_due_is_claimed_in_time(place: Place) -> None:
+    """Although nobody writes anything then."""
+    store = place.store()
+    store.add([new_job("a", delay_seconds=0.3)])
+
+    assert [grant.spec.id for grant in store.claim("worker", wait_us=LONG_US)] == ["a"]
+
+
+def test_a_listener_that_was_cut_off_is_replaced(place: Place) -> None:
+    """The claim polls on, and listens again."""
+    store = place.store()
+    store.database.open()
+    waiter = Call(lambda: store.claim("worker", wait_us=LONG_US))
+    until(lambda: registered(store))
+
+    with psycopg.connect(store.database.url, autocommit=True) as connection:
+        connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where query like 'LISTEN%' and datname = current_database() and pid <> pg_backend_pid()"
+        )
+    store.add([new_job("a")])
+
+    assert [grant.spec.id for grant in waiter.result()] == ["a"]
+
+
+def test_nobody_is_notified_while_nobody_waits(place: Place) -> None:
+    """NOTIFY takes a lock over all databases: not for nothing."""
+    store = place.store()
+    store.database.open()
+    with session(store) as other:
+        [(channel,)] = other.connection.execute(store.database.query("await_jobs", 2), ["x", 0.0]).fetchall()
+        other.connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+        other.connection.commit()
+
+        store.add([new_job("a")])
+
+        assert list(other.connection.notifies(timeout=0.2)) == []
+
+
+def test_closing_ends_the_wait(place: Place) -> None:
+    """The claim raises, and nothing is left open."""
+    store = place.store()
+    store.database.open()
+    waiter = Call(lambda: store.claim("worker", wait_us=LONG_US))
+    until(lambda: registered(store))
+
+    store.close()
+
+    with pytest.raises(StoreUnavailable):
+        waiter.result()
+    assert threading.active_count() < 10
