@@ -25,7 +25,7 @@ from benchmarks.harness import Run, Sides, main, rate, row
 from benchmarks.peers import BareRouter, RawSqlite, ScanningRouter
 
 from leasehold import Router
-from leasehold.core.job import NewJob, Outcome, Settlement
+from leasehold.core.job import NewJob, completion
 from leasehold.store import Store
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
@@ -73,8 +73,7 @@ def in_batches(router: Router, count: int) -> int:
     for _ in range(0, count, BATCH):
         grants = store.claim(OWNER, limit=BATCH)
         assert len(grants) == BATCH
-        settlements = [Settlement(grant.spec.id, grant.epoch, Outcome.COMPLETE, "null") for grant in grants]
-        assert not any(store.settle(settlements))
+        assert not any(store.settle([completion(grant) for grant in grants]))
     return count
 
 

@@ -27,6 +27,7 @@ from .core.job import (
     Progress,
     Settlement,
     child_name,
+    completion,
     new_child,
     new_job,
 )
@@ -318,7 +319,7 @@ class Lease:
         """
         document = "null" if result is None else values.encode(result, "result")
         children = self._then(then) if then else ()
-        said = Settlement(self._grant.spec.id, self._grant.epoch, Outcome.COMPLETE, document, children)
+        said = completion(self._grant, document, children)
         return self._settle(said, connection, savepoint)
 
     def fail(

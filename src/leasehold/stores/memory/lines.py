@@ -8,7 +8,7 @@ transferred) gets a new ticket, and the entry that it left behind is dropped whe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .record import Record
 
 Entry = tuple[int, int, int, "Record"]
+Admit = Callable[["Record"], bool]  # asked about a record with a lock key; it keeps the record that it refuses
 
 _EMPTY_LANES_KEPT = 64
 _ROOM = 10_000
@@ -73,10 +74,10 @@ class Ready:
             lane = self._lanes[key] = Lane()
         lane.push((record.run_us, record.seq, record.ticket, record))
 
-    def take(self, queues: Collection[str] | None) -> Iterator[Record]:
-        """Remove and yield records in the order of their claim; those not asked for stay."""
+    def take(self, queues: Collection[str] | None, limit: int, admit: Admit) -> list[Record]:
+        """Remove and return up to *limit* admitted records in the order of their claim; those not asked for stay."""
         if len(self._lanes) == 1 and queues is None:
-            return _in_turn(*self._lanes.values())
+            return _in_turn(next(iter(self._lanes.values())), limit, admit)
         wanted = [
             (-key[1], lane)
             for key, lane in self._lanes.items()
@@ -84,7 +85,7 @@ class Ready:
         ]
         if len(self._lanes) > len(wanted) + _EMPTY_LANES_KEPT:
             self._lanes = {key: lane for key, lane in self._lanes.items() if lane.line or lane.early}
-        return _in_turn(wanted[0][1]) if len(wanted) == 1 else _merged(wanted)
+        return _in_turn(wanted[0][1], limit, admit) if len(wanted) == 1 else _merged(wanted, limit, admit)
 
     def records(self) -> Iterator[Record]:
         """Every record that waits here, in no order."""
@@ -92,26 +93,32 @@ class Ready:
             yield from (entry[3] for entry in lane.entries())
 
 
-def _in_turn(lane: Lane) -> Iterator[Record]:
+def _in_turn(lane: Lane, limit: int, admit: Admit) -> list[Record]:
+    taken: list[Record] = []
     line, early, pop = lane.line, lane.early, lane.line.popleft
-    while line or early:
+    while (line or early) and limit > 0:
         _, _, ticket, record = pop() if not early else lane.pop()
-        if record.ticket == ticket:
-            yield record
+        if record.ticket == ticket and (record.spec.lock is None or admit(record)):
+            taken.append(record)
+            limit -= 1
+    return taken
 
 
-def _merged(lanes: list[tuple[int, Lane]]) -> Iterator[Record]:
+def _merged(lanes: list[tuple[int, Lane]], limit: int, admit: Admit) -> list[Record]:
+    taken: list[Record] = []
     heads = [(rank, head, lane) for rank, lane in lanes if (head := lane.peek())]
     heapify(heads)
-    while heads:
+    while heads and len(taken) < limit:
         rank, (_, _, _, record), lane = heads[0]
         lane.pop()
-        yield record
+        if record.spec.lock is None or admit(record):
+            taken.append(record)
         following = lane.peek()
         if following is None:
             heappop(heads)
         else:
             heapreplace(heads, (rank, following, lane))
+    return taken
 
 
 class Scheduled:

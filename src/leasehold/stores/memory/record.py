@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...core.job import Effect, Grant, Job, NewJob, Settlement, Status
+from ...core.job import Effect, Grant, Job, NewJob, Settlement, Status, completion
 from ...core.ownership import Ownership, Reason
 
 
@@ -23,6 +23,7 @@ class Record:
         "grant",
         "history",
         "last_error",
+        "left",
         "note",
         "progress",
         "reason",
@@ -30,11 +31,11 @@ class Record:
         "result",
         "run_us",
         "seq",
-        "settlement",
         "spec",
         "stalls_us",
         "status",
         "tally",
+        "then",
         "ticket",
         "updated_us",
     )
@@ -60,7 +61,8 @@ class Record:
         self.checkpoint: str | None = None
         self.result: str | None = None
         self.last_error: str | None = None
-        self.settlement: Settlement | None = None
+        self.then: tuple[NewJob, ...] = ()  # of the completion
+        self.left = 0  # entries that it has left behind in the line of finished jobs
         self.created_us = self.updated_us = now
         self.finished_us: int | None = None
         self.history: list[tuple[Ownership, str | None]] | None = None  # ended ownerships, and what their owner said
@@ -90,6 +92,13 @@ class Record:
             self.updated_us,
             self.finished_us,
         )
+
+    def completion(self) -> Settlement | None:
+        """What the owner said who completed the job; None if nobody has, or an operator did."""
+        # Made anew for the rare repetition: kept, it would be one more object per job for the garbage collector.
+        if self.status is not Status.DONE or self.grant is None:
+            return None
+        return completion(self.grant, self.result, self.then)
 
     def ended(self, how: str | None, at: int | None, by: str | None, note: str | None) -> Ownership:
         """The current ownership as a record, ended as the arguments say."""

@@ -101,7 +101,7 @@ class State:
         self._parked = Parked()
         self._expiries = Deadlines()
         self._stalls = Deadlines()
-        self._finished: deque[tuple[int, Record]] = deque()
+        self._finished: deque[Record] = deque()
         self._tallies: dict[str, list[int]] = {}
         self._processes: set[Process] = set()  # others that have claimed, until they are found gone
         self._recovered_us = 0
@@ -146,19 +146,15 @@ class State:
             added.append(Added(record.job(), True))
         return added
 
-    def _take(self, limit: int, queues: Sequence[str] | None) -> list[Record]:
-        taken: list[Record] = []
-        for record in self._ready.take(queues):
-            key = record.spec.lock
-            if key is not None:
-                if key in self._held:
-                    self._parked.push(key, record)
-                    continue
-                self._held[key] = record
-            taken.append(record)
-            if len(taken) >= limit:
-                break
-        return taken
+    def _hold(self, record: Record) -> bool:
+        """Take the record's lock key for it, or park it behind the key."""
+        key = record.spec.lock
+        assert key is not None
+        if key in self._held:
+            self._parked.push(key, record)
+            return False
+        self._held[key] = record
+        return True
 
     def _grant(
         self,
@@ -175,14 +171,15 @@ class State:
         epoch = self._last - len(taken)
         new, status = tuple.__new__, Status.RUNNING
         grants: list[Grant] = []
-        looks: dict[int, list[Record]] = {}
-        at, together = -1, taken
+        usual = lease_us or default_lease_us
+        usual_expires, mixed = now + usual, False
         tally, count = taken[0].tally, 0
         for record in taken:
             spec = record.spec
             epoch += 1
-            lasts = lease_us or spec.lease_us or default_lease_us
-            expires = now + lasts
+            lasts, expires = usual, usual_expires
+            if spec.lease_us is not None and lease_us is None:
+                lasts, expires, mixed = spec.lease_us, now + spec.lease_us, True
             # The tuple's own constructor: a NamedTuple's is a Python function around it.
             grant = new(
                 Grant,
@@ -211,9 +208,6 @@ class State:
                 tally[RUNNING] += count
                 tally, count = record.tally, 0
             count += 1
-            if expires != at:
-                at, together = expires, looks.setdefault(expires, [])
-            together.append(record)
             if spec.stall_us is not None:
                 record.stalls_us = now + spec.stall_us
                 self._look(record.stalls_us)
@@ -222,7 +216,8 @@ class State:
             grants.append(grant)
         tally[PENDING] -= count
         tally[RUNNING] += count
-        for expires, records in looks.items():
+        looks = [(record.expires_us, [record]) for record in taken] if mixed else [(usual_expires, taken)]
+        for expires, records in looks:
             if expires < self._next:
                 self._next = expires
             if self._expiries.push(expires, records):
@@ -251,33 +246,14 @@ class State:
     def _repeated(self, said: Settlement, now: int) -> Refusal | None:
         record = self._jobs.get(said.job_id)
         if record is not None and said.epoch:
-            if record.settlement is not None and record.epoch == said.epoch:
-                before: str | None = record.settlement.fingerprint()
+            completed = record.completion() if record.epoch == said.epoch else None
+            if completed is not None:
+                before: str | None = completed.fingerprint()
             else:
                 before = next((said_so for held, said_so in record.history or () if held.epoch == said.epoch), None)
             if before is not None and before == said.fingerprint():
                 return None
         return self._refused(said.job_id, said.epoch, said.outcome.value, now)
-
-    def _complete(self, record: Record, said: Settlement, now: int) -> None:
-        # The common path of every job, so it does in one breath what _let_go and _end do.
-        spec, tally = record.spec, record.tally
-        record.result = said.result
-        record.settlement = said
-        record.last_error = record.stalls_us = None
-        record.status = Status.DONE
-        record.updated_us = record.finished_us = now
-        tally[RUNNING] -= 1
-        tally[DONE] += 1
-        self._finished.append((now, record))
-        if spec.unique is not None and self._unique.get(spec.unique) is record:
-            del self._unique[spec.unique]
-        if spec.lock is not None:
-            self._free(spec.lock)
-        if said.then:  # only now: a follow-up may have the unique key that the job gave back
-            self._add(said.then, now)
-        if self._trace:
-            self._note("completed", record, now)
 
     def _put_back(self, record: Record, said: Settlement, now: int) -> None:
         verb = Verb.RELEASE
@@ -405,7 +381,7 @@ class State:
     def _refuse(self, record: Record, presented: int, verb: str, now: int, actor: str | None = None) -> StaleEpoch:
         owner = record.grant.owner if record.grant and record.status is Status.RUNNING else None
         kind, reason, by = StaleEpoch, record.reason if record.epoch else None, None
-        if record.epoch == presented and record.settlement is not None and record.grant is not None:
+        if record.epoch == presented and record.grant is not None and record.completion() is not None:
             kind, reason, by = Settled, None, record.grant.owner
         for held, said in record.history or ():
             if held.epoch == presented:
@@ -444,6 +420,7 @@ class State:
         record.status = status
 
     def _reopen(self, record: Record, now: int) -> None:
+        record.left += 1
         record.errors = record.reclaims = 0
         record.attempt += 1
         record.result = record.finished_us = None
@@ -471,9 +448,11 @@ class State:
             self._ready.push(record)
 
     def _end(self, record: Record, status: Status, now: int) -> None:
+        if record.status in FINISHED:  # completed by hand after it had failed
+            record.left += 1
         self._move(record, status)
         record.updated_us = record.finished_us = now
-        self._finished.append((now, record))
+        self._finished.append(record)
         unique = record.spec.unique
         if unique is not None and self._unique.get(unique) is record:
             del self._unique[unique]
@@ -483,7 +462,7 @@ class State:
         record.epoch = self._last
         record.reason = reason
         record.grant = None
-        record.settlement = None
+        record.then = ()
 
     def _leave(self, record: Record) -> None:
         """Take a pending record out of wherever it waits; the entry that stays behind is void."""
@@ -509,15 +488,16 @@ class State:
         now = self._clock.now()
         for record in sorted(self._jobs.values(), key=lambda record: record.seq):
             record.ticket += 1
+            record.left = 0
             grant, spec = record.grant, record.spec
             if record.status is Status.RUNNING and (grant is None or grant.epoch != record.epoch):
                 record.status = Status.PENDING  # its lease had ended, and what was to follow did not happen
             record.tally[ORDER[record.status]] += 1
             if record.status in FINISHED:
                 record.finished_us = record.finished_us or now
-                self._finished.append((record.finished_us, record))
+                self._finished.append(record)
                 continue
-            record.settlement = record.finished_us = None
+            record.then, record.finished_us = (), None
             if spec.unique is not None:
                 self._unique[spec.unique] = record
             if record.status is Status.PENDING:
@@ -530,7 +510,7 @@ class State:
                 self._stalls.push(record.stalls_us, [record])
             if spec.lock is not None:
                 self._held[spec.lock] = record
-        self._finished = deque(sorted(self._finished, key=lambda entry: entry[0]))
+        self._finished = deque(sorted(self._finished, key=lambda record: record.finished_us or 0))
 
     # Records
 

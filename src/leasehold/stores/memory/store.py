@@ -16,7 +16,7 @@ from ...core.ownership import Event, Ownership, Process, Reason, draw_epochs
 from ...errors import InvalidArgument, NoLease, StoreUnavailable
 from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
 from .record import Record
-from .state import ORDER, PENDING, RUNNING, State, turn
+from .state import DONE, ORDER, PENDING, RUNNING, State, turn
 
 
 class MemoryStore(State):
@@ -39,7 +39,6 @@ class MemoryStore(State):
 
     # Owners
 
-    @turn
     def claim(
         self,
         owner: str,
@@ -53,11 +52,26 @@ class MemoryStore(State):
         wait_us: int = 0,
     ) -> list[Grant]:
         """Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first."""
+        # By position from here on: `turn` would pack and unpack the names once more.
+        return self._claim(owner, limit, queues, lease_us, default_lease_us, claim_id, process, wait_us)
+
+    @turn
+    def _claim(
+        self,
+        owner: str,
+        limit: int,
+        queues: Sequence[str] | None,
+        lease_us: int | None,
+        default_lease_us: int,
+        claim_id: str | None,
+        process: Process | None,
+        wait_us: int,
+    ) -> list[Grant]:
         now = self._now()
         until = now + wait_us
         while not self._closed:
             self._sweep(now)
-            taken = self._take(limit, queues)
+            taken = self._ready.take(queues, limit, self._hold)
             if taken:
                 grants = self._grant(taken, owner, lease_us, default_lease_us, claim_id, process, now)
                 if self._trace:
@@ -156,17 +170,36 @@ class MemoryStore(State):
         """End each lease as its owner says."""
         reply: list[Refusal | None] = []
         now = self._now()
-        find, running, complete = self._jobs.get, Status.RUNNING, Outcome.COMPLETE
+        find, running, done, finished = self._jobs.get, Status.RUNNING, Status.DONE, self._finished
+        complete = Outcome.COMPLETE
         for said in settlements:
-            record = find(said.job_id)
-            if record is None or record.epoch != said.epoch or record.status is not running:
+            job_id, epoch, outcome, result, then, _, _, _ = said
+            record = find(job_id)
+            if record is None or record.epoch != epoch or record.status is not running:
                 reply.append(self._repeated(said, now))
                 continue
-            if said.outcome is complete:
-                self._complete(record, said, now)
-            else:
-                self._put_back(record, said, now)
             reply.append(None)
+            if outcome is not complete:
+                self._put_back(record, said, now)
+                continue
+            # The common path of every job, so it does in one breath what _let_go and _end do.
+            spec, tally = record.spec, record.tally
+            record.result = result
+            record.then = then
+            record.last_error = record.stalls_us = None
+            record.status = done
+            record.updated_us = record.finished_us = now
+            tally[RUNNING] -= 1
+            tally[DONE] += 1
+            finished.append(record)
+            if spec.unique is not None and self._unique.get(spec.unique) is record:
+                del self._unique[spec.unique]
+            if spec.lock is not None:
+                self._free(spec.lock)
+            if then:  # only now: a follow-up may have the unique key that the job gave back
+                self._add(then, now)
+            if self._trace:
+                self._note("completed", record, now)
         self._wake_claims()
         return reply
 
@@ -256,7 +289,7 @@ class MemoryStore(State):
             self._leave(record)
             self._wake(record.spec.lock)
         elif record.grant is not None:
-            said = record.settlement
+            said = record.completion()
             assert said is not None
             self._archive(record, Status.DONE, record.finished_us, by=record.grant.owner, said=said.fingerprint())
         self._advance_record(record, MOVED_BY[verb], now)
@@ -302,13 +335,17 @@ class MemoryStore(State):
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first; return how many."""
         before_us = self._now() - keep_us
         removed, kept = 0, []
-        while self._finished and removed < limit and self._finished[0][0] < before_us:
-            at, record = self._finished.popleft()
-            if record.finished_us != at or self._jobs.get(record.spec.id) is not record:
-                continue  # replayed since
+        while self._finished and removed < limit:
+            record = self._finished[0]
+            if not record.left and (record.finished_us is None or record.finished_us >= before_us):
+                break
+            self._finished.popleft()
+            if record.left:  # replayed since; if it has finished again, that entry is further behind
+                record.left -= 1
+                continue
             parent = self._jobs.get(record.spec.parent) if record.spec.parent is not None else None
             if parent is not None and parent.status not in FINISHED:
-                kept.append((at, record))
+                kept.append(record)
                 continue
             del self._jobs[record.spec.id]
             record.tally[ORDER[record.status]] -= 1
