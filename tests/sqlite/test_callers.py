@@ -1,4 +1,8 @@
-"""The verbs inside a caller's own transaction: what commits together, what is refused, and who waits for whom."""
+"""
+The verbs inside a caller's own transaction: what commits together, what is refused, and who waits for whom.
+
+Long on purpose: every property is tried with every kind of caller, and they share their fixtures.
+"""
 
 from __future__ import annotations
 
