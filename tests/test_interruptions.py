@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -148,3 +149,45 @@ def test_recovery_goes_by_the_name_of_a_process_and_not_by_its_row(tmp_path: Pat
         assert store._write(lambda now: store._verbs.recover([dead], now)) == []
 
         assert router.job("job").owner == "alive"
+
+
+def test_a_clock_that_is_set_back_makes_no_wait_longer(tmp_path: Path) -> None:
+    """What is left to wait is counted as the clock goes on; an hour backwards adds nothing to it."""
+
+    class SetBack(SystemClock):
+        """Goes a second on at each look, but for one look at which it was set back by an hour."""
+
+        def __init__(self) -> None:
+            self.at = 1_900_000_000_000_000
+            self.looks = 0
+
+        def now(self) -> int:
+            self.looks += 1
+            self.at += -3_600_000_000 if self.looks == 4 else 1_000_000
+            return self.at
+
+        def wait(self, condition: threading.Condition, until: int) -> None:
+            """Return at once: time passes by looking."""
+
+    for url in (None, f"sqlite:///{tmp_path}/jobs.db"):
+        clock = SetBack()
+        with Router(url, clock=clock) as router:
+            assert router.claim("w", wait_seconds=20) is None
+
+        assert clock.looks < 100, "an hour was waited for, a second at a time"
+
+
+def test_one_prune_removes_a_bounded_number_of_events(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are old: nobody waits long for the write lock because of it."""
+    monkeypatch.setattr("leasehold.stores.memory.store.EVENTS_AT_ONCE", 3)
+    monkeypatch.setattr("leasehold.stores.sqlite.moving.EVENTS_AT_ONCE", 3)
+    for _ in range(8):
+        router.advance()
+
+    counts = []
+    for _ in range(4):
+        router.store.prune(0)
+        counts.append(len(router.events()))
+
+    assert counts == [5, 2, 0, 0]
+    router.close()

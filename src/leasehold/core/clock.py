@@ -37,6 +37,22 @@ class SystemClock:
         condition.wait(min(max(until - self.now(), 0) / 1_000_000, 60.0))
 
 
+class Countdown:
+    """Tells how much of a time is left on a clock; a clock that is set back makes it no longer."""
+
+    def __init__(self, clock: Clock, micros: int) -> None:
+        self._clock = clock
+        self._left = micros
+        self._at = clock.now()
+
+    def left(self) -> int:
+        """Return the microseconds that are left, by the steps forward that the clock has made."""
+        now = self._clock.now()
+        self._left -= max(now - self._at, 0)
+        self._at = now
+        return self._left
+
+
 def patience(seconds: float) -> Callable[[], float]:
     """Return a function that tells how much of *seconds* is left, whatever happens to the wall clock meanwhile."""
     until = time.monotonic() + seconds

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ...core.clock import Clock, SystemClock
+from ...core.clock import Clock, Countdown, SystemClock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
 from ...core.lifecycle import Verb
 from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
@@ -141,39 +141,32 @@ class SqliteStore:
             yield from verbs.sweep(now)
             return (yield from verbs.claim(owner, limit, queues, lease_us, default_lease_us, claim_id, process, now))
 
-        until = self._clock.now() + wait_us
+        countdown = Countdown(self._clock, wait_us)
         while True:
             grants, more = self._write(program)
             if grants:
                 return grants
             if more or self._recover():
                 continue
-            if self._clock.now() >= until:
+            if countdown.left() <= 0 or not self._wait(countdown, queues):
                 return []
-            woken = self._wait(until, queues)
-            if woken is None:
-                return []
-            until = woken
 
-    def _wait(self, until: int, queues: Sequence[str] | None) -> int | None:
-        """Return until when to wait on, once a claim may find something; None when *until* has come."""
+    def _wait(self, countdown: Countdown, queues: Sequence[str] | None) -> bool:
+        """Return True once a claim may find something, False when the time is over."""
         database, verbs = self.database, self._verbs
         version, look = None, 0
-        before = 0
         while True:
             now = self._clock.now()
-            until -= max(before - now, 0)  # a clock that was set back must not make the wait longer
-            before = now
             seen = database.version()
             if seen != version:
                 version = seen
                 ready, look = database.read(verbs.look(queues))
                 if ready:
-                    return until
+                    return True
             if now >= look or self._recover():
-                return until
-            if now >= until:
-                return None
+                return True
+            if countdown.left() <= 0:
+                return False
             with self._changing:
                 self._changed.wait(_POLL_SECONDS)
 
