@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+FAR = 2**62  # an instant that never comes
+
 
 class Clock(Protocol):
     """Tells the time, and waits for it."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from ...core.clock import Clock, SystemClock
+from ...core.clock import FAR, Clock, SystemClock
 from ...core.job import Added, Grant, NewJob, Outcome, Settlement, Status
 from ...core.lifecycle import FINISHED, FREED_BY, Verb, after, judge_error, judge_reclaim, reclaim_error
 from ...core.ownership import (
@@ -44,7 +44,6 @@ S = TypeVar("S", bound="State")
 ORDER = {status: place for place, status in enumerate(Status)}
 PENDING, RUNNING, DONE = ORDER[Status.PENDING], ORDER[Status.RUNNING], ORDER[Status.DONE]
 
-FAR = 2**62  # an instant that never comes
 _LEFT_BEHIND = 1_000  # so many void entries are kept before a rebuild pays
 
 

@@ -179,25 +179,19 @@ class Base:
     ) -> Program[None]:
         """Keep an event."""
         known = {name: value for name, value in facts.items() if value is not None}
-        yield one(self.sql.insert_event, now, kind, job_id, epoch, owner, json.dumps(known))
+        yield from self.keep((now, kind, job_id, epoch, owner, json.dumps(known)))
+
+    def keep(self, event: tuple[Any, ...]) -> Program[None]:
+        """Keep an event, as a row of the table."""
+        yield one(self.sql.insert_event, *event)
 
 
 class Joined(Base):
     """The same programs inside a caller's transaction, where a record of the refusal would be rolled back with it."""
 
-    def record(
-        self,
-        kind: str,
-        job_id: str | None,
-        now: int,
-        *,
-        epoch: int | None = None,
-        owner: str | None = None,
-        **facts: Any,
-    ) -> Program[None]:
+    def keep(self, event: tuple[Any, ...]) -> Program[None]:
         """Keep an event: with the transaction if it is the transaction's doing, else afterwards and apart."""
-        if kind not in ("refused", "alarm"):
-            yield from super().record(kind, job_id, now, epoch=epoch, owner=owner, **facts)
-            return
-        known = {name: value for name, value in facts.items() if value is not None}
-        self.apart.append((now, kind, job_id, epoch, owner, json.dumps(known)))
+        if event[1] in ("refused", "alarm"):
+            self.apart.append(event)
+        else:
+            yield from super().keep(event)

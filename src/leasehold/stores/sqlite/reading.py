@@ -6,14 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ...core.clock import FAR
 from ...core.job import Counts, Effect, Grant, Job, Status
 from ...core.lifecycle import FINISHED
 from ...core.ownership import Event, Ownership, Reason
 from ...errors import NoLease, UnknownJob
 from .base import Base
 from .rows import Program, grant_of, job_of, one
-
-FAR = 2**62  # an instant that never comes
 
 _CONDITIONS = {
     "queue": "j.queue = :queue",
