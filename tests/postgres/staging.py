@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import psycopg
 
 from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.rows import granted
 
 T = TypeVar("T")
 
@@ -37,8 +38,8 @@ class Session:
 
     def claim(self, limit: int = 10) -> list[str]:
         """Claim, and stay in the transaction; return the ids of what was got."""
-        rows = self.call("claim", "other", limit, None, None, 30_000_000, None, *[None] * 5, False)
-        return [row[19] for row in rows if row[4] is not None]
+        _, *rows = self.call("claim", "other", limit, None, None, 30_000_000, None, *[None] * 11, False)
+        return [granted(row, "other", None, None, 0).spec.id for row in rows]
 
 
 @contextmanager

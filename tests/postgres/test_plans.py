@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,25 +27,34 @@ def crowded(place: Place) -> Iterator[PostgresStore]:
     store.add([new_job(f"done-{number}") for number in range(DONE)])
     while grants := store.claim("worker", limit=1_000):
         store.settle([Settlement(grant.spec.id, grant.epoch, Outcome.COMPLETE, "null") for grant in grants])
-    store.add([new_job(f"blocked-{number}", lock="k", priority=1) for number in range(BLOCKED)])
+    key = os.urandom(4).hex()  # of which no earlier test has left dead entries
+    store.add([new_job(f"blocked-{number}", lock=key, priority=1) for number in range(BLOCKED)])
     while store.claim("worker", limit=10):
         pass
     store.add([new_job(f"pending-{number}", queue=f"queue-{number % 3}") for number in range(PENDING)])
+    store.claim("worker")  # which steps over the dead entries of those that are parked, once
     yield store
     assert store.verify() == []
 
 
 def read(store: PostgresStore) -> dict[str, int]:
-    """How many rows of each table were read one by one, without an index, by anybody so far."""
+    """How many rows of each table were read without an index, and how many entries of each index, so far."""
     with psycopg.connect(store.database.url, autocommit=True) as connection:
         rows = connection.execute(
-            "select relname, seq_tup_read from pg_stat_user_tables where schemaname = %s", [store.database.schema]
+            "select relname, seq_tup_read from pg_stat_user_tables "
+            "where schemaname = %(schema)s and relname <> 'store' union all "
+            "select indexrelname, idx_tup_read from pg_stat_user_indexes where schemaname = %(schema)s",
+            {"schema": store.database.schema},
         )
         return {str(name): int(count) for name, count in rows}
 
 
-def counted(store: PostgresStore, verb: Any) -> dict[str, int]:
-    """How many rows *verb* reads without an index, by table; only those where it reads any."""
+def counted(store: PostgresStore, verb: Any, enough: int = 0) -> dict[str, int]:
+    """
+    How much *verb* reads, by table and index.
+
+    Up to *enough* entries of an index are as it should be and left out: a batch reads a few for each of its jobs.
+    """
     if store.database.ask("show server_version_num")[0][0] < "150000":
         pytest.skip("this server cannot be told to publish its statistics at once")
     store.database.ask("select pg_stat_force_next_flush()")
@@ -54,15 +64,16 @@ def counted(store: PostgresStore, verb: Any) -> dict[str, int]:
     store.database.ask("select pg_stat_force_next_flush()")
     store.database.ask("select 1")
     after = read(store)
-    return {name: after[name] - before[name] for name in after if after[name] != before[name] and name != "store"}
+    most = {name: enough if "_" in name else 0 for name in after}  # only the names of indexes have a "_"
+    return {name: after[name] - before[name] for name in after if after[name] - before[name] > most[name]}
 
 
 def test_a_claim_reads_what_it_takes(crowded: PostgresStore) -> None:
     """Neither the jobs that are done, nor those that are parked, nor the rest of its queue."""
-    assert counted(crowded, lambda: crowded.claim("worker", limit=10)) == {}
-    assert counted(crowded, lambda: crowded.claim("worker", limit=10, queues=["queue-1"])) == {}
-    assert counted(crowded, lambda: crowded.claim("worker", limit=10, queues=["queue-0", "queue-2", "none"])) == {}
-    assert counted(crowded, lambda: crowded.claim("worker", queues=["none"])) == {}
+    assert counted(crowded, lambda: crowded.claim("worker", limit=10), 60) == {}
+    assert counted(crowded, lambda: crowded.claim("worker", limit=10, queues=["queue-1"]), 60) == {}
+    assert counted(crowded, lambda: crowded.claim("worker", limit=10, queues=["queue-0", "queue-2", "none"]), 60) == {}
+    assert counted(crowded, lambda: crowded.claim("worker", queues=["none"]), 5) == {}
 
 
 def test_an_owners_verbs_read_their_own_leases(crowded: PostgresStore) -> None:
@@ -72,10 +83,10 @@ def test_an_owners_verbs_read_their_own_leases(crowded: PostgresStore) -> None:
     said = [Settlement(job_id, epoch, Outcome.COMPLETE, "null") for job_id, epoch in holders]
     failed = [Settlement(job_id, epoch, Outcome.FAIL, error="boom") for job_id, epoch in holders]
 
-    assert counted(crowded, lambda: crowded.renew([Renewal(*holder) for holder in holders])) == {}
-    assert counted(crowded, lambda: crowded.check(holders)) == {}
-    assert counted(crowded, lambda: crowded.settle(said[:50])) == {}
-    assert counted(crowded, lambda: crowded.settle(failed[50:])) == {}
+    assert counted(crowded, lambda: crowded.renew([Renewal(*holder) for holder in holders]), 400) == {}
+    assert counted(crowded, lambda: crowded.check(holders), 400) == {}
+    assert counted(crowded, lambda: crowded.settle(said[:50]), 200) == {}
+    assert counted(crowded, lambda: crowded.settle(failed[50:]), 400) == {}
 
 
 def test_a_reclaim_reads_what_is_over(crowded: PostgresStore) -> None:
@@ -83,7 +94,7 @@ def test_a_reclaim_reads_what_is_over(crowded: PostgresStore) -> None:
     crowded.claim("worker", limit=50, lease_us=1)
 
     ended: list[Any] = []
-    assert counted(crowded, lambda: ended.extend(crowded.reclaim())) == {}
+    assert counted(crowded, lambda: ended.extend(crowded.reclaim()), 400) == {}
     assert len(ended) == 50
 
 
@@ -92,7 +103,7 @@ def test_a_key_that_becomes_free_is_not_searched_for(crowded: PostgresStore) -> 
     [holder] = crowded.jobs(owner="worker", limit=1)
     crowded.settle([Settlement(holder.id, holder.epoch, Outcome.COMPLETE, "null")])
 
-    read = counted(crowded, lambda: crowded.claim("worker"))
+    read = counted(crowded, lambda: crowded.claim("worker"), 10)
 
     assert read.pop("freed", 0) <= 2  # the key itself, which is the only one there
     assert read == {}

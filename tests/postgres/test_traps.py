@@ -155,7 +155,7 @@ def test_trap_6_a_claim_does_not_park_behind_a_key_for_ever(store: PostgresStore
     store.add([new_job("second", lock="k")])
     with session(store) as other:
         said = f'[{{"id":"first","epoch":{grant.epoch},"outcome":"complete","result":"1","said":"x"}}]'
-        assert other.call("settle", said, True, 1000, False) == []
+        assert other.call("settle", said, 1000, False) == []
 
         assert store.claim("b") == []
         other.connection.commit()

@@ -156,7 +156,7 @@ class Database:
             "keepalives_count": 4,
             **self._settings,
             # A pooler between us and the server may give us another session for each statement.
-            "prepare_threshold": None,
+            "prepare_threshold": 5,
         }
         try:
             connection = kind.connect(**settings, autocommit=autocommit)

@@ -15,6 +15,9 @@ CREATE SEQUENCE leasehold.epochs AS bigint MINVALUE 1 MAXVALUE 9007199254740991 
 -- The order of insertion.
 CREATE SEQUENCE leasehold.seqs AS bigint CACHE 1 NO CYCLE;
 
+-- Rises whenever a job comes to wait before others: floors that were found earlier do not hold (functions/04_claiming.sql).
+CREATE SEQUENCE leasehold.lowered AS bigint MINVALUE 0 CACHE 1 CYCLE;
+
 -- One row: what holds for the store as a whole.
 CREATE TABLE leasehold.store (
     one             boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -61,7 +64,7 @@ CREATE TABLE leasehold.jobs (
     CHECK ((status = 'unfinished') = (finished_at IS NULL)),
     CHECK ((owner IS NULL) = (settlement IS NULL) AND (owner IS NULL) = (granted_at IS NULL)),
     CHECK (owner IS NULL OR status = 'done')
-) WITH (fillfactor = 75);
+) WITH (fillfactor = 45);  -- a batch ends all jobs of a page at once, and the new versions must fit beside the old
 
 CREATE INDEX jobs_parent ON leasehold.jobs (parent) WHERE parent IS NOT NULL;
 
@@ -259,11 +262,19 @@ CREATE TYPE leasehold.moved AS (
     note text, checkpoint text, result text, last_error text, created_at bigint, updated_at bigint, finished_at bigint,
     seq bigint
 );
-CREATE TYPE leasehold.claimed AS (
-    answer text, fenced bigint[], again boolean, next_us bigint,  -- next_us: after how long to look again, if there was nothing
+CREATE TYPE leasehold.transferred AS (
+    answer text, fenced bigint[],
     epoch bigint, owner text, reason text, attempt integer, errors integer, checkpoint text, claim_id text,
     granted_at bigint, expires_at bigint, given_us bigint,
     host text, boot text, namespace text, pid bigint, started bigint,
+    id text, payload text, task text, queue text, priority integer, lock text, unique_key text, retry text,
+    lease_us bigint, stall_us bigint, parent text
+);
+CREATE TYPE leasehold.claimed AS (
+    -- In the first row only: what there is to say of all. next_us: after how long to look again, if there was nothing.
+    now bigint, fenced bigint[], again boolean, bottom boolean, next_us bigint,
+    lowered bigint, swept bigint, queues text, ranks text, run_ats text, seqs text,  -- the floors
+    epoch bigint, reason text, attempt integer, errors integer, checkpoint text, given_us bigint,
     id text, payload text, task text, queue text, priority integer, lock text, unique_key text, retry text,
     lease_us bigint, stall_us bigint, parent text
 );

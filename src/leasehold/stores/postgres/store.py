@@ -8,7 +8,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ...core.clock import Clock, SystemClock
-from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key
+from ...core.job import (
+    Added,
+    Counts,
+    Effect,
+    Grant,
+    Job,
+    NewJob,
+    Progress,
+    Settlement,
+    Status,
+    effect_key,
+    new_state,
+)
 from ...core.lifecycle import Verb, after, lock_held, unique_taken
 from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process, sane
 from ...errors import InvalidArgument, LeaseholdError, NoLease, StoreUnavailable, UnknownJob
@@ -16,12 +28,17 @@ from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
 from .callers import PostgresTransactions
 from .database import Database, sqlstate_of
+from .floors import Floors
 from .rows import (
+    FIRST,
     Row,
     added,
+    alike,
     as_json,
+    completions,
     event_of,
     grant_of,
+    granted,
     job_of,
     ownership_of,
     refusal_of,
@@ -60,6 +77,7 @@ class PostgresStore:
         self.database = Database(url, schema, now=self._now, connections=connections, wait_seconds=wait_seconds)
         self.transactions = PostgresTransactions(self, self.database, self._now, trace=trace)
         self._waiting = Waiting(self.database)
+        self._floors = Floors(self._timer)
         self._recovered_us = 0
         self._told_of_rights = False
 
@@ -76,6 +94,10 @@ class PostgresStore:
     def add(self, jobs: Sequence[NewJob]) -> list[Added]:
         """Keep each job that is new, all in one atomic step; say for each whether this call made it."""
         self.database.open()
+        if not self._trace and (same := alike(jobs)) is not None:
+            [(now,)] = self._call("add_alike", *same)
+            if now is not None:
+                return [Added(new_state(job, now), True) for job in jobs]
         return added(jobs, self._call("add", self.database.store_id, as_json(wishes(jobs)), self._trace))
 
     # Owners
@@ -94,9 +116,10 @@ class PostgresStore:
     ) -> list[Grant]:
         """Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first."""
         named = None if queues is None else sorted(set(queues))
-        host, boot, namespace, pid, started = process or (None, None, None, None, None)
+        here = process or (None, None, None, None, None)
         until, again = self._timer.now() + wait_us, 0  # how long to wait is the caller's affair, and on its clock
         while True:
+            floors = self._floors.lent()
             rows = self._call(
                 "claim",
                 owner,
@@ -105,18 +128,16 @@ class PostgresStore:
                 lease_us,
                 default_lease_us,
                 claim_id,
-                host,
-                boot,
-                namespace,
-                pid,
-                started,
+                *here,
+                *floors,
                 self._trace,
             )
-            _, fenced, more, next_us, *_ = rows[0]
+            now, fenced, more, bottom, next_us, *found = rows[0][:FIRST]
+            self._floors.keep(tuple(found), bottom=bottom)
             if fenced:
                 self._end_fenced(fenced)
-            if rows[0][4] is not None:
-                return [grant_of(row[4:]) for row in rows]
+            if len(rows) > 1:
+                return [granted(row, owner, claim_id, process, now) for row in rows[1:]]
             if more and again < _AGAIN:  # others are deciding about keys right now, or many jobs were parked
                 again += 1
                 continue
@@ -214,21 +235,24 @@ class PostgresStore:
         A batch that meets somebody else's lock is split, so that only who collides waits. If that takes too long,
         `StoreUnavailable` is raised and the others are settled: to say the same again is safe (C27).
         """
-        return self._in_parts(settlements, self._settle)
+        return self._in_parts(settlements, self._settle) if settlements else []
 
     def _settle(self, settlements: Sequence[Settlement], patience_ms: int) -> list[Refusal | None]:
-        plain = all(said.outcome is Outcome.COMPLETE and not said.then for said in settlements) and len(
-            {said.job_id for said in settlements}
-        ) == len(settlements)
-        items = as_json([settlement(said) for said in settlements])
-        rows = self._call("settle", items, plain, patience_ms, self._trace, again=True)
-        if not rows:
-            return [None] * len(settlements)
-        refused = {number: said for number, _, said in rows}
-        return [
-            refusal_of(said.job_id, said.epoch, said.outcome.value, refused[number]) if number in refused else None
-            for number, said in enumerate(settlements, 1)
-        ]
+        left = list(range(len(settlements)))
+        if not self._trace and (plain := completions(settlements)) is not None:
+            [(done,)] = self._call("complete", *plain, patience_ms, again=True)
+            if done is not None and len(done) == len(settlements):
+                return [None] * len(settlements)
+            done = set(done or ())
+            left = [number for number in left if number + 1 not in done]
+        # What is not plain, or not as it should be: one by one.
+        reply: list[Refusal | None] = [None] * len(settlements)
+        asked = [settlements[number] for number in left]
+        items = as_json([settlement(said) for said in asked])
+        for number, _, refused in self._call("settle", items, patience_ms, self._trace, again=True):
+            said = asked[number - 1]
+            reply[left[number - 1]] = refusal_of(said.job_id, said.epoch, said.outcome.value, refused)
+        return reply
 
     def _in_parts(self, items: Sequence[Any], verb: Callable[[Sequence[Any], int], list[T]]) -> list[T]:
         """Run a batch, in ever smaller parts as long as one waits for somebody else's lock; who collides comes last."""
@@ -289,7 +313,7 @@ class PostgresStore:
     ) -> Grant:
         """Give the job to *to* under a new epoch."""
         [row] = self._call("transfer", job_id, epoch, to, by, note, lease_us, default_lease_us, PATIENCE_MS)
-        answer, fenced, _, _, *grant = row
+        answer, fenced, *grant = row
         if answer is not None:
             raise _why_not(job_id, epoch, Verb.TRANSFER, answer)
         if fenced:

@@ -72,9 +72,18 @@ BEGIN
         INSERT INTO leasehold.scheduled (run_at, seq, queue, rank, lock)
         VALUES (p_run_at, p_seq, p_queue, -p_priority, p_lock);
     ELSE
+        PERFORM leasehold.lower_floors();
         INSERT INTO leasehold.ready (queue, rank, run_at, seq, lock)
         VALUES (p_queue, -p_priority, p_run_at, p_seq, p_lock);
     END IF;
+END
+$lh$;
+
+-- Says that a job comes to wait that may be before others which were claimed already: see the floors of a claim.
+CREATE OR REPLACE FUNCTION leasehold.lower_floors() RETURNS void
+LANGUAGE plpgsql AS $lh$
+BEGIN
+    PERFORM nextval('leasehold.lowered');
 END
 $lh$;
 

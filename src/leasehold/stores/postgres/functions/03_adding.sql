@@ -17,6 +17,9 @@ BEGIN
     IF v_count = 0 THEN
         RETURN;
     END IF;
+    IF position('"run_at":' IN p_jobs::text) > 0 THEN
+        PERFORM leasehold.lower_floors();
+    END IF;
     IF position('"unique":' IN p_jobs::text) = 0 THEN
         -- The common path: no unique keys. (Where a payload speaks of one, the other path does as well.)
         WITH wished AS MATERIALIZED (
@@ -131,6 +134,56 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 BEGIN
     PERFORM leasehold.same_store(p_store);
     RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_trace, leasehold.instant(p_now));
+END
+$lh$;
+
+-- The verb `add` for jobs that differ by their ids and payloads alone, in a transaction of its own. Answers with the
+-- instant; with null if one of them was there before, and then it has added none of them.
+CREATE OR REPLACE FUNCTION leasehold.add_alike(
+    p_ids text[], p_payloads text[], p_task text, p_queue text, p_priority integer, p_run_at bigint, p_delay bigint,
+    p_lock text, p_retry text, p_max_errors integer, p_max_reclaims integer, p_lease_us bigint, p_stall_us bigint,
+    p_parent text, p_now bigint
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+DECLARE
+    v_now bigint := leasehold.instant(p_now);
+    v_run_at bigint := coalesce(p_run_at, v_now + p_delay);
+BEGIN
+    IF v_run_at <= v_now THEN
+        IF p_run_at IS NOT NULL THEN
+            PERFORM leasehold.lower_floors();
+        END IF;
+        WITH made AS (
+            INSERT INTO leasehold.jobs (
+                seq, id, task, queue, priority, run_at, lock, retry, max_errors, max_reclaims, lease_us, stall_us, parent,
+                payload, created_at, updated_at
+            )
+            SELECT nextval('leasehold.seqs'), w.id, p_task, p_queue, p_priority, v_run_at, p_lock, p_retry, p_max_errors,
+                   p_max_reclaims, p_lease_us, p_stall_us, p_parent, w.payload, v_now, v_now
+            FROM unnest(p_ids, p_payloads) AS w(id, payload)
+            RETURNING seq
+        )
+        INSERT INTO leasehold.ready (queue, rank, run_at, seq, lock)
+        SELECT p_queue, -p_priority, v_run_at, seq, p_lock FROM made;
+    ELSE
+        WITH made AS (
+            INSERT INTO leasehold.jobs (
+                seq, id, task, queue, priority, run_at, lock, retry, max_errors, max_reclaims, lease_us, stall_us, parent,
+                payload, created_at, updated_at
+            )
+            SELECT nextval('leasehold.seqs'), w.id, p_task, p_queue, p_priority, v_run_at, p_lock, p_retry, p_max_errors,
+                   p_max_reclaims, p_lease_us, p_stall_us, p_parent, w.payload, v_now, v_now
+            FROM unnest(p_ids, p_payloads) AS w(id, payload)
+            RETURNING seq
+        )
+        INSERT INTO leasehold.scheduled (run_at, seq, queue, rank, lock)
+        SELECT v_run_at, seq, p_queue, -p_priority, p_lock FROM made;
+    END IF;
+    PERFORM leasehold.wake();
+    RETURN v_now;
+EXCEPTION WHEN unique_violation THEN
+    RETURN NULL;
 END
 $lh$;
 

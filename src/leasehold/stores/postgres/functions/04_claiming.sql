@@ -109,6 +109,9 @@ BEGIN
         RETURNING s.queue, s.rank, s.run_at, s.seq, s.lock
     )
     INSERT INTO leasehold.ready (queue, rank, run_at, seq, lock) SELECT queue, rank, run_at, seq, lock FROM due;
+    IF FOUND THEN
+        PERFORM leasehold.lower_floors();
+    END IF;
 END
 $lh$;
 
@@ -151,13 +154,16 @@ BEGIN
         ), woken AS (
             -- Of each queue, since nobody may be claiming from the queue of the very first.
             DELETE FROM leasehold.parked AS p USING queues AS q CROSS JOIN LATERAL (
-                SELECT rank, run_at, seq FROM leasehold.parked WHERE lock = v_key AND queue = q.queue
+                SELECT ctid AS place FROM leasehold.parked WHERE lock = v_key AND queue = q.queue
                 ORDER BY rank, run_at, seq LIMIT 1
             ) AS f
-            WHERE p.lock = v_key AND p.queue = q.queue AND p.rank = f.rank AND p.run_at = f.run_at AND p.seq = f.seq
+            WHERE p.ctid = f.place
             RETURNING p.queue, p.rank, p.run_at, p.seq, p.lock
         )
         INSERT INTO leasehold.ready (queue, rank, run_at, seq, lock) SELECT queue, rank, run_at, seq, lock FROM woken;
+        IF FOUND THEN
+            PERFORM leasehold.lower_floors();
+        END IF;
     END LOOP;
     RETURN v_left;
 END
@@ -183,21 +189,73 @@ BEGIN
 END
 $lh$;
 
--- The verb `claim`, without its waiting. Answers with the grants; with none, in one row, when to look again.
+-- The queues that have a job, and those of p_known, in order: by a seek or two for each, instead of a scan.
+CREATE OR REPLACE FUNCTION leasehold.queues(p_known text[]) RETURNS text[]
+LANGUAGE plpgsql AS $lh$
+DECLARE
+    v_queues text[] := '{}';
+    v_last text COLLATE "C" := '';
+    v_known text COLLATE "C";
+    v_queue text COLLATE "C";
+BEGIN
+    FOREACH v_known IN ARRAY p_known LOOP
+        LOOP  -- those before it; its own dead entries are not looked at
+            SELECT r.queue INTO v_queue FROM leasehold.ready AS r WHERE r.queue > v_last AND r.queue < v_known
+            ORDER BY r.queue LIMIT 1;
+            EXIT WHEN NOT FOUND;
+            v_queues := v_queues || v_queue;
+            v_last := v_queue;
+        END LOOP;
+        v_queues := v_queues || v_known;
+        v_last := v_known;
+    END LOOP;
+    LOOP
+        SELECT r.queue INTO v_queue FROM leasehold.ready AS r WHERE r.queue > v_last ORDER BY r.queue LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        v_queues := v_queues || v_queue;
+        v_last := v_queue;
+    END LOOP;
+    RETURN v_queues;
+END
+$lh$;
+
+-- The verb `claim`, without its waiting. Answers with what it has to tell, in the first row, and with the grants.
+--
+-- The floors are what an earlier claim told: for each queue, a place up to which nothing waits any more. Jobs that were
+-- claimed leave dead entries at the head of the index, and while somebody keeps an old transaction open, nobody can remove
+-- them: each claim would step over all of them. A floor is a guess. Whoever puts a job before others says so
+-- (lower_floors), and then the floors are not used; but what is added in a transaction that commits late may come to wait
+-- below one. So a claim that finds nothing looks again from the bottom, and the store asks without floors every now and
+-- then (trap 8). The same holds for deadlines: p_swept is the last instant that was seen to.
 CREATE OR REPLACE FUNCTION leasehold.claim(
     p_owner text, p_limit integer, p_queues text[], p_lease_us bigint, p_default_us bigint, p_claim_id text,
-    p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint, p_trace boolean, p_now bigint
+    p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint,
+    p_lowered bigint, p_swept bigint, p_floor_queues text[], p_floor_ranks integer[], p_floor_run_ats bigint[],
+    p_floor_seqs bigint[], p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.claimed
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, 5000);
+    v_told leasehold.claimed;
     v_fenced bigint[];
     v_again boolean := false;
+    v_from bigint := coalesce(p_swept, -1);
+    v_swept bigint := v_now;
+    v_lowered bigint;
+    v_known text[] := '{}';   -- the queues that have a floor, in order, and the places of the floors
+    v_ranks integer[];
+    v_runs bigint[];
+    v_afters bigint[];
     v_queues text[];
     v_wanted integer[];
+    v_several boolean := false;
+    v_at integer;
     v_queue text;
+    v_rank integer;
+    v_run bigint;
+    v_after bigint;
     v_process bigint;
     v_seqs bigint[] := '{}';  -- taken
     v_keys text[] := '{}';    -- decided about: ours, or held
@@ -211,62 +269,80 @@ DECLARE
 BEGIN
     -- Before anything is moved: it may have to wait for others who draw epochs.
     PERFORM leasehold.trust_epochs(v_now);
-    IF EXISTS (SELECT FROM leasehold.leases WHERE expires_at <= v_now)
-        OR EXISTS (SELECT FROM leasehold.leases WHERE stalls_at <= v_now)
+    IF EXISTS (SELECT FROM leasehold.leases WHERE expires_at > v_from AND expires_at <= v_now)
+        OR EXISTS (SELECT FROM leasehold.leases WHERE stalls_at > v_from AND stalls_at <= v_now)
     THEN
         SELECT array_agg(epoch) FILTER (WHERE fenced) INTO v_fenced FROM leasehold.sweep(500, v_now);
+        v_swept := -1;  -- some may be left
     END IF;
-    IF EXISTS (SELECT FROM leasehold.scheduled WHERE run_at <= v_now) THEN
+    IF EXISTS (SELECT FROM leasehold.scheduled WHERE run_at > v_from AND run_at <= v_now) THEN
         PERFORM leasehold.promote(1000, v_now);
+        v_swept := -1;
     END IF;
     IF EXISTS (SELECT FROM leasehold.freed) THEN
         v_again := leasehold.unpark(200);
     END IF;
+    v_lowered := (SELECT last_value + is_called::integer FROM leasehold.lowered);
+    IF p_lowered = v_lowered THEN
+        FOR i IN 1 .. cardinality(p_floor_queues) LOOP
+            -- Where a job of a higher priority has come in, the floor is too high.
+            CONTINUE WHEN EXISTS (
+                SELECT FROM leasehold.ready WHERE queue = p_floor_queues[i] AND rank < p_floor_ranks[i]
+            );
+            v_known := v_known || p_floor_queues[i];
+            v_ranks := v_ranks || p_floor_ranks[i];
+            v_runs := v_runs || p_floor_run_ats[i];
+            v_afters := v_afters || p_floor_seqs[i];
+        END LOOP;
+    END IF;
 
     LOOP
-        -- Which queues, and how many of each: the first of all of them together, by priority, time and insertion.
-        IF cardinality(p_queues) = 1 THEN
-            v_queues := p_queues;
+        v_queues := coalesce(p_queues, leasehold.queues(v_known));
+        IF cardinality(v_queues) = 1 THEN
             v_wanted := ARRAY[p_limit - cardinality(v_seqs)];
         ELSE
-            v_queues := p_queues;
-            IF p_queues IS NULL THEN
-                WITH RECURSIVE queues (queue) AS (  -- by one seek each, instead of a scan
-                    (SELECT queue FROM leasehold.ready ORDER BY queue LIMIT 1)
-                    UNION ALL
-                    SELECT (SELECT r.queue FROM leasehold.ready AS r WHERE r.queue > q.queue ORDER BY r.queue LIMIT 1)
-                    FROM queues AS q WHERE q.queue IS NOT NULL
-                )
-                SELECT array_agg(queue) INTO v_queues FROM queues WHERE queue IS NOT NULL;
-            END IF;
-            IF cardinality(v_queues) = 1 THEN
-                v_wanted := ARRAY[p_limit - cardinality(v_seqs)];
-            ELSE
-                SELECT array_agg(queue), array_agg(wanted) INTO v_queues, v_wanted FROM (
-                    SELECT queue, count(*)::integer AS wanted FROM (
-                        SELECT r.* FROM unnest(v_queues) AS q(queue) CROSS JOIN LATERAL (
-                            SELECT queue, rank, run_at, seq FROM leasehold.ready
-                            WHERE queue = q.queue AND (lock IS NULL OR lock <> ALL (v_busy))
-                            ORDER BY rank, run_at, seq LIMIT p_limit - cardinality(v_seqs)
-                        ) AS r
+            -- How many of each: the first of all of them together, by priority, time and insertion.
+            v_several := true;
+            SELECT array_agg(queue), array_agg(wanted) INTO v_queues, v_wanted FROM (
+                SELECT queue, count(*)::integer AS wanted FROM (
+                    SELECT r.queue FROM unnest(v_queues) AS q(queue)
+                    LEFT JOIN unnest(v_known, v_ranks, v_runs, v_afters) AS f(queue, rank, run_at, after)
+                        ON f.queue = q.queue
+                    CROSS JOIN LATERAL (
+                        SELECT queue, rank, run_at, seq FROM leasehold.ready
+                        WHERE queue = q.queue AND (lock IS NULL OR lock <> ALL (v_busy)) AND (rank, run_at, seq)
+                            > (coalesce(f.rank, -2147483648), coalesce(f.run_at, 0), coalesce(f.after, 0))
                         ORDER BY rank, run_at, seq LIMIT p_limit - cardinality(v_seqs)
-                    ) AS first GROUP BY queue
-                ) AS counted;
-            END IF;
+                    ) AS r
+                    ORDER BY r.rank, r.run_at, r.seq LIMIT p_limit - cardinality(v_seqs)
+                ) AS first GROUP BY queue
+            ) AS counted;
         END IF;
         c_places := '{}';
         c_seqs := '{}';
         c_locks := '{}';
         FOR i IN 1 .. coalesce(cardinality(v_queues), 0) LOOP
             v_queue := v_queues[i];
+            v_at := coalesce(array_position(v_known, v_queue), cardinality(v_known) + 1);
+            v_rank := coalesce(v_ranks[v_at], -2147483648);  -- below that of any priority
+            v_run := coalesce(v_runs[v_at], 0);
+            v_after := coalesce(v_afters[v_at], 0);
             -- SKIP LOCKED: what somebody else is taking is theirs; a claim waits for nobody.
-            SELECT c_places || coalesce(array_agg(place), '{}'), c_seqs || array_agg(seq), c_locks || array_agg(lock)
-            INTO c_places, c_seqs, c_locks FROM (
-                SELECT ctid AS place, seq, lock FROM leasehold.ready
-                WHERE queue = v_queue AND (lock IS NULL OR lock <> ALL (v_busy))
+            SELECT c_places || coalesce(array_agg(place), '{}'), c_seqs || array_agg(seq), c_locks || array_agg(lock),
+                   (array_agg(rank))[count(*)], (array_agg(run_at))[count(*)], (array_agg(seq))[count(*)]
+            INTO c_places, c_seqs, c_locks, v_rank, v_run, v_after FROM (
+                SELECT ctid AS place, rank, run_at, seq, lock FROM leasehold.ready
+                WHERE queue = v_queue AND (rank, run_at, seq) > (v_rank, v_run, v_after)
+                    AND (lock IS NULL OR lock <> ALL (v_busy))
                 ORDER BY rank, run_at, seq LIMIT v_wanted[i]
                 FOR UPDATE SKIP LOCKED
             ) AS first;
+            IF v_after IS NOT NULL THEN
+                v_known[v_at] := v_queue;
+                v_ranks[v_at] := v_rank;
+                v_runs[v_at] := v_run;
+                v_afters[v_at] := v_after;
+            END IF;
         END LOOP;
         EXIT WHEN c_places = '{}';
         SELECT array_agg(DISTINCT lock) INTO v_asked FROM unnest(c_locks) AS c(lock)
@@ -283,7 +359,7 @@ BEGIN
             -- Only now, in a statement that begins after the keys are locked, is it known who holds them. What is
             -- blocked is parked, what is taken leaves `ready`, and what is neither stays there (trap 5).
             WITH candidates AS MATERIALIZED (
-                SELECT r.queue, r.rank, r.run_at, r.seq, r.lock,
+                SELECT r.ctid AS place, r.queue, r.rank, r.run_at, r.seq, r.lock,
                        r.lock IS NOT NULL AND (
                            r.lock = ANY (v_keys)
                            OR EXISTS (SELECT FROM leasehold.leases AS l WHERE l.lock = r.lock)
@@ -292,8 +368,7 @@ BEGIN
                 FROM leasehold.ready AS r
                 WHERE r.ctid = ANY (c_places) AND (r.lock IS NULL OR r.lock = ANY (v_keys) OR r.lock = ANY (v_got))
             ), left_ready AS (
-                DELETE FROM leasehold.ready AS r USING candidates AS c
-                WHERE r.queue = c.queue AND r.rank = c.rank AND r.run_at = c.run_at AND r.seq = c.seq
+                DELETE FROM leasehold.ready AS r USING candidates AS c WHERE r.ctid = c.place
             ), parked AS (
                 INSERT INTO leasehold.parked (lock, queue, rank, run_at, seq)
                 SELECT lock, queue, rank, run_at, seq FROM candidates WHERE blocked
@@ -302,23 +377,51 @@ BEGIN
                    v_parked + count(*) FILTER (WHERE blocked)
             INTO v_seqs, v_parked FROM candidates;
             v_keys := v_keys || v_got;
+            v_several := true;
         END IF;
         EXIT WHEN cardinality(v_seqs) >= p_limit;
         IF v_parked >= 500 THEN
             v_again := true;
             EXIT;
         END IF;
+        v_several := true;
     END LOOP;
     IF v_busy <> '{}' THEN
         v_again := true;
     END IF;
 
     IF v_seqs = '{}' THEN
-        RETURN QUERY SELECT NULL::text, v_fenced, v_again, least(
+        IF p_lowered IS NOT NULL THEN
+            RETURN QUERY SELECT * FROM leasehold.claim(
+                p_owner, p_limit, p_queues, p_lease_us, p_default_us, p_claim_id, p_host, p_boot, p_namespace, p_pid,
+                p_started, NULL, NULL, NULL, NULL, NULL, NULL, p_trace, p_now
+            );
+            RETURN;
+        END IF;
+        v_told.next_us := least(
             (SELECT min(expires_at) FROM leasehold.leases), (SELECT min(stalls_at) FROM leasehold.leases),
             (SELECT min(run_at) FROM leasehold.scheduled)
-        ) - v_now, (NULL::leasehold.granted).*;
+        ) - v_now;
+    END IF;
+    v_told.now := v_now;
+    v_told.fenced := v_fenced;
+    v_told.again := v_again;
+    v_told.bottom := p_lowered IS NULL;
+    IF v_busy = '{}' AND cardinality(v_known) BETWEEN 1 AND 50 THEN  -- what is busy is still there, below
+        v_told.lowered := v_lowered;
+        v_told.swept := v_swept;
+        v_told.queues := v_known::text;
+        v_told.ranks := v_ranks::text;
+        v_told.run_ats := v_runs::text;
+        v_told.seqs := v_afters::text;
+    END IF;
+    RETURN NEXT v_told;
+    IF v_seqs = '{}' THEN
         RETURN;
+    END IF;
+    IF v_several THEN
+        SELECT array_agg(s.seq ORDER BY j.priority DESC, j.run_at, s.seq) INTO v_seqs
+        FROM unnest(v_seqs) AS s(seq) LEFT JOIN leasehold.jobs AS j ON j.seq = s.seq;
     END IF;
 
     IF p_host IS NOT NULL THEN
@@ -328,11 +431,11 @@ BEGIN
     -- had the key in between (trap 4).
     RETURN QUERY
     WITH taken AS MATERIALIZED (
-        SELECT j.*, nextval('leasehold.epochs') AS issued, coalesce(p_lease_us, j.lease_us, p_default_us) AS lasts
-        FROM (
-            SELECT j.* FROM unnest(v_seqs) AS s(seq) JOIN leasehold.jobs AS j ON j.seq = s.seq
-            ORDER BY -j.priority, j.run_at, j.seq
-        ) AS j
+        -- A LEFT JOIN, since it goes from the numbers to the jobs, and never the other way round.
+        SELECT j.seq, nextval('leasehold.epochs') AS issued, coalesce(p_lease_us, j.lease_us, p_default_us) AS lasts,
+               j.reason, j.attempt, j.errors, j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry,
+               j.lease_us, j.stall_us, j.parent
+        FROM unnest(v_seqs) AS s(seq) LEFT JOIN leasehold.jobs AS j ON j.seq = s.seq
     ), leased AS (
         INSERT INTO leasehold.leases (
             seq, epoch, owner, reason, claim_id, process, lock, granted_at, expires_at, lease_us, stalls_at, stall_us,
@@ -342,11 +445,13 @@ BEGIN
                v_now + t.stall_us, t.stall_us, v_now
         FROM taken AS t
     )
-    SELECT NULL::text, v_fenced, v_again, NULL::bigint, t.issued, p_owner, t.reason, t.attempt, t.errors, c.checkpoint,
-           p_claim_id, v_now, v_now + t.lasts, t.lasts, p_host, p_boot, p_namespace, p_pid, p_started,
-           t.id, t.payload, t.task, t.queue, t.priority, t.lock, t.unique_key, t.retry, t.lease_us, t.stall_us, t.parent
-    FROM taken AS t LEFT JOIN leasehold.checkpoints AS c ON c.seq = t.seq
-    ORDER BY t.issued;
+    SELECT NULL::bigint, NULL::bigint[], NULL::boolean, NULL::boolean, NULL::bigint, NULL::bigint, NULL::bigint,
+           NULL::text, NULL::text, NULL::text, NULL::text, t.issued, t.reason, t.attempt, t.errors,
+           -- The first owner finds none.
+           CASE WHEN t.attempt > 0 THEN (SELECT c.checkpoint FROM leasehold.checkpoints AS c WHERE c.seq = t.seq) END,
+           t.lasts, t.id, t.payload, t.task, t.queue, t.priority, t.lock, t.unique_key, t.retry, t.lease_us, t.stall_us,
+           t.parent
+    FROM taken AS t;
     IF p_trace THEN
         PERFORM leasehold.record(
             'claimed', j.id, v_now, l.epoch, p_owner, jsonb_build_object('reason', l.reason, 'attempt', j.attempt)

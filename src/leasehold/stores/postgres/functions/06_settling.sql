@@ -97,8 +97,70 @@ BEGIN
 END
 $lh$;
 
+-- The verb `settle` for completions without follow-ups, of different jobs. Answers with the numbers of those that it has
+-- done; the others are for the function below. No results: all of them null.
+CREATE OR REPLACE FUNCTION leasehold.complete(
+    p_ids text[], p_epochs bigint[], p_results text[], p_said text[], p_patience integer, p_now bigint
+) RETURNS integer[]
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    v_ended bigint;
+    v_ords integer[];
+    v_seqs bigint[];
+    v_locks text[];
+    v_uniques text[];
+BEGIN
+    WITH said AS MATERIALIZED (
+        -- LATERAL with OFFSET 0: one look into an index for each, whatever the tables looked like when this was planned.
+        SELECT s.ord, s.result, s.said, j.place AS job, l.place AS lease
+        FROM unnest(p_ids, p_epochs, p_results, p_said) WITH ORDINALITY AS s(id, epoch, result, said, ord)
+        CROSS JOIN LATERAL (SELECT ctid AS place, seq, epoch FROM leasehold.jobs WHERE id = s.id OFFSET 0) AS j
+        CROSS JOIN LATERAL (
+            -- The epoch alone decides. A paused owner keeps its name. A lease that is not above its job was ended by a
+            -- caller's transaction; of that, only its row was left.
+            SELECT ctid AS place FROM leasehold.leases WHERE seq = j.seq AND epoch = s.epoch AND epoch > j.epoch OFFSET 0
+        ) AS l
+        -- The rows are then deleted in this order: two batches cannot wait for each other (trap 11).
+        ORDER BY j.seq
+    ), ended AS (
+        -- Whoever has changed a row since our snapshot has given it another place; then it is not ours to end here.
+        DELETE FROM leasehold.leases AS l USING said AS s WHERE l.ctid = s.lease
+        RETURNING l.epoch, l.reason, l.owner, l.granted_at, l.expires_at, l.progress, l.note, l.lock,
+                  s.ord, s.result, s.said, s.job
+    ), done AS (
+        UPDATE leasehold.jobs AS j SET
+            status = 'done', result = coalesce(e.result, 'null'), last_error = NULL, epoch = e.epoch, reason = e.reason,
+            owner = e.owner, granted_at = e.granted_at, expires_at = e.expires_at,
+            settlement = coalesce(e.said, 'complete'), progress = coalesce(e.progress, j.progress),
+            note = coalesce(e.note, j.note), updated_at = v_now, finished_at = v_now
+        FROM ended AS e WHERE j.ctid = e.job
+        RETURNING j.seq, j.unique_key, e.ord, e.lock
+    ), finished AS (
+        INSERT INTO leasehold.finished (finished_at, seq, status) SELECT v_now, seq, 'done' FROM done
+    )
+    SELECT (SELECT count(*) FROM ended), array_agg(ord), array_agg(seq), array_agg(lock) FILTER (WHERE lock IS NOT NULL),
+           array_agg(unique_key) FILTER (WHERE unique_key IS NOT NULL)
+    INTO v_ended, v_ords, v_seqs, v_locks, v_uniques FROM done;
+    IF v_ended <> coalesce(cardinality(v_ords), 0) THEN
+        -- Nobody changes a job without its lease; whoever did must not leave it without both.
+        RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a job was changed while its lease was being settled';
+    END IF;
+    IF v_uniques IS NOT NULL THEN
+        DELETE FROM leasehold.uniques WHERE unique_key = ANY (v_uniques) AND seq = ANY (v_seqs);
+    END IF;
+    IF v_locks IS NOT NULL THEN
+        INSERT INTO leasehold.freed (lock) SELECT unnest(v_locks);
+        PERFORM leasehold.wake();
+    END IF;
+    RETURN v_ords;
+END
+$lh$;
+
 -- The verb `settle`. Answers with the refusals only.
-CREATE OR REPLACE FUNCTION leasehold.settle(p_said json, p_plain boolean, p_patience integer, p_trace boolean, p_now bigint)
+CREATE OR REPLACE FUNCTION leasehold.settle(p_said json, p_patience integer, p_trace boolean, p_now bigint)
 RETURNS SETOF leasehold.answer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
@@ -107,49 +169,7 @@ DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
     s record;
     v_refusal text;
-    v_ords bigint[];
-    v_locks boolean;
 BEGIN
-    IF p_plain AND NOT p_trace THEN
-        -- The common path: completions without follow-ups, of different jobs.
-        WITH said AS MATERIALIZED (
-            SELECT s.*, j.seq FROM ROWS FROM (
-                json_to_recordset(p_said) AS (id text, epoch bigint, result text, said text)
-            ) WITH ORDINALITY AS s(id, epoch, result, said, ord)
-            JOIN leasehold.jobs AS j ON j.id = s.id
-            -- The rows are then deleted in this order, by one look into the index each: two batches cannot wait for each
-            -- other (trap 11).
-            ORDER BY j.seq
-        ), ended AS (
-            DELETE FROM leasehold.leases AS l USING said AS s
-            -- The epoch alone decides. A paused owner keeps its name.
-            WHERE l.seq = s.seq AND l.epoch = s.epoch
-            RETURNING l.*, s.ord, s.result, s.said
-        ), done AS (
-            UPDATE leasehold.jobs AS j SET
-                status = 'done', result = e.result, last_error = NULL, epoch = e.epoch, reason = e.reason,
-                owner = e.owner, granted_at = e.granted_at, expires_at = e.expires_at, settlement = e.said,
-                progress = coalesce(e.progress, j.progress), note = coalesce(e.note, j.note), updated_at = v_now,
-                finished_at = v_now
-            -- A lease that is not above its job was ended by a caller's transaction; of that, only its row was left.
-            FROM ended AS e WHERE j.seq = e.seq AND j.epoch < e.epoch
-            RETURNING j.seq, j.unique_key, e.ord, e.lock
-        ), finished AS (
-            INSERT INTO leasehold.finished (finished_at, seq, status) SELECT v_now, seq, 'done' FROM done
-        ), given_back AS (
-            DELETE FROM leasehold.uniques AS u USING done AS d WHERE u.unique_key = d.unique_key AND u.seq = d.seq
-        ), freed AS (
-            INSERT INTO leasehold.freed (lock) SELECT lock FROM done WHERE lock IS NOT NULL
-        )
-        SELECT array_agg(ord), bool_or(lock IS NOT NULL) INTO v_ords, v_locks FROM done;
-        IF v_locks THEN
-            PERFORM leasehold.wake();
-        END IF;
-        IF cardinality(v_ords) = json_array_length(p_said) THEN
-            RETURN;
-        END IF;
-    END IF;
-
     -- Every batch locks its rows in the order of seq, so that two of them cannot wait for each other (trap 11). What was
     -- committed while this waited is seen by the next statement.
     PERFORM FROM (
@@ -167,7 +187,6 @@ BEGIN
             )
         ) WITH ORDINALITY AS s(id, epoch, outcome, result, error, retry, delay, said, followed_by, ord)
     LOOP
-        CONTINUE WHEN s.ord = ANY (v_ords);
         v_refusal := leasehold.settle_one(
             s.id, s.epoch, s.outcome, s.result, s.error, s.retry, s.delay, s.said, s.followed_by, false, p_trace, v_now
         );

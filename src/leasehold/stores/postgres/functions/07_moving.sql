@@ -47,7 +47,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.transfer(
     p_id text, p_epoch bigint, p_to text, p_by text, p_note text, p_lease_us bigint, p_default_us bigint,
     p_patience integer, p_now bigint
-) RETURNS SETOF leasehold.claimed
+) RETURNS SETOF leasehold.transferred
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
@@ -61,7 +61,7 @@ DECLARE
     v_lasts bigint;
     v_fenced bigint[];
     v_epoch bigint;
-    v_answer leasehold.claimed;
+    v_answer leasehold.transferred;
 BEGIN
     PERFORM leasehold.trust_epochs(v_now);
     -- Whoever takes a key holds its advisory lock first. Before the rows, since claims hold it while they look at them.
@@ -112,7 +112,7 @@ BEGIN
         'transferred', p_id, v_now, v_epoch, p_to, jsonb_build_object('was', l.owner, 'by', p_by, 'note', p_note)
     );
     PERFORM leasehold.wake();
-    RETURN QUERY SELECT NULL::text, v_fenced, false, NULL::bigint, g.* FROM leasehold.granted AS g WHERE g.id = p_id;
+    RETURN QUERY SELECT NULL::text, v_fenced, g.* FROM leasehold.granted AS g WHERE g.id = p_id;
 END
 $lh$;
 

@@ -1,0 +1,36 @@
+"""What a claim may skip: places that earlier claims have emptied. See functions/04_claiming.sql."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core.clock import Clock
+
+# Between two looks from the bottom: twenty times as long as one takes, within these bounds.
+_OFTEN_US, _RARELY_US, _SHARE = 100_000, 5_000_000, 20
+_NONE: tuple[Any, ...] = (None,) * 6
+
+
+class Floors:
+    """The floors that the last claim of this process has found. They save work, and decide nothing."""
+
+    def __init__(self, timer: Clock) -> None:
+        self._timer = timer
+        self._floors = _NONE
+        self._began_us = 0
+        self._until_us = 0
+
+    def lent(self) -> tuple[Any, ...]:
+        """Return the floors for the next claim; those of nothing, if it should look from the bottom."""
+        now = self._timer.now()
+        if self._began_us <= now < self._until_us:
+            return self._floors
+        self._began_us = now
+        return _NONE
+
+    def keep(self, floors: tuple[Any, ...], *, bottom: bool) -> None:
+        """Remember what a claim has found; *bottom*: it has looked from the bottom."""
+        if bottom:
+            now = self._timer.now()
+            self._until_us = now + min(max((now - self._began_us) * _SHARE, _OFTEN_US), _RARELY_US)
+        self._floors = floors

@@ -1,0 +1,164 @@
+"""Trap 8: a claim skips the dead entries at the head of its index, and no job that waits among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from leasehold.core.job import Grant, Outcome, Settlement, new_job
+from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.floors import Floors
+from leasehold.testing import ManualClock
+
+from .fixtures import Place
+from .staging import session
+
+
+@pytest.fixture
+def timer() -> ManualClock:
+    """The clock by which the store looks from the bottom now and then: as long as it stands still, it does not."""
+    return ManualClock()
+
+
+@pytest.fixture
+def store(place: Place, timer: ManualClock) -> Iterator[PostgresStore]:
+    """A store that has floors: of five jobs, the first was claimed."""
+    made = place.store()
+    made._floors = Floors(timer)
+    made.add([new_job(f"job-{number}") for number in range(5)])
+    assert ids(made) == ["job-0"]
+    assert made._floors.lent()[0] is not None
+    yield made
+    assert made.verify() == []
+
+
+def ids(store: PostgresStore, limit: int = 1, **options: Any) -> list[str]:
+    """Claim, and return the ids of what was got."""
+    return [grant.spec.id for grant in store.claim("worker", limit=limit, **options)]
+
+
+def add_late(store: PostgresStore, take: Callable[[], None]) -> None:
+    """Add the job "late" in a transaction that begins before *take* is called, and commits after it."""
+    with session(store) as other:
+        wish = '{"id":"late","payload":"null","queue":"default","priority":0,"delay":0,"max_errors":1,"max_reclaims":1}'
+        other.call("add", store.database.store_id, f"[{wish}]", False)
+        take()
+        other.connection.commit()
+
+
+def test_trap_8_a_job_that_commits_late_is_found_when_there_is_nothing_else(store: PostgresStore) -> None:
+    """Its place is below the floor; a claim that would answer "nothing" looks there first."""
+
+    def take() -> None:
+        store.add([new_job("newer")])
+        assert ids(store, 10) == ["job-1", "job-2", "job-3", "job-4", "newer"]
+
+    add_late(store, take)
+
+    assert ids(store) == ["late"]
+
+
+def test_trap_8_a_job_that_commits_late_is_found_before_long(store: PostgresStore, timer: ManualClock) -> None:
+    """However many jobs wait above the floor, every now and then a claim looks below."""
+
+    def take() -> None:
+        store.add([new_job(f"newer-{number}") for number in range(5)])
+        assert ids(store, 5) == ["job-1", "job-2", "job-3", "job-4", "newer-0"]
+
+    add_late(store, take)
+
+    assert ids(store) == ["newer-1"]  # a floor is a guess
+    timer.advance(5)
+    assert ids(store) == ["late"]
+
+
+def fail(store: PostgresStore, grant: Grant) -> None:
+    """It is to be tried again, at once."""
+    store.settle([Settlement(grant.spec.id, grant.epoch, Outcome.FAIL, error="boom")])
+
+
+def release(store: PostgresStore, grant: Grant) -> None:
+    """It is handed back."""
+    store.settle([Settlement(grant.spec.id, grant.epoch, Outcome.RELEASE)])
+
+
+@pytest.mark.parametrize("put_back", [fail, release])
+def test_a_job_that_comes_back_keeps_its_place(
+    store: PostgresStore, put_back: Callable[[PostgresStore, Grant], None]
+) -> None:
+    """Before the jobs that wait, as without floors."""
+    [grant] = store.claim("worker")
+    assert ids(store) == ["job-2"]
+
+    put_back(store, grant)
+
+    assert ids(store) == ["job-1"]
+
+
+def test_a_job_that_was_taken_back_keeps_its_place(store: PostgresStore) -> None:
+    """By whoever has noticed that its lease is over."""
+    assert ids(store, lease_us=1) == ["job-1"]
+
+    assert ids(store) == ["job-1"]
+
+
+def test_a_lock_that_becomes_free_wakes_the_job_in_its_place(store: PostgresStore) -> None:
+    """Parked below the floor, it waits there again."""
+    store.add([new_job("holder", lock="k", priority=1), new_job("behind", lock="k", priority=1)])
+    [holder] = store.claim("worker")
+    assert ids(store) == ["job-1"]
+
+    store.settle([Settlement(holder.spec.id, holder.epoch, Outcome.COMPLETE, "null")])
+
+    assert ids(store) == ["behind"]
+
+
+def test_a_time_in_the_past_and_a_higher_priority_come_first(store: PostgresStore) -> None:
+    """Both are below the floor."""
+    store.add([new_job("old", run_at=datetime(2000, 1, 1, tzinfo=UTC))])
+    assert ids(store) == ["old"]
+
+    store.add([new_job("urgent", priority=1)])
+    assert ids(store) == ["urgent"]
+
+
+def test_a_queue_that_was_empty_is_seen(store: PostgresStore) -> None:
+    """Before and behind the queues that have a floor."""
+    store.add([new_job("before", queue="a", priority=2), new_job("behind", queue="z", priority=1)])
+
+    assert ids(store, 2) == ["before", "behind"]
+
+
+def test_an_old_transaction_of_somebody_else_does_not_make_claims_slower(store: PostgresStore) -> None:
+    """The entries of jobs that are done stay in the index as long as it is open, and no claim reads them."""
+    store.claim("worker", limit=4)
+    with psycopg.connect(store.database.url) as old:
+        old.execute("set transaction isolation level repeatable read")
+        old.execute("select 1")
+        for batch in range(40):
+            store.add([new_job(f"{batch}-{number}") for number in range(50)])
+            grants = store.claim("worker", limit=50)
+            assert len(grants) == 50
+            store.settle([Settlement(g.spec.id, g.epoch, Outcome.COMPLETE, "null") for g in grants])
+        store.add([new_job("next")])
+
+        before = entries_read(store)
+        assert ids(store) == ["next"]
+        assert entries_read(store) - before <= 5
+
+
+def entries_read(store: PostgresStore) -> int:
+    """How many entries of the index of `ready` were read so far."""
+    if store.database.ask("show server_version_num")[0][0] < "150000":
+        pytest.skip("this server cannot be told to publish its statistics at once")
+    store.database.ask("select pg_stat_force_next_flush()")
+    store.database.ask("select 1")
+    [(count,)] = store.database.ask(
+        "select idx_tup_read from pg_stat_user_indexes where schemaname = %s and indexrelname = 'ready_pkey'",
+        [store.database.schema],
+    )
+    return int(count)
