@@ -281,6 +281,32 @@ def test_an_exception_rolls_the_block_back(router: Router) -> None:
     assert written(router) == 1
 
 
+def test_a_stale_owners_block_does_not_begin(router: Router) -> None:
+    """It is told why, and none of its block is run."""
+    lease = lease_of(router)
+    router.transfer("a", to="other", epoch=lease.epoch, by="ops")
+
+    with pytest.raises(StaleEpoch), lease.transaction():
+        pytest.fail("the block was run")
+
+
+def test_the_connection_of_a_block_that_was_refused_is_lent_to_one_at_a_time(router: Router) -> None:
+    """Two blocks on one connection would be one transaction, with the fence of either."""
+    lease = lease_of(router)
+    router.store._end_fenced = lambda epochs: None  # type: ignore[attr-defined]  # so that COMMIT refuses
+
+    def outlived() -> None:
+        with lease.transaction():
+            router.transfer("a", to="other", epoch=lease.epoch, by="ops")
+
+    with pytest.raises(StaleEpoch):
+        outlived()
+    b, c = lease_of(router, "b"), lease_of(router, "c")
+
+    with b.transaction() as one, c.transaction() as another:
+        assert one is not another
+
+
 def test_an_async_block_commits_too(router: Router) -> None:
     """`lease.aio.transaction()`, whose connection is a synchronous one."""
     lease = lease_of(router)

@@ -106,7 +106,9 @@ class PostgresTransactions:
         connection = self._take()
         try:
             self.run(connection, self.fence(job_id, epoch))
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, StoreUnavailable):
+                connection.close()  # to a standby, perhaps: the next one may lead to the primary
             self._put(connection)
             self.record()
             raise
@@ -181,9 +183,10 @@ class PostgresTransactions:
             )
         return explained(error, shown(self._database.url), self._database.schema)
 
-    def rollback(self, connection: FencedConnection) -> None:
-        """Undo what `begin` opened."""
-        self._put(connection)
+    def rollback(self, connection: FencedConnection | None) -> None:
+        """Undo what `begin` opened, unless `commit` was tried: then the connection may be somebody else's already."""
+        if connection is not None and not connection.ours:
+            self._put(connection)
         self.record()
 
     def close(self) -> None:
