@@ -25,7 +25,7 @@ from psycopg import sql
 from leasehold.core.clock import Clock, SystemClock
 from leasehold.stores.postgres import PostgresStore
 
-from .server import INSTALLED, NoServer, server
+from .server import INSTALLED, NoServer, installed, server
 
 OTHER = os.environ.get("LEASEHOLD_TEST_POSTGRES")
 SERVERS = (*INSTALLED, *(["other"] if OTHER else []))
@@ -41,14 +41,21 @@ atexit.register(_exit.close)
 @functools.cache
 def url_of(which: str) -> str:
     """Start the server, if it is ours to start, and return the URL of an empty database in it."""
+    if which == "other":
+        assert OTHER is not None
+        return database(OTHER, "first")
+    must_have(which)
+    return database(_exit.enter_context(server(which)).url(), "first")
+
+
+def must_have(version: str) -> None:
+    """Skip the test, or fail it in CI, where there is no server of that version."""
     try:
-        url = OTHER if which == "other" else _exit.enter_context(server(which)).url()
+        installed(version)
     except NoServer as error:
         if os.environ.get("CI"):
             raise
-        pytest.skip(f"no PostgreSQL {which} here: {error}")
-    assert url is not None
-    return database(url, "first")
+        pytest.skip(f"no PostgreSQL {version} here: {error}")
 
 
 def database(url: str, name: str) -> str:

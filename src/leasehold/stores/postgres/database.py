@@ -116,6 +116,8 @@ class Database:
             try:
                 yield connection
             except psycopg.Error as error:
+                if sqlstate_of(error) == "25006":
+                    connection.close()  # the address may lead to a primary by now, and this session never will
                 raise self.explained(error) from error
             finally:
                 self._give(connection)
@@ -305,7 +307,10 @@ def explained(error: Any, where: str, schema: str, *, connecting: bool = False) 
         case "42501":
             return StoreIncompatible(f"the role of {where} lacks a right: {said}. {nothing}.")
         case "25006":
-            return StoreUnavailable(f"{where} is read-only, a standby perhaps: {said}. {nothing}.")
+            return StoreUnavailable(
+                f"{where} is read-only, a standby perhaps: {said}. {nothing}. Name the primary, or, in the URL, "
+                "all hosts that may become it and target_session_attrs=read-write."
+            )
         case "55P03":
             return StoreUnavailable(
                 f"somebody else has kept a row locked that this verb needs: {said}. {nothing}; try again."

@@ -1,10 +1,21 @@
 -- Epochs, and how the store notices that it may have forgotten some.
 
--- What differs between this server and any other that could have the same data: a promoted standby (timeline), a copied
--- data directory or one after a crash (start of the postmaster), a restored dump (OIDs). See traps 1 to 3.
-CREATE OR REPLACE FUNCTION leasehold.fingerprint() RETURNS text
+-- Refuses what a standby cannot answer: it follows another server, and knows only what that one was a while ago.
+CREATE OR REPLACE FUNCTION leasehold.refuse_standby() RETURNS void
 LANGUAGE plpgsql VOLATILE AS $lh$
 BEGIN
+    IF pg_is_in_recovery() THEN
+        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = 'the server is a standby, and follows another one';
+    END IF;
+END
+$lh$;
+
+-- What differs between this server and any other that could have the same data: a promoted standby (timeline), a copied
+-- data directory or one after a crash (start of the postmaster), a restored dump (OIDs). See traps 1 to 3.
+CREATE OR REPLACE FUNCTION leasehold.here() RETURNS text
+LANGUAGE plpgsql VOLATILE AS $lh$
+BEGIN
+    PERFORM leasehold.refuse_standby();
     RETURN concat_ws(
         '/',
         (SELECT system_identifier FROM pg_control_system()),
@@ -14,6 +25,15 @@ BEGIN
         'leasehold.store'::regclass::oid,
         extract(epoch FROM pg_postmaster_start_time())
     );
+END
+$lh$;
+
+-- What this transaction writes into the row of the store: where it is, and its own number, which the row will have as its
+-- xmin. A row that was put back from a dump, into the same table of the same server, has another.
+CREATE OR REPLACE FUNCTION leasehold.fingerprint() RETURNS text
+LANGUAGE plpgsql VOLATILE AS $lh$
+BEGIN
+    RETURN concat_ws('/', leasehold.here(), pg_current_xact_id()::xid);
 END
 $lh$;
 
@@ -45,20 +65,21 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.trust_epochs(p_now bigint) RETURNS void
 LANGUAGE plpgsql AS $lh$
 DECLARE
-    v_here text := leasehold.fingerprint();
-    v_known text;
+    v_here text := leasehold.here();
+    v_was text;
+    v_known boolean;
     v_next bigint;
 BEGIN
-    IF v_here = (SELECT fingerprint FROM leasehold.store) THEN
+    IF EXISTS (SELECT FROM leasehold.store WHERE fingerprint = concat_ws('/', v_here, xmin)) THEN
         RETURN;
     END IF;
-    SELECT fingerprint INTO v_known FROM leasehold.store FOR UPDATE;
-    IF v_known = v_here THEN
+    SELECT fingerprint, fingerprint = concat_ws('/', v_here, xmin) INTO v_was, v_known FROM leasehold.store FOR UPDATE;
+    IF v_known THEN
         RETURN;  -- somebody else has just done it
     END IF;
     v_next := leasehold.raise_epochs(p_now);
-    UPDATE leasehold.store SET fingerprint = v_here;
-    PERFORM leasehold.record('advanced', NULL, p_now, v_next, NULL, jsonb_build_object('was', v_known, 'is', v_here));
+    UPDATE leasehold.store SET fingerprint = leasehold.fingerprint();
+    PERFORM leasehold.record('advanced', NULL, p_now, v_next, NULL, jsonb_build_object('was', v_was, 'is', v_here));
 END
 $lh$;
 

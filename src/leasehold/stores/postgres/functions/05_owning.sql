@@ -5,6 +5,7 @@ CREATE OR REPLACE FUNCTION leasehold.check_holders(p_holders json, p_now bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 BEGIN
+    PERFORM leasehold.refuse_standby();
     RETURN QUERY
     SELECT h.ord::integer, NULL::bigint, leasehold.refusal(h.id, h.epoch, 'check', leasehold.instant(p_now), true)
     FROM ROWS FROM (json_to_recordset(p_holders) AS (id text, epoch bigint)) WITH ORDINALITY AS h(id, epoch, ord)
