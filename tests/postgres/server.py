@@ -228,6 +228,13 @@ def address() -> Iterator[Address]:
         yield Address(Path(folder))
 
 
+@contextmanager
+def room() -> Iterator[Path]:
+    """A folder that the servers' user may write to."""
+    with _folder("") as (folder, _):
+        yield folder
+
+
 def client(version: str, program: str, *arguments: str | Path) -> bytes:
     """Run one of PostgreSQL's client programs as whoever runs the tests, and return what it wrote."""
     return _must([installed(version) / "bin" / program, *arguments], None)
