@@ -33,6 +33,7 @@ import psycopg
 INSTALLED = {"16": "pginstall", "18": "pginstall18"}  # the version, and where the wheel has it
 _UNPRIVILEGED = ("postgres", "nobody")
 _PATIENCE_SECONDS = 60
+_ROOM = 4 << 30
 
 
 class NoServer(Exception):
@@ -136,6 +137,13 @@ class Server:
         """Make this standby a primary."""
         assert self.ask(f"select pg_promote(true, {_PATIENCE_SECONDS})") == [(True,)]
 
+    def follow(self, primary: Server) -> None:
+        """Make a server that has been killed or stopped a standby of *primary*, from which it has diverged."""
+        source = f"host={primary.folder} user=postgres dbname=postgres"
+        self.run("pg_rewind", "-D", self.folder / "data", "--source-server", source, "-R", "--no-sync")
+        self.start()
+        self.catch_up(primary)
+
     def back_up(self, folder: Path, *options: str) -> None:
         """Put a base backup of it into *folder*, with the log that makes it consistent."""
         self.run("pg_basebackup", "-h", self.folder, "-U", "postgres", "-D", folder, "-c", "fast", "-N", *options)
@@ -144,7 +152,7 @@ class Server:
 @contextmanager
 def server(version: str, settings: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Run a new, empty server of *version* for as long as the block lasts."""
-    with _folder(version) as (folder, user):
+    with _folder(version, _memory()) as (folder, user):
         empty, binaries = _empty(version, user)
         with _running(folder, binaries, user, settings, lambda data: _copy(empty, data, user)) as running:
             yield running
@@ -157,7 +165,10 @@ def standby(primary: Server) -> Iterator[Server]:
     def fill(data: Path) -> None:
         primary.back_up(data, "-R")
 
-    with _folder("s") as (folder, user), _running(folder, primary.binaries, user, primary.settings, fill) as running:
+    with (
+        _folder("s", _memory()) as (folder, user),
+        _running(folder, primary.binaries, user, primary.settings, fill) as running,
+    ):
         yield running
 
 
@@ -175,7 +186,7 @@ def snapshot(original: Server) -> Iterator[Server]:
         (data / "postmaster.pid").unlink()
 
     with (
-        _folder("c") as (folder, user),
+        _folder("c", _memory()) as (folder, user),
         _running(folder, original.binaries, user, original.settings, fill) as running,
     ):
         yield running
@@ -197,7 +208,7 @@ def recovered(original: Server, backup: Path, archive: Path, point: str) -> Iter
         "recovery_target_action": "promote",
     }
     with (
-        _folder("r") as (folder, user),
+        _folder("r", _memory()) as (folder, user),
         _running(folder, original.binaries, user, settings, fill) as running,
     ):
         wait_until(lambda: not running.in_recovery)
@@ -231,7 +242,7 @@ def address() -> Iterator[Address]:
 @contextmanager
 def room() -> Iterator[Path]:
     """A folder that the servers' user may write to."""
-    with _folder("") as (folder, _):
+    with _folder("", _memory()) as (folder, _):
         yield folder
 
 
@@ -254,9 +265,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def _folder(name: str) -> Iterator[tuple[Path, str | None]]:
+def _folder(name: str, parent: str | None = None) -> Iterator[tuple[Path, str | None]]:
     # A short path: the socket below it may have about a hundred characters.
-    folder = Path(tempfile.mkdtemp(prefix=f"lh-pg{name}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"lh-pg{name}-", dir=parent))
     user = None
     try:
         if os.geteuid() == 0:
@@ -265,6 +276,15 @@ def _folder(name: str) -> Iterator[tuple[Path, str | None]]:
         yield folder, user
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@functools.cache
+def _memory() -> str | None:
+    """Where files are kept in memory, if there is room: a server is copied there in a fifth of the time."""
+    with suppress(OSError):
+        if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > _ROOM:
+            return "/dev/shm"
+    return None
 
 
 @contextmanager

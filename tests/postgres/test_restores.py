@@ -15,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from leasehold import Lease, Router, StaleEpoch
 from leasehold.cli.app import run
@@ -24,6 +25,8 @@ from .marks import MANY, Mark, claimed
 from .server import INSTALLED, client, recovered, room, server, snapshot, wait_until
 
 NEWEST = max(INSTALLED)
+TABLES = "select tablename from pg_tables where schemaname = 'leasehold'"
+ARCHIVED = "select last_archived_wal from pg_stat_archiver"
 
 each_version = pytest.mark.parametrize("version", INSTALLED)
 
@@ -175,9 +178,9 @@ def test_trap_2_a_dump_put_back_in_place_goes_on_above_what_it_replaces(version:
             ask(url, "drop schema leasehold cascade")
         else:
             # Not TRUNCATE, which gives the tables new files: nothing but the rows is other than before.
-            tables = "jobs leases ready scheduled parked freed store uniques finished ownerships effects events processes"
-            for table in tables.split():
-                ask(url, f"delete from leasehold.{table}")
+            with psycopg.connect(url) as connection:
+                for (table,) in connection.execute(TABLES).fetchall():
+                    connection.execute(sql.SQL("delete from leasehold.{}").format(sql.Identifier(table)))
         put_back(version, file, url)
         mark.seal(claimed(router))
 
@@ -194,20 +197,19 @@ def test_trap_2_a_disk_snapshot_that_is_started_goes_on_above_the_original(versi
     """Same system identifier, same timeline, same OIDs: only the start of the postmaster differs."""
     must_have(version)
     mark = Mark()
-    with server(version) as original:
-        with Router(original.url(), lease_seconds=600) as router:
-            filled(router)
-            mark.seal(claimed(router))
-            with snapshot(original) as copied:
-                forgotten = claimed(router)
-                mark.seal(forgotten)
-                original.stop(signal.SIGKILL)
-                with Router(copied.url(), lease_seconds=600) as second:
-                    mark.seal(claimed(second))
+    with server(version) as original, Router(original.url(), lease_seconds=600) as router:
+        filled(router)
+        mark.seal(claimed(router))
+        with snapshot(original) as copied:
+            forgotten = claimed(router)
+            mark.seal(forgotten)
+            original.stop(signal.SIGKILL)
+            with Router(copied.url(), lease_seconds=600) as second:
+                mark.seal(claimed(second))
 
-                    assert all(refusals(second, forgotten))
-                    assert copied.timeline == 1
-                    assert second.verify() == []
+                assert all(refusals(second, forgotten))
+                assert copied.timeline == 1
+                assert second.verify() == []
 
 
 def test_trap_1_two_recoveries_to_one_point_in_time_issue_different_epochs() -> None:
@@ -241,6 +243,3 @@ def test_trap_1_two_recoveries_to_one_point_in_time_issue_different_epochs() -> 
                     assert again.timeline == 2
                     assert all(refusals(router, forgotten))
                     assert router.verify() == []
-
-
-ARCHIVED = "select last_archived_wal from pg_stat_archiver"
