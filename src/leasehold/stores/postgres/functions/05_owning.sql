@@ -1,5 +1,16 @@
 -- What the current owner may say about its job while it works.
 
+-- Whether an epoch may write.
+CREATE OR REPLACE FUNCTION leasehold.is_current(p_id text, p_epoch bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE AS $lh$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM leasehold.leases
+        WHERE seq = (SELECT seq FROM leasehold.jobs WHERE id = p_id AND epoch < p_epoch) AND epoch = p_epoch
+    );
+END
+$lh$;
+
 -- The verb `check`. Answers with the refusals only.
 CREATE OR REPLACE FUNCTION leasehold.check_holders(p_holders json, p_now bigint) RETURNS SETOF leasehold.answer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -9,10 +20,7 @@ BEGIN
     RETURN QUERY
     SELECT h.ord::integer, NULL::bigint, leasehold.refusal(h.id, h.epoch, 'check', leasehold.instant(p_now), true)
     FROM ROWS FROM (json_to_recordset(p_holders) AS (id text, epoch bigint)) WITH ORDINALITY AS h(id, epoch, ord)
-    WHERE NOT EXISTS (
-        SELECT FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
-        WHERE j.id = h.id AND l.epoch = h.epoch
-    );
+    WHERE NOT leasehold.is_current(h.id, h.epoch);
 END
 $lh$;
 
@@ -26,45 +34,63 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
-    v_seqs bigint[];
+    v_ords bigint[];  -- of those that were locked
+    v_places tid[];
+    v_until bigint[];
 BEGIN
     -- Every batch locks its rows in the order of seq, so that two of them cannot wait for each other (trap 11).
     IF p_wait THEN
-        SELECT array_agg(seq) INTO v_seqs FROM (
-            SELECT l.seq FROM json_to_recordset(p_renewals) AS r(id text, epoch bigint)
-            JOIN leasehold.jobs AS j ON j.id = r.id
-            JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = r.epoch AND l.epoch > j.epoch
-            ORDER BY l.seq FOR NO KEY UPDATE OF l
-        ) AS locked;
+        SELECT array_agg(r.ord), array_agg(l.place), array_agg(v_now + coalesce(r.lease_us, l.lease_us))
+        INTO v_ords, v_places, v_until
+        FROM (
+            SELECT r.*, j.seq, j.epoch AS job_epoch FROM ROWS FROM (
+                json_to_recordset(p_renewals) AS (id text, epoch bigint, lease_us bigint)
+            ) WITH ORDINALITY AS r(id, epoch, lease_us, ord)
+            CROSS JOIN LATERAL (SELECT seq, epoch FROM leasehold.jobs WHERE id = r.id OFFSET 0) AS j
+            ORDER BY j.seq
+        ) AS r CROSS JOIN LATERAL (
+            SELECT ctid AS place, lease_us FROM leasehold.leases
+            WHERE seq = r.seq AND epoch = r.epoch AND epoch > r.job_epoch FOR NO KEY UPDATE
+        ) AS l;
     ELSE
-        SELECT array_agg(seq) INTO v_seqs FROM (
-            SELECT l.seq FROM json_to_recordset(p_renewals) AS r(id text, epoch bigint)
-            JOIN leasehold.jobs AS j ON j.id = r.id
-            JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = r.epoch AND l.epoch > j.epoch
-            ORDER BY l.seq FOR NO KEY UPDATE OF l SKIP LOCKED
-        ) AS locked;
+        SELECT array_agg(r.ord), array_agg(l.place), array_agg(v_now + coalesce(r.lease_us, l.lease_us))
+        INTO v_ords, v_places, v_until
+        FROM (
+            SELECT r.*, j.seq, j.epoch AS job_epoch FROM ROWS FROM (
+                json_to_recordset(p_renewals) AS (id text, epoch bigint, lease_us bigint)
+            ) WITH ORDINALITY AS r(id, epoch, lease_us, ord)
+            CROSS JOIN LATERAL (SELECT seq, epoch FROM leasehold.jobs WHERE id = r.id OFFSET 0) AS j
+            ORDER BY j.seq
+        ) AS r CROSS JOIN LATERAL (
+            SELECT ctid AS place, lease_us FROM leasehold.leases
+            WHERE seq = r.seq AND epoch = r.epoch AND epoch > r.job_epoch FOR NO KEY UPDATE SKIP LOCKED
+        ) AS l;
     END IF;
+    -- The deadline and nothing else. A fence's FOR KEY SHARE neither waits for this nor is waited for.
+    UPDATE leasehold.leases AS l SET expires_at = a.until
+    FROM (
+        SELECT DISTINCT ON (place) place, until FROM unnest(v_ords, v_places, v_until) AS a(ord, place, until)
+        ORDER BY place, ord DESC
+    ) AS a
+    WHERE l.ctid = a.place;
     RETURN QUERY
-    WITH asked AS MATERIALIZED (
-        SELECT r.ord::integer, r.id, r.epoch, l.seq, l.owner, v_now + coalesce(r.lease_us, l.lease_us) AS expires_at,
-               l.seq = ANY (v_seqs) AS locked
-        FROM ROWS FROM (json_to_recordset(p_renewals) AS (id text, epoch bigint, lease_us bigint))
-            WITH ORDINALITY AS r(id, epoch, lease_us, ord)
-        LEFT JOIN leasehold.jobs AS j ON j.id = r.id
-        LEFT JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = r.epoch AND l.epoch > j.epoch
-    ), moved AS (
-        -- The deadline and nothing else. A fence's FOR KEY SHARE neither waits for this nor is waited for.
-        UPDATE leasehold.leases AS l SET expires_at = a.expires_at
-        FROM (SELECT DISTINCT ON (seq) seq, expires_at FROM asked WHERE locked ORDER BY seq, ord DESC) AS a
-        WHERE l.seq = a.seq
-    )
-    SELECT a.ord, CASE WHEN a.locked THEN a.expires_at END,
-           CASE WHEN a.seq IS NULL THEN leasehold.refusal(a.id, a.epoch, 'renew', v_now, true) END
-    FROM asked AS a ORDER BY a.ord;
+    SELECT r.ord::integer, v_until[r.at],
+           CASE WHEN r.at IS NULL AND NOT leasehold.is_current(r.id, r.epoch)
+               THEN leasehold.refusal(r.id, r.epoch, 'renew', v_now, true) END
+    FROM (
+        SELECT r.id, r.epoch, r.ord, array_position(v_ords, r.ord) AS at FROM ROWS FROM (
+            json_to_recordset(p_renewals) AS (id text, epoch bigint)
+        ) WITH ORDINALITY AS r(id, epoch, ord)
+    ) AS r
+    ORDER BY r.ord;
     IF p_trace THEN
-        PERFORM leasehold.record('renewed', r.id, v_now, r.epoch, l.owner, '{}')
-        FROM json_to_recordset(p_renewals) AS r(id text, epoch bigint) JOIN leasehold.jobs AS j ON j.id = r.id
-        JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = r.epoch WHERE l.seq = ANY (v_seqs);
+        PERFORM leasehold.record('renewed', r.id, v_now, r.epoch, (
+            SELECT owner FROM leasehold.leases
+            WHERE seq = (SELECT seq FROM leasehold.jobs WHERE id = r.id) AND epoch = r.epoch
+        ), '{}')
+        FROM ROWS FROM (
+            json_to_recordset(p_renewals) AS (id text, epoch bigint)
+        ) WITH ORDINALITY AS r(id, epoch, ord) WHERE r.ord = ANY (v_ords);
     END IF;
     -- A lease that is made shorter may be the next to expire.
     IF EXISTS (SELECT FROM json_to_recordset(p_renewals) AS r(lease_us bigint) WHERE lease_us IS NOT NULL) THEN
@@ -84,12 +110,7 @@ DECLARE
     r record;
     l leasehold.leases;
 BEGIN
-    PERFORM FROM (
-        SELECT l.seq FROM json_to_recordset(p_reports) AS r(id text, epoch bigint)
-        JOIN leasehold.jobs AS j ON j.id = r.id
-        JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = r.epoch
-        ORDER BY l.seq FOR NO KEY UPDATE OF l
-    ) AS locked;
+    PERFORM leasehold.lock_leases(p_reports, true);
     FOR r IN
         SELECT * FROM ROWS FROM (
             json_to_recordset(p_reports) AS (id text, epoch bigint, fraction double precision, note text, checkpoint text)
@@ -98,8 +119,7 @@ BEGIN
         UPDATE leasehold.leases AS l SET
             progress = coalesce(r.fraction, l.progress), note = coalesce(r.note, l.note), updated_at = v_now,
             stalls_at = v_now + l.stall_us
-        FROM leasehold.jobs AS j
-        WHERE j.id = r.id AND l.seq = j.seq AND l.epoch = r.epoch AND l.epoch > j.epoch
+        WHERE l.seq = (SELECT seq FROM leasehold.jobs WHERE id = r.id AND epoch < r.epoch) AND l.epoch = r.epoch
         RETURNING l.* INTO l;
         IF NOT FOUND THEN
             RETURN NEXT ROW(r.ord, NULL, leasehold.refusal(r.id, r.epoch, 'progress', v_now, true))::leasehold.answer;
@@ -129,9 +149,7 @@ DECLARE
     v_refused leasehold.found;
 BEGIN
     -- To the end of this transaction nobody takes the job over; its owner may renew meanwhile.
-    PERFORM FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
-    WHERE j.id = p_id AND l.epoch = p_epoch FOR KEY SHARE OF l;
-    IF FOUND THEN
+    IF leasehold.lock_lease(p_id, p_epoch, true) IS NOT NULL THEN
         RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_trace, v_now);
     ELSE
         v_refused.ord := 0;
@@ -154,9 +172,8 @@ DECLARE
     v_seq bigint;
     e leasehold.effects;
 BEGIN
-    SELECT l.seq INTO v_seq FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
-    WHERE j.id = p_id AND l.epoch = p_epoch FOR UPDATE OF l;
-    IF NOT FOUND THEN
+    v_seq := leasehold.lock_lease(p_id, p_epoch, false);
+    IF v_seq IS NULL THEN
         refusal := leasehold.refusal(p_id, p_epoch, 'once', v_now, true);
         RETURN;
     END IF;
@@ -183,9 +200,8 @@ DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
     v_seq bigint;
 BEGIN
-    SELECT l.seq INTO v_seq FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
-    WHERE j.id = p_id AND l.epoch = p_epoch FOR UPDATE OF l;
-    IF NOT FOUND THEN
+    v_seq := leasehold.lock_lease(p_id, p_epoch, false);
+    IF v_seq IS NULL THEN
         RETURN leasehold.refusal(p_id, p_epoch, 'once', v_now, true);
     END IF;
     RETURN leasehold.conclude(v_seq, p_name, p_epoch, p_outcome);

@@ -11,6 +11,7 @@ LANGUAGE plpgsql AS $lh$
 DECLARE
     j leasehold.jobs;
     l leasehold.leases;
+    v_seq bigint;
     v_snapshot boolean := current_setting('transaction_isolation') <> 'read committed';
     v_before text;
     v_errors integer;
@@ -18,14 +19,9 @@ DECLARE
     v_how text;
     v_run_at bigint;
 BEGIN
-    IF v_snapshot THEN
-        -- A lease that was renewed since this transaction's snapshot could not be deleted here; its key can be locked.
-        SELECT l.* INTO l FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
-        WHERE j.id = p_id AND l.epoch = p_epoch FOR KEY SHARE OF l;
-    ELSE
-        SELECT l.* INTO l FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
-        WHERE j.id = p_id AND l.epoch = p_epoch FOR UPDATE OF l;
-    END IF;
+    -- A lease that was renewed since the snapshot of this transaction could not be deleted here; its key can be locked.
+    v_seq := leasehold.lock_lease(p_id, p_epoch, v_snapshot);
+    SELECT * INTO l FROM leasehold.leases WHERE seq = v_seq AND epoch = p_epoch;
     SELECT * INTO j FROM leasehold.jobs WHERE id = p_id;
     IF l.seq IS NULL OR j.seq IS NULL OR l.epoch <= j.epoch THEN
         v_before := CASE WHEN j.epoch = p_epoch THEN j.settlement END;
@@ -170,14 +166,8 @@ DECLARE
     s record;
     v_refusal text;
 BEGIN
-    -- Every batch locks its rows in the order of seq, so that two of them cannot wait for each other (trap 11). What was
-    -- committed while this waited is seen by the next statement.
-    PERFORM FROM (
-        SELECT l.seq FROM json_to_recordset(p_said) AS s(id text, epoch bigint)
-        JOIN leasehold.jobs AS j ON j.id = s.id
-        JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch = s.epoch
-        ORDER BY l.seq FOR UPDATE OF l
-    ) AS locked;
+    -- What was committed while this waited is seen by the next statement.
+    PERFORM leasehold.lock_leases(p_said, false);
     -- One by one and in order: each may meet its own repetition, or what an earlier one added.
     FOR s IN
         SELECT * FROM ROWS FROM (
