@@ -172,8 +172,8 @@ def test_trap_10_a_claim_whose_reply_is_lost_is_found_again(place: Place, monkey
     assert router.claim("worker") is not None  # a namesake's
     ask = router.store.database.ask  # type: ignore[attr-defined]  # this store has one
 
-    def ask_and_lose(query: str, params: Any = (), what: str = "read") -> Any:
-        rows = ask(query, params, what)
+    def ask_and_lose(query: str, params: Any = (), what: str = "read", **options: Any) -> Any:
+        rows = ask(query, params, what, **options)
         if what == "claim":
             raise StoreUnavailable("the reply is lost")
         return rows

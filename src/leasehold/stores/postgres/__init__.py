@@ -2,7 +2,8 @@
 The PostgreSQL store.
 
     store        the verbs, each one call of a function in the server
-    database     the server: connections, the schema, errors in leasehold's words
+    database     the server: connections, the schema, what is asked again when a reply was lost
+    faults       what went wrong, in leasehold's words
     waiting      how a claim waits for a job
     callers      the fence and the verbs inside a caller's own transaction
     rows         values to JSON, and rows to values

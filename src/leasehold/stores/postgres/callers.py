@@ -7,6 +7,7 @@ The caller's library is never imported here: it is in `sys.modules` if the calle
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import threading
@@ -30,7 +31,8 @@ from ...errors import (
     finders,
 )
 from ...store import Program
-from .database import Database, explained, is_alive, shown, sqlstate_of
+from .database import Connection, Database, inherited, is_alive, outlive_fork
+from .faults import explained, is_lost, is_unknown, shown, sqlstate_of, unknown
 from .rows import Row, added, as_json, refusal_of, settlement, wishes
 
 if TYPE_CHECKING:
@@ -54,10 +56,13 @@ class FencedCursor(psycopg.Cursor[Any]):
         return super().execute(query, params, **options)
 
 
-class FencedConnection(psycopg.Connection[Any]):
+class FencedConnection(Connection):
     """A connection whose transaction is the lease's to end, and not its user's."""
 
     ours = True
+    lent = False
+    fenced = ("", 0)
+    said: str | None = None  # how its COMMIT will settle the job
 
     def commit(self) -> None:
         """Refuse: the end of `with lease.transaction()` commits."""
@@ -94,9 +99,18 @@ class PostgresTransactions:
         self._database = database
         self._now = now
         self._trace = trace
+        self._begin()
+        outlive_fork(self)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[FencedConnection] = []
         self._apart: deque[tuple[str, str]] = deque()  # refusals that their own transaction could not record
+
+    def forked(self) -> None:
+        """Begin anew, in a child process; what is left to record is the parent's."""
+        inherited.extend(self._idle)
+        self._begin()
 
     # A transaction of ours, for the caller's rows
 
@@ -105,15 +119,23 @@ class PostgresTransactions:
         self._database.open()
         connection = self._take()
         try:
-            self.run(connection, self.fence(job_id, epoch))
-        except BaseException as error:
-            if isinstance(error, StoreUnavailable):
-                connection.close()  # to a standby, perhaps: the next one may lead to the primary
+            try:
+                self.run(connection, self.fence(job_id, epoch))
+            except StoreUnavailable as error:
+                if not is_unknown(error):
+                    connection.close()  # to a standby, perhaps: the next one may lead to the primary
+                    raise
+                # Whatever became of it, it is not committed.
+                self._put(connection)
+                connection = self._take()
+                self.run(connection, self.fence(job_id, epoch))
+        except BaseException:
             self._put(connection)
             self.record()
             raise
         connection.ours = False
-        connection.fenced = (job_id, epoch)  # type: ignore[attr-defined]  # for `commit`
+        connection.fenced = (job_id, epoch)
+        connection.reply_seconds = None  # how long the caller's statements may take is the caller's affair
         return connection
 
     def _take(self) -> FencedConnection:
@@ -121,15 +143,24 @@ class PostgresTransactions:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is not None and is_alive(connection):
+                connection.lent = True
                 return connection
         made = self._database.connect(FencedConnection, autocommit=False)
-        assert isinstance(made, FencedConnection)
         made.cursor_factory = FencedCursor
+        made.lent = True
         return made
 
     def _put(self, connection: FencedConnection) -> None:
         """Keep the connection for the next transaction; what it has open is undone."""
+        if not connection.lent:
+            return  # it was put back before: twice, and two transactions would share it
+        connection.lent = False
+        if connection.made_in != os.getpid():
+            inherited.append(connection)  # of a block that a child process leaves; its parent is in it still
+            return
         connection.ours = True
+        connection.said = None
+        connection.reply_seconds = self._database.reply_seconds
         try:
             if connection.info.transaction_status != pq.TransactionStatus.IDLE:
                 psycopg.Connection.rollback(connection)
@@ -146,18 +177,26 @@ class PostgresTransactions:
         """Nothing to remember: a verb outside runs on a connection of its own."""
 
     def commit(self, connection: FencedConnection) -> None:
-        """Commit what `begin` opened."""
-        job_id, epoch = connection.fenced  # type: ignore[attr-defined]  # see `begin`
-        status = connection.info.transaction_status
+        """
+        Commit what `begin` opened.
+
+        If the reply is lost, the store is asked: it knows if the transaction has settled the job, and if the job has
+        moved since. If that tells nothing, `StoreUnavailable` says that the outcome is not known.
+        """
+        job_id, epoch = connection.fenced
+        status, said = connection.info.transaction_status, connection.said
         if status != pq.TransactionStatus.INTRANS:
             self._put(connection)
             if status == pq.TransactionStatus.UNKNOWN:
-                raise self._lost(job_id, epoch, None)
+                raise self._moved(job_id, epoch) or StoreUnavailable(
+                    "the connection of this transaction was lost before its end: nothing was committed. Run it again."
+                )
             raise NotInTransaction(
                 "this transaction had failed, or was ended, before its block was: nothing was committed, since "
                 "PostgreSQL answers COMMIT after an error with a rollback. Let such an error leave the block."
             )
         connection.ours = True
+        connection.reply_seconds = self._database.reply_seconds
         try:
             connection.commit()
         except psycopg.Error as error:
@@ -165,29 +204,44 @@ class PostgresTransactions:
             if refused is not None:
                 self._note(job_id, error.diag.message_detail)
                 raise refused from error
-            if sqlstate_of(error) is None or connection.closed or sqlstate_of(error) == "40001":
-                raise self._lost(job_id, epoch, error) from error
+            if is_lost(error):
+                if said is not None and self._was_said(job_id, epoch, said):
+                    return
+                raise self._moved(job_id, epoch) or unknown(
+                    f"the connection to {shown(self._database.url)} was lost in COMMIT: {_first(error)}. The "
+                    "transaction may or may not have been committed: look for what it wrote before you run it again."
+                ) from error
+            if sqlstate_of(error) == "40001" and (moved := self._moved(job_id, epoch)):
+                raise moved from error
             raise self._database.explained(error) from error
         finally:
             self._put(connection)
             self.record()
 
-    def _lost(self, job_id: str, epoch: int, error: psycopg.Error | None) -> LeaseholdError:
-        """Return why a COMMIT failed without a word about the epoch: the store knows."""
-        [refusal] = self._store.check([(job_id, epoch)])
-        if refusal is not None:
-            return refusal
-        if error is None:
-            return StoreUnavailable(
-                "the connection of this transaction was lost before its end: nothing was committed."
-            )
-        return explained(error, shown(self._database.url), self._database.schema)
+    def _moved(self, job_id: str, epoch: int) -> LeaseholdError | None:
+        """Return why the epoch is not current, or None if it is, or if nobody answers."""
+        try:
+            return self._store.check([(job_id, epoch)])[0]
+        except StoreUnavailable:
+            return None
+
+    def _was_said(self, job_id: str, epoch: int, said: str) -> bool:
+        """Whether the job has been settled with these words: then the transaction that carried them has committed."""
+        try:
+            [(heard,)] = self._database.call("was_said", job_id, epoch, json.loads(said)["said"], again=True)
+        except LeaseholdError:
+            return False
+        return bool(heard)
 
     def rollback(self, connection: FencedConnection | None) -> None:
-        """Undo what `begin` opened, unless `commit` was tried: then the connection may be somebody else's already."""
-        if connection is not None and not connection.ours:
-            self._put(connection)
+        """Undo what `begin` opened; if it was lost because the job was taken over, raise that refusal."""
+        if connection is None:
+            return
+        was_lost = connection.lent and connection.info.transaction_status == pq.TransactionStatus.UNKNOWN
+        self._put(connection)
         self.record()
+        if was_lost and isinstance(sys.exc_info()[1], psycopg.Error) and (moved := self._moved(*connection.fenced)):
+            raise moved
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -202,8 +256,12 @@ class PostgresTransactions:
         if said is not None and "unknown" not in json.loads(said):
             self._apart.append((job_id, said))
 
-    def record(self) -> None:
-        """Record the refusals that were rolled back with the transactions they refused (trap 16)."""
+    def record(self, *, surely: bool = False) -> None:
+        """
+        Record the refusals that were rolled back with the transactions they refused (trap 16).
+
+        If that fails they are kept for the next verb, and only with *surely* is it an error.
+        """
         while self._apart:
             try:
                 job_id, said = self._apart.popleft()
@@ -212,9 +270,11 @@ class PostgresTransactions:
             facts = json.loads(said)
             try:
                 self._database.call("record_refusal", job_id, facts.get("owner"), said, facts["now"])
-            except StoreUnavailable:
+            except LeaseholdError:
                 self._apart.appendleft((job_id, said))
-                raise
+                if surely:
+                    raise
+                return
 
     # Programs
 
@@ -268,7 +328,14 @@ class PostgresTransactions:
             if isinstance(connection, psycopg.Connection):
                 refuse_autocommit(connection)
                 with connection.cursor(row_factory=tuple_row) as cursor:
-                    return _run(program, lambda sql, args: list(cursor.execute(sql, args)), self._sql("%s"), savepoint)
+
+                    def step(sql: str, args: Any) -> list[Row]:
+                        rows: list[Row] = list(cursor.execute(sql, args))
+                        if isinstance(connection, FencedConnection) and (said := _said(args)):
+                            connection.said = said
+                        return rows
+
+                    return _run(program, step, self._sql("%s"), savepoint)
             if isinstance(connection, _types("sqlalchemy", "Connection")):
                 refuse_autocommit(connection.connection.dbapi_connection)
                 style = _placeholders(connection)
@@ -368,6 +435,15 @@ def _run(
 
 def _with_savepoint(args: tuple[Any, ...], savepoint: bool) -> tuple[Any, ...]:
     return tuple(savepoint if arg is _SAVEPOINT else arg for arg in args)
+
+
+def _said(args: tuple[Any, ...]) -> str | None:
+    """Return how a step settles a lease, if it does: see `PostgresTransactions._fence`."""
+    return args[4] if len(args) == 8 and isinstance(args[4], str) else None
+
+
+def _first(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _rows(result: Any) -> list[Row]:

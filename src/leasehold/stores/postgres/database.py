@@ -1,5 +1,5 @@
 """
-The server: connections, the schema, and errors in leasehold's words.
+The server: connections, the schema, and what is asked again when a reply was lost.
 
 Connections are kept for whoever comes next, and made when there is none; nothing here starts a thread.
 """
@@ -8,26 +8,74 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import select
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import pq
 
-from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
+from ...core.clock import patience
+from ...errors import InvalidArgument, StoreIncompatible, StoreUnavailable
+from .faults import cannot_connect, explained, is_unknown, shown, sqlstate_of, unknown, without_secrets
 from .rows import Row
 from .sql import Statements, checked, functions, in_schema, latest, migrations, statements
 
 log = logging.getLogger("leasehold")
 
+T = TypeVar("T")
 
 LEAST_SERVER = 140000
-_TRIES = 5
-_LOST = {"57P01", "57P02", "57P03", "25P03"}  # the server has ended the session
+REPLY_SECONDS = 60.0  # how long a server that we asked something may say nothing
+AGAIN_SECONDS = 5.0  # how long a question whose reply was lost is asked again
+_LONGEST_PAUSE_SECONDS = 0.5
+_TRIES = 5  # of a transaction that the server gave up in favour of another
+
+
+class Unanswered(psycopg.OperationalError):
+    """The server has said nothing for too long, and the connection was given up."""
+
+
+class Connection(psycopg.Connection[Any]):
+    """A connection that waits for a reply as long as its store wants to, and in the process that made it."""
+
+    reply_seconds: float | None = None  # None: for ever
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.made_in = os.getpid()
+
+    def wait(self, gen: Generator[Any, Any, T], interval: float = 0.1, *args: Any, **options: Any) -> T:
+        """Drive one of the driver's generators to its end."""
+        if self.made_in != os.getpid():
+            raise psycopg.InterfaceError("this connection belongs to the process that this one was forked from")
+        if self.reply_seconds is not None:
+            gen = self._impatient(gen, interval, self.reply_seconds)
+        return super().wait(gen, interval, *args, **options)
+
+    def _impatient(self, gen: Generator[Any, Any, T], interval: float, seconds: float) -> Generator[Any, Any, T]:
+        # The driver comes by at every interval in which nothing could be read or written. To count those costs the
+        # common path nothing, and a machine that was suspended does not take the time for the server's.
+        silent = 0.0
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                silent = 0.0 if ready else silent + interval
+                if silent >= seconds:
+                    self.pgconn.finish()  # what comes later would be taken for the answer to something else
+                    raise Unanswered(f"no reply within {seconds:g} s")
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # typed as the generator is
+
+
+ConnectionT = TypeVar("ConnectionT", bound=Connection)
 
 
 class Database:
@@ -39,7 +87,8 @@ class Database:
         try:
             self._settings = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
-            raise InvalidArgument(f"{shown(url)} is not a URL that PostgreSQL understands: {error}.") from None
+            said = without_secrets(str(error).strip(), url)
+            raise InvalidArgument(f"{shown(url)} is not a URL that PostgreSQL understands: {said}.") from None
         self.url = url
         self._now = now
         self.schema = checked(schema)
@@ -48,17 +97,19 @@ class Database:
         self._quoted = in_schema("leasehold.x", schema, escaped=True).removesuffix("x")
         self._limit = connections
         self._wait_seconds = wait_seconds
+        self.reply_seconds = REPLY_SECONDS
         self._closed = False
         # What a test may arm: it is called with the name of a function before the server is.
         self.point: Callable[[str], None] | None = None
         self._begin()
+        outlive_fork(self)
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._pause = threading.Event()  # never set: to wait
         self._opening = threading.Lock()
         self._free = threading.Semaphore(self._limit)
-        self._idle: list[psycopg.Connection[Any]] = []
+        self._idle: list[Connection] = []
 
     # Asking
 
@@ -68,16 +119,42 @@ class Database:
 
         *again*: that it may be asked a second time if the first reply was lost.
         """
-        query = self.query(function, len(args))
-        for _ in range(_TRIES):
+        return self.ask(self.query(function, len(args)), args, function, again=again)
+
+    def call_again(self, function: str, *args: Any) -> tuple[list[Row], bool]:
+        """Return the rows likewise, and whether a reply was lost before: so it may have happened already."""
+        return self._asked(self.query(function, len(args)), args, function, again=True, patient=False)
+
+    def ask(
+        self, query: str, params: Any = (), what: str = "read", *, again: bool = False, patient: bool = False
+    ) -> list[Row]:
+        """Return the rows of one statement; *patient*, if the server may take its time."""
+        return self._asked(query, params, what, again=again, patient=patient)[0]
+
+    def _asked(self, query: str, params: Any, what: str, *, again: bool, patient: bool) -> tuple[list[Row], bool]:
+        self.open()
+        lost: StoreUnavailable | None = None
+        left, pause, tries = patience(AGAIN_SECONDS), 0.0, _TRIES
+        while True:
             try:
-                return self.ask(query, args, function)
+                return self._ask(query, params, what, patient), lost is not None
             except StoreUnavailable as error:
                 code = sqlstate_of(error.__cause__)
-                # After a deadlock nothing has happened; after a lost reply, who knows.
-                if code not in ("40P01", "40001") and not (again and error.__cause__ is not None and _is_lost(code)):
-                    raise
-        return self.ask(query, args, function)
+                if code in ("40P01", "40001") and tries > 1:
+                    tries -= 1  # nothing has happened
+                    continue
+                if lost is None:
+                    if not (again and is_unknown(error)):
+                        raise
+                    lost, left = error, patience(AGAIN_SECONDS)
+                # From here on, "nothing was changed" would be said of the last try only.
+                elif not _is_gone(error):
+                    raise unknown(f"{lost} Asked again, it answered: {error}") from error.__cause__
+                if left() <= pause:
+                    raise lost from lost.__cause__
+            # Not at once: whoever has just restarted is asked by everybody.
+            self._pause.wait(pause * random.uniform(0.5, 1))
+            pause = min(max(2 * pause, 0.01), _LONGEST_PAUSE_SECONDS)
 
     def query(self, function: str, count: int) -> str:
         """Return the statement that calls one of our functions."""
@@ -87,10 +164,8 @@ class Database:
         """Return the same for a driver to which a percent sign means nothing."""
         return f"SELECT * FROM {in_schema('leasehold.' + function, self.schema)}({', '.join(placeholders)})"
 
-    def ask(self, query: str, params: Any = (), what: str = "read") -> list[Row]:
-        """Return the rows of one statement."""
-        self.open()
-        with self.connection() as connection:
+    def _ask(self, query: str, params: Any, what: str, patient: bool) -> list[Row]:
+        with self.connection(patient=patient) as connection:
             if self.point is not None:
                 self.point(what)
             try:
@@ -103,16 +178,21 @@ class Database:
             return connection.execute(query, params).fetchall()
 
     @contextmanager
-    def connection(self) -> Iterator[psycopg.Connection[Any]]:
-        """Lend a connection that commits each statement by itself; what goes wrong on it is explained."""
+    def connection(self, *, patient: bool = False) -> Iterator[Connection]:
+        """
+        Lend a connection that commits each statement by itself; what goes wrong on it is explained.
+
+        A server that says nothing for `reply_seconds` is given up, unless *patient*.
+        """
         self._check_open()
         if not self._free.acquire(timeout=self._wait_seconds):
             raise StoreUnavailable(
                 f"all {self._limit} connections to {shown(self.url)} have been in use for {self._wait_seconds:g} s "
-                "(connections, wait_seconds). Nothing was changed."
+                "(connections, wait_seconds): fewer threads, or more connections. Nothing was changed."
             )
         try:
             connection = self._take()
+            connection.reply_seconds = None if patient else self.reply_seconds
             try:
                 yield connection
             except psycopg.Error as error:
@@ -124,38 +204,41 @@ class Database:
         finally:
             self._free.release()
 
-    def _take(self) -> psycopg.Connection[Any]:
+    def _take(self) -> Connection:
         while True:
             with self._lock:
                 self._check_open()
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
-                return self.connect()
+                return self.connect(Connection)
             if is_alive(connection):
                 return connection
             connection.close()
 
-    def _give(self, connection: psycopg.Connection[Any]) -> None:
+    def _give(self, connection: Connection) -> None:
+        if connection.made_in != os.getpid():
+            inherited.append(connection)
+            return
         if connection.closed:
             return
         if connection.info.transaction_status == pq.TransactionStatus.IDLE:
             with self._lock:
-                if not self._closed and self._pid == os.getpid():
+                if not self._closed:
                     self._idle.append(connection)
                     return
         connection.close()
 
-    def connect(
-        self, kind: type[psycopg.Connection[Any]] = psycopg.Connection, *, autocommit: bool = True
-    ) -> psycopg.Connection[Any]:
+    def connect(self, kind: type[ConnectionT], *, autocommit: bool = True) -> ConnectionT:
         """Return a new connection, set up as this store wants it."""
         settings: dict[str, Any] = {
             "application_name": "leasehold",
             "connect_timeout": 10,
-            # A server that is gone without a word is noticed within a minute and a half.
+            # A machine that is gone without a word is noticed within a minute and a half, also by whoever has no
+            # `reply_seconds`: while nothing is under way by the first three, else by the last.
             "keepalives_idle": 30,
             "keepalives_interval": 15,
             "keepalives_count": 4,
+            "tcp_user_timeout": 90_000,
             **self._settings,
             # A pooler between us and the server may give us another session for each statement.
             "prepare_threshold": 5,
@@ -163,26 +246,25 @@ class Database:
         try:
             connection = kind.connect(**settings, autocommit=autocommit)
         except psycopg.Error as error:
-            raise self.explained(error, connecting=True) from error
+            raise cannot_connect(error, self.url) from error
         if connection.info.server_version < LEAST_SERVER:
             version = connection.info.server_version // 10000
             connection.close()
             raise StoreIncompatible(f"{shown(self.url)} is PostgreSQL {version}, and 14 is the least that will do.")
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        connection.reply_seconds = self.reply_seconds
         return connection
 
     # Opening and closing
 
     def open(self) -> None:
         """Make sure, once, that the schema is there and that this leasehold knows it."""
-        if self._pid != os.getpid():
-            self._forked()
         if self.store_id is not None:
             return
         with self._opening:
             if self.store_id is not None:
                 return
-            with self.connection() as connection:
+            with self.connection(patient=True) as connection:
                 found = self._version(connection)
                 if found is None:
                     self._install(connection)
@@ -251,107 +333,37 @@ class Database:
         if self._closed:
             raise StoreUnavailable(f"this store ({shown(self.url)}) is closed.")
 
-    def _forked(self) -> None:
-        # The parent's connections are the parent's: closing them here would end its sessions. They stay open, unused.
+    def forked(self) -> None:
+        """Begin anew, in a child process."""
         inherited.extend(self._idle)
         self._begin()
 
-    # Errors
-
-    def explained(self, error: BaseException, *, connecting: bool = False) -> BaseException:
-        """Return *error* in leasehold's words, if it is PostgreSQL's or its driver's."""
-        if not isinstance(error, psycopg.Error):
-            return error
-        return explained(error, shown(self.url), self.schema, connecting=connecting)
+    def explained(self, error: psycopg.Error) -> BaseException:
+        """Return *error* in leasehold's words."""
+        return explained(error, shown(self.url), self.schema)
 
 
+# The parent's connections are the parent's: to close them in a child would end its sessions. They stay open, unused.
 inherited: list[Any] = []
+_outliving: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def explained(error: Any, where: str, schema: str, *, connecting: bool = False) -> LeaseholdError:
-    """Return the driver's *error* in leasehold's words; *error* has a `sqlstate`, or None for a lost connection."""
-    code = sqlstate_of(error)
-    said = str(error).strip().partition("\n")[0]
-    nothing = "Nothing was changed"
-    match code:
-        case "LH002":
-            return InvalidArgument(
-                f"that connection is to another database than this store's ({where}): only rows in the same one can "
-                "commit together."
-            )
-        case "LH003":
-            return StoreUnavailable(
-                f"{said}, after the year 2112. Set it right: epochs follow the clock and are never taken back. "
-                f"{nothing}."
-            )
-        case "LH004":
-            return StaleSnapshot(
-                "your transaction had read before the job was claimed, so it cannot see whether the epoch is current: "
-                "roll it back and run it again."
-            )
-        case "LH005":
-            return StoreIncompatible(
-                f"connections to {where} begin in another isolation than READ COMMITTED, which the store's own verbs "
-                f"need: set default_transaction_isolation for the role or in the URL (options=…). {nothing}."
-            )
-        case "LH006":
-            return InvalidArgument(
-                "that connection is inside a savepoint: if it is rolled back, the outer transaction would commit "
-                "without what was joined here. Call this outside of it, or pass savepoint=True if you know that it "
-                "will not be."
-            )
-        case "3F000" | "42P01" | "42883":
-            return StoreIncompatible(
-                f"schema {schema!r} of {where} is not there, or is not this leasehold's: {said}. {nothing}."
-            )
-        case "42501":
-            return StoreIncompatible(f"the role of {where} lacks a right: {said}. {nothing}.")
-        case "25006":
-            return StoreUnavailable(
-                f"{where} is read-only, a standby perhaps: {said}. {nothing}. Name the primary, or, in the URL, "
-                "all hosts that may become it and target_session_attrs=read-write."
-            )
-        case "55P03":
-            return StoreUnavailable(
-                f"somebody else has kept a row locked that this verb needs: {said}. {nothing}; try again."
-            )
-        case "40P01" | "40001":
-            return StoreUnavailable(f"PostgreSQL gave up this transaction in favour of another: {said}. {nothing}.")
-        case "57014":
-            return StoreUnavailable(f"the statement was cancelled or timed out: {said}. {nothing}.")
-        case "53100" | "53200" | "53300" | "53400":
-            return StoreUnavailable(f"{where} has run out of something: {said}. {nothing}.")
-        case "2200H":
-            return StoreUnavailable(f"no epoch is left below 2**53: {said}. {nothing}.")
-    if connecting:
-        return StoreUnavailable(f"{where} does not answer: {said}. {nothing}.")
-    if _is_lost(code):
-        return StoreUnavailable(
-            f"the connection to {where} was lost: {said}. What was asked may or may not have happened."
-        )
-    # The server has refused the statement, and with it the whole transaction.
-    return StoreUnavailable(f"{where} refused this with {code}: {said}. {nothing}.")
+def outlive_fork(part: Any) -> None:
+    """Have *part* told, by `forked()`, that it is in a child process now, before anybody can use it there."""
+    _outliving.add(part)
 
 
-def _is_lost(code: str | None) -> bool:
-    return code is None or code in _LOST or code.startswith("08")
+def _forked() -> None:
+    for part in list(_outliving):
+        part.forked()
 
 
-def sqlstate_of(error: object) -> str | None:
-    """Return the SQLSTATE that a driver's error carries, by whatever name."""
-    for name in ("sqlstate", "pgcode"):
-        code = getattr(error, name, None)
-        if isinstance(code, str):
-            return code
-    return None
+os.register_at_fork(after_in_child=_forked)
 
 
-def shown(url: str) -> str:
-    """Return *url* for people: without its password."""
-    head, at, tail = url.rpartition("@")
-    scheme, slashes, user = head.partition("://")
-    name, colon, _ = user.partition(":")
-    return f"{scheme}{slashes}{name}{':…' if colon else ''}{at}{tail}" if at else url
+def _is_gone(error: StoreUnavailable) -> bool:
+    """Whether there is no connection to ask on: it was lost, or none could be made."""
+    return is_unknown(error) or (error.__cause__ is not None and sqlstate_of(error.__cause__) is None)
 
 
 def is_alive(connection: psycopg.Connection[Any]) -> bool:

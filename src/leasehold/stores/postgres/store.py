@@ -27,7 +27,8 @@ from ...errors import InvalidArgument, LeaseholdError, NoLease, StoreUnavailable
 from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
 from .callers import PostgresTransactions
-from .database import Database, sqlstate_of
+from .database import Database
+from .faults import sqlstate_of, unknown
 from .floors import Floors
 from .rows import (
     FIRST,
@@ -94,11 +95,29 @@ class PostgresStore:
     def add(self, jobs: Sequence[NewJob]) -> list[Added]:
         """Keep each job that is new, all in one atomic step; say for each whether this call made it."""
         self.database.open()
+        lost = False
         if not self._trace and (same := alike(jobs)) is not None:
-            [(now,)] = self._call("add_alike", *same)
+            self.transactions.record()
+            [(now,)], lost = self.database.call_again("add_alike", *same, self._now())
             if now is not None:
                 return [Added(new_state(job, now), True) for job in jobs]
-        return added(jobs, self._call("add", self.database.store_id, as_json(wishes(jobs)), self._trace))
+        wished = as_json(wishes(jobs))
+        return self._kept(lambda rows: added(jobs, rows), "add", self.database.store_id, wished, self._trace, lost=lost)
+
+    def _kept(
+        self, read: Callable[[list[Row]], list[Added]], function: str, *args: Any, lost: bool = False
+    ) -> list[Added]:
+        """Keep jobs; if the reply was lost, ask again, which makes none of them twice."""
+        self.transactions.record()
+        rows, lost_again = self.database.call_again(function, *args, self._now())
+        answer = read(rows)
+        if (lost or lost_again) and (found := [one.job.id for one in answer if not one.created]):
+            raise unknown(
+                f"the reply to this add was lost, and asked again the store has {len(found)} of its {len(answer)} jobs "
+                f"({found[0]!r} first). All are kept, once; whether this call made them or an earlier one is not "
+                "known. To add them again is harmless."
+            )
+        return answer
 
     # Owners
 
@@ -225,8 +244,16 @@ class PostgresStore:
 
     def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> list[Added]:
         """Add *jobs*, whose parent is this one, if *epoch* is current; raise the refusal otherwise."""
-        rows = self._call("add_children", job_id, epoch, as_json(wishes(jobs)), PATIENCE_MS, self._trace)
-        return admitted_children(job_id, epoch, jobs, rows)
+        wished = as_json(wishes(jobs))
+        return self._kept(
+            lambda rows: admitted_children(job_id, epoch, jobs, rows),
+            "add_children",
+            job_id,
+            epoch,
+            wished,
+            PATIENCE_MS,
+            self._trace,
+        )
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Refusal | None]:
         """
@@ -266,7 +293,7 @@ class PostgresStore:
                 answers = verb([items[number] for number in part], patience_ms) if part else []
             except StoreUnavailable as error:
                 if sqlstate_of(error.__cause__) != "55P03":
-                    raise
+                    raise _of_a_part(error, len(reply), len(items)) from error.__cause__
                 if len(part) > 1:
                     middle = len(part) // 2
                     parts += [part[middle:], part[:middle]]
@@ -277,7 +304,7 @@ class PostgresStore:
                 continue
             reply.update(zip(part, answers, strict=True))
         if failure is not None:
-            raise failure
+            raise _of_a_part(failure, len(reply), len(items)) from failure.__cause__
         return [reply[number] for number in range(len(items))]
 
     def begin_effect(self, job_id: str, epoch: int, name: str, *, again: bool = False) -> Begun:
@@ -294,8 +321,10 @@ class PostgresStore:
 
     def end_effect(self, job_id: str, epoch: int, name: str, outcome: str | None) -> None:
         """Record the outcome of an effect; None for "it did not happen", which clears the intent."""
-        [(answer,)] = self._call("end_effect", job_id, epoch, name, outcome, PATIENCE_MS)
-        if answer is not None:
+        self.transactions.record()
+        args = (job_id, epoch, name, outcome, PATIENCE_MS, self._now())
+        [(answer,)], lost = self.database.call_again("end_effect", *args)
+        if answer is not None and not (lost and outcome is None and "begun" in json.loads(answer)):
             raise _why_not(job_id, epoch, "once", answer, name=name)
 
     # Operators
@@ -358,9 +387,14 @@ class PostgresStore:
     def reclaim(self) -> list[Ownership]:
         """Take back what expired, does not progress, or whose process is gone."""
         ended: list[Ownership] = []
-        while rows := self._call("reclaim"):
-            ended += self._taken_back(rows)
-        return ended + self._recover(always=True)
+        try:
+            while rows := self._call("reclaim"):
+                ended += self._taken_back(rows)
+            return ended + self._recover(always=True)
+        except StoreUnavailable as error:
+            if not ended:
+                raise
+            raise unknown(f"{len(ended)} jobs have been taken back, and then: {error}") from error.__cause__
 
     def _taken_back(self, rows: list[Row]) -> list[Ownership]:
         if fenced := [row[1] for row in rows if row[-1]]:
@@ -399,12 +433,13 @@ class PostgresStore:
 
     def verify(self) -> list[str]:
         """Return a sentence for every broken invariant; an empty list is good news."""
-        return [sentence for (sentence,) in self._read(self.database.statements.verify)]
+        rows = self.database.ask(self.database.statements.verify, {}, again=True, patient=True)
+        return [sentence for (sentence,) in rows]
 
     # Readers
 
     def _read(self, statement: str, **params: Any) -> list[Row]:
-        return self.database.ask(statement, params)
+        return self.database.ask(statement, params, again=True)
 
     def job(self, job_id: str) -> Job:
         """Return the job, or raise `UnknownJob`."""
@@ -466,7 +501,7 @@ class PostgresStore:
         self, *, job_id: str | None = None, kind: str | None = None, after: int = 0, limit: int | None = None
     ) -> list[Event]:
         """Return what was recorded, oldest first, beginning behind the event numbered *after*."""
-        self.transactions.record()
+        self.transactions.record(surely=True)
         rows = self._read(self.database.statements.events, job_id=job_id, kind=kind, after=after, limit=limit)
         return [event_of(row) for row in rows]
 
@@ -483,12 +518,19 @@ class PostgresStore:
     def close(self) -> None:
         """Let go of every resource; later verbs raise `StoreUnavailable`."""
         try:
-            self.transactions.record()
-        except StoreUnavailable as error:
+            self.transactions.record(surely=True)
+        except LeaseholdError as error:
             log.warning("refusals in callers' transactions could not be recorded: %s", error)
         self.transactions.close()
         self.database.close()
         self._waiting.close()
+
+
+def _of_a_part(error: StoreUnavailable, done: int, count: int) -> StoreUnavailable:
+    """Return *error*, which speaks of a part of a batch, for the whole of it."""
+    if not done:
+        return error
+    return unknown(f"{done} of {count} are done. Of the others: {error} To say the same again is safe.")
 
 
 def admitted_children(job_id: str, epoch: int, jobs: Sequence[NewJob], rows: list[Row]) -> list[Added]:

@@ -11,14 +11,13 @@ import logging
 import os
 import random
 import threading
-from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from ...core.clock import SystemClock
 from ...errors import LeaseholdError
-from .database import Database
+from .database import Connection, Database, inherited, outlive_fork
 
 log = logging.getLogger("leasehold")
 
@@ -33,19 +32,22 @@ class Waiting:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._begin()
+        outlive_fork(self)
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
         self._name = os.urandom(8).hex()
         self._listens = threading.Lock()
         self._changed = threading.Condition()
-        self._listener: psycopg.Connection[Any] | None = None
+        self._listener: Connection | None = None
         self._registered_us = 0
+
+    def forked(self) -> None:
+        """Begin anew, in a child process."""
+        inherited.append(self._listener)
+        self._begin()
 
     def wait(self, us: int) -> None:
         """Return when a claim may find something: after a notification, a poll, or *us*; or at once, to look again."""
-        if self._pid != os.getpid():
-            self._begin()  # the parent's connection is the parent's
         seconds = min(POLL_SECONDS * random.uniform(0.75, 1.25), us / 1_000_000)
         if not self._listens.acquire(blocking=False):
             self.pause(seconds)
@@ -66,7 +68,7 @@ class Waiting:
         if self._listener is not None and not self._listener.closed and _timer.now() < self._registered_us:
             return False
         if self._listener is None or self._listener.closed:
-            self._listener = self._database.connect()
+            self._listener = self._database.connect(Connection)
         query = self._database.query("await_jobs", 2)
         [(channel,)] = self._listener.execute(query, [self._name, _REGISTERED_US / 1_000_000]).fetchall()
         self._listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))

@@ -1,0 +1,169 @@
+"""
+What went wrong, in leasehold's words: whether something may have happened, and what to do next.
+
+What the server refused has not happened. A reply that was lost leaves the outcome unknown, and nothing here guesses.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import unquote
+
+from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
+
+_NOTHING = "Nothing was changed."
+_ENDED = {"57P01", "57P02", "57P03", "57P05", "25P03"}  # the server has ended the session
+_PASSWORD = re.compile(r"((?:ssl)?password=)[^&#]*", re.IGNORECASE)
+
+# Why a connection could not be made has no SQLSTATE, only words; a server that speaks another language gets no advice.
+_ADVICE = (
+    (r"resolve host|translate host name", "Look at the host's name in the URL, and at your name server."),
+    (
+        r"too many clients|remaining connection slots|too many connections",
+        "Every connection that the server allows is taken: let fewer processes have fewer, put a pooler in front of "
+        "it, or raise max_connections.",
+    ),
+    (
+        r"starting up|shutting down|recovery mode|not yet accepting",
+        "It is being started or stopped: try again in a moment.",
+    ),
+    (r"SSL|encryption", "Ask for what the server wants: sslmode=require or sslmode=disable in the URL."),
+    (
+        r"password|authentication|pg_hba|role \".*\" does not exist",
+        "Look at the user and the password in the URL, and at the server's pg_hba.conf.",
+    ),
+    (r"database \".*\" does not exist", "Create that database (createdb), or name another in the URL."),
+    (
+        r"expected authentication request|invalid response|unexpected|unsupported frontend|lost synchroni[sz]ation",
+        "What answers at that address does not seem to be PostgreSQL: look at the port in the URL.",
+    ),
+    (r"refused|No such file|server running", "Is the server running, and is this its address?"),
+    (r"timeout|timed out", "Is this its address, and does a firewall let you through?"),
+    (r"closed the connection|server closed", "Something answered and hung up: is it PostgreSQL, and is it well?"),
+)
+
+
+def explained(error: Any, where: str, schema: str) -> LeaseholdError:
+    """Return the driver's *error* in leasehold's words; *error* has a `sqlstate`, or None for a lost connection."""
+    code = sqlstate_of(error)
+    said = str(error).strip().partition("\n")[0]
+    if is_lost(error):
+        return unknown(
+            f"the connection to {where} was lost: {said}. What was asked may or may not have happened; "
+            "look before you repeat it."
+        )
+    match code:
+        case "LH002":
+            return InvalidArgument(
+                f"that connection is to another database than this store's ({where}): only rows in the same one can "
+                "commit together."
+            )
+        case "LH003":
+            return StoreUnavailable(
+                f"{said}, after the year 2112. Set it right: epochs follow the clock and are never taken back. "
+                f"{_NOTHING}"
+            )
+        case "LH004":
+            return StaleSnapshot(
+                "your transaction had read before the job was claimed, so it cannot see whether the epoch is current: "
+                "roll it back and run it again."
+            )
+        case "LH005":
+            return StoreIncompatible(
+                f"connections to {where} begin in another isolation than READ COMMITTED, which the store's own verbs "
+                f"need: set default_transaction_isolation for the role or in the URL (options=…). {_NOTHING}"
+            )
+        case "LH006":
+            return InvalidArgument(
+                "that connection is inside a savepoint: if it is rolled back, the outer transaction would commit "
+                "without what was joined here. Call this outside of it, or pass savepoint=True if you know that it "
+                "will not be."
+            )
+        case "3F000" | "42P01" | "42883":
+            return StoreIncompatible(
+                f"schema {schema!r} of {where} is not there, or is not this leasehold's: {said}. {_NOTHING}"
+            )
+        case "42501":
+            return StoreIncompatible(f"the role of {where} lacks a right: {said}. {_NOTHING}")
+        case "25006":
+            return StoreUnavailable(
+                f"{where} is read-only: {said}. Either it is a standby, or default_transaction_read_only is on for the "
+                f"role, the database or the server. {_NOTHING}"
+            )
+        case "55P03":
+            return StoreUnavailable(
+                f"somebody else has kept a row locked that this verb needs: {said}. {_NOTHING} Try again."
+            )
+        case "40P01" | "40001":
+            return StoreUnavailable(
+                f"PostgreSQL gave up this transaction in favour of another: {said}. {_NOTHING} Try again."
+            )
+        case "57014":
+            return StoreUnavailable(
+                f"the statement was cancelled or timed out: {said}. {_NOTHING} If statement_timeout is set for the "
+                "role, give it more."
+            )
+        case "53100" | "53200" | "53300" | "53400":
+            return StoreUnavailable(f"{where} has run out of something: {said}. {_NOTHING} Try again when it has more.")
+        case "2200H":
+            return StoreUnavailable(f"no epoch is left below 2**53: {said}. {_NOTHING}")
+    # The server has refused the statement, and with it the whole transaction.
+    return StoreUnavailable(f"{where} refused this with {code}: {said}. {_NOTHING}")
+
+
+def cannot_connect(error: Exception, url: str) -> StoreUnavailable:
+    """Return why no connection could be made, and what to do about it."""
+    said = " ".join(str(error).split()).removeprefix("connection failed: ").rstrip(".")
+    advice = next((advice for words, advice in _ADVICE if re.search(words, said, re.IGNORECASE)), "")
+    said = without_secrets(said, url)
+    return StoreUnavailable(f"cannot connect to {shown(url)}: {said}. {advice}{' ' if advice else ''}{_NOTHING}")
+
+
+def unknown(sentence: str) -> StoreUnavailable:
+    """Return the error of a verb that may or may not have happened."""
+    error = StoreUnavailable(sentence)
+    error._unknown = True  # type: ignore[attr-defined]  # for `is_unknown` alone
+    return error
+
+
+def is_unknown(error: StoreUnavailable) -> bool:
+    """Whether what was asked may have happened all the same."""
+    return getattr(error, "_unknown", False)
+
+
+def is_lost(error: object) -> bool:
+    """Whether the driver's *error* says that the session is over, and so not how what was asked has ended."""
+    code = sqlstate_of(error)
+    severity = getattr(getattr(error, "diag", None), "severity_nonlocalized", None)
+    # The server may end a session after its COMMIT and before the answer to it, with whatever code.
+    return code is None or code in _ENDED or code.startswith("08") or severity in ("FATAL", "PANIC")
+
+
+def sqlstate_of(error: object) -> str | None:
+    """Return the SQLSTATE that a driver's error carries, by whatever name."""
+    for name in ("sqlstate", "pgcode"):
+        code = getattr(error, name, None)
+        if isinstance(code, str):
+            return code
+    return None
+
+
+def shown(url: str) -> str:
+    """Return *url* for people: without its password."""
+    head, at, tail = url.rpartition("@")
+    scheme, slashes, user = head.partition("://")
+    name, colon, _ = user.partition(":")
+    if at:
+        url = f"{scheme}{slashes}{name}{':…' if colon else ''}{at}{tail}"
+    return _PASSWORD.sub(r"\1…", url)
+
+
+def without_secrets(text: str, url: str) -> str:
+    """Return *text*, which somebody else wrote about *url*, without the password."""
+    head, at, _ = url.rpartition("@")
+    secrets = [head.partition("://")[2].partition(":")[2]] if at else []
+    secrets += [match[0].partition("=")[2] for match in _PASSWORD.finditer(url)]
+    for secret in sorted({form for one in secrets for form in (one, unquote(one)) if form}, key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return text

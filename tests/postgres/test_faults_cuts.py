@@ -1,0 +1,261 @@
+"""A connection that is cut in the middle of every verb, and a server that is never heard of again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+import leasehold.stores.postgres.database as database
+from leasehold import Router, StaleEpoch, StoreUnavailable
+from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.database import REPLY_SECONDS, is_alive
+from leasehold.stores.postgres.faults import sqlstate_of
+
+from .fixtures import Place, path_of, url_of, with_path
+from .proxy import Proxy, Where
+from .server import INSTALLED
+from .staging import Call, until
+from .verbs import VERBS, Stage, Verb
+
+NEWEST = max(INSTALLED)
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[Proxy]:
+    """The way to the server."""
+    with Proxy(url_of(NEWEST)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared(proxy: Proxy) -> Iterator[Stage]:
+    """A store, through the proxy and past it."""
+    place = Place(url_of(NEWEST))
+    direct = place.store()
+    with place.connect(direct, autocommit=True) as connection:
+        connection.execute("create table results (name text)")
+    schema, path = direct.database.schema, path_of(direct.database.url)
+    try:
+        with (
+            Router(with_path(proxy.url, path), schema=schema) as router,
+            Router(direct.database.url, schema=schema) as seen,
+        ):
+            yield Stage(router, seen)
+    finally:
+        proxy.heal()
+        place.clear()
+
+
+@pytest.fixture
+def stage(proxy: Proxy, shared: Stage) -> Iterator[Stage]:
+    """The same, emptied after each test: to make one takes longer than most of them do."""
+    shared.router.counts()  # which opens it
+    yield shared
+    proxy.heal()
+    shared.empty()
+
+
+def store_of(stage: Stage) -> PostgresStore:
+    """The store that things happen to."""
+    assert isinstance(stage.router.store, PostgresStore)
+    return stage.router.store
+
+
+def attempt(verb: Verb, stage: Stage, made: object) -> StoreUnavailable | None:
+    """Do it; return the error, which must be that of a store that did not answer, or None if it answered."""
+    try:
+        verb.act(stage, made)
+    except StoreUnavailable as error:
+        return error
+    return None
+
+
+def assert_well(stage: Stage) -> None:
+    """Nothing is broken, and the next verb works."""
+    assert stage.router.add("afterwards", queue="afterwards").created
+    assert stage.router.claim("somebody", queues=["afterwards"]) is not None
+    assert stage.seen.verify() == []
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+@pytest.mark.parametrize("where", [Where.BEFORE, Where.AFTER, Where.WITHIN], ids=lambda where: where.name.lower())
+def test_a_cut_connection(proxy: Proxy, stage: Stage, where: Where, verb: Verb) -> None:
+    """What was asked has happened at most once, and the answer is right, or says that it is not known."""
+    made = verb.prepare(stage)
+    proxy.cut(where, verb.asks)
+
+    error = attempt(verb, stage, made)
+
+    assert proxy.cuts == 1
+    answers = verb.unheard if where is Where.BEFORE else verb.unanswered
+    assert (error is None) is answers, error
+    assert verb.times(stage, made) == int(answers or where is not Where.BEFORE)
+    # It cannot know, so it must not say.
+    assert error is None or "othing was" not in str(error)
+    assert_well(stage)
+
+
+@pytest.mark.parametrize("where", [Where.BEFORE, Where.AFTER], ids=lambda where: where.name.lower())
+@pytest.mark.parametrize("name", ["complete", "add", "once, its end", "job", "begin a transaction"])
+def test_a_connection_that_is_cut_again_and_again(
+    proxy: Proxy, stage: Stage, monkeypatch: pytest.MonkeyPatch, name: str, where: Where
+) -> None:
+    """What may be repeated is repeated for a while, and then the outcome is not known."""
+    monkeypatch.setattr(database, "AGAIN_SECONDS", 0.1)
+    verb = next(verb for verb in VERBS if verb.name == name)
+    made = verb.prepare(stage)
+    proxy.cut(where, verb.asks, times=1_000)
+
+    error = attempt(verb, stage, made)
+
+    assert error is not None
+    assert proxy.cuts > 1
+    assert "othing was changed" not in str(error)
+    proxy.heal()
+    assert_well(stage)
+
+
+def test_a_lost_reply_and_then_a_refusal(proxy: Proxy, stage: Stage) -> None:
+    """What the second try says of itself is not said of the first."""
+    lease = stage.lease()
+    store = store_of(stage)
+
+    def exhaust(what: str) -> None:
+        if what == "settle" and proxy.cuts:
+            raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+
+    proxy.cut(Where.AFTER, ".settle(")
+    store.database.point = exhaust
+    try:
+        with pytest.raises(StoreUnavailable, match=r"may or may not have happened.*Asked again, it answered") as raised:
+            lease.complete()
+    finally:
+        store.database.point = None
+
+    assert sqlstate_of(raised.value.__cause__) == "57014"
+    assert stage.seen.job("a").status == "done"
+
+
+@pytest.mark.parametrize(
+    "name", ["add", "claim", "complete", "cancel", "job", "once, its beginning", "commit", "begin a transaction"]
+)
+def test_a_server_that_says_nothing_is_given_up(proxy: Proxy, stage: Stage, name: str) -> None:
+    """Its connection is open, its machine answers pings, and it never replies: the verb ends all the same."""
+    verb = next(verb for verb in VERBS if verb.name == name)
+    made = verb.prepare(stage)
+    store_of(stage).database.reply_seconds = 0.3
+    proxy.cut(Where.NEVER, verb.asks)
+    try:
+        error = attempt(verb, stage, made)
+    finally:
+        store_of(stage).database.reply_seconds = REPLY_SECONDS
+
+    assert proxy.cuts == 1
+    assert (error is None) is verb.unheard, error
+    assert error is None or "no reply within 0.3 s" in str(error)
+    assert verb.times(stage, made) == int(verb.unheard)
+    assert_well(stage)
+
+
+def test_a_black_hole_that_swallows_new_connections_too(
+    proxy: Proxy, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then there is nobody to ask again, and the verb ends once it has tried to connect."""
+    monkeypatch.setattr(database, "AGAIN_SECONDS", 0.1)
+    lease = stage.lease()
+    store = store_of(stage)
+    store.database.reply_seconds = 0.3
+    store.database._settings["connect_timeout"] = 1
+    proxy.cut(Where.NEVER, "", times=1_000)
+    try:
+        with pytest.raises(StoreUnavailable, match=r"no reply within 0\.3 s"):
+            lease.complete()
+    finally:
+        store.database.reply_seconds = REPLY_SECONDS
+        del store.database._settings["connect_timeout"]
+
+    proxy.heal()
+    lease.complete()
+    assert stage.seen.job("a").status == "done"
+
+
+def test_a_long_reply_is_not_silence(proxy: Proxy, stage: Stage) -> None:
+    """What counts is how long nothing is heard, and not how long it takes."""
+    store = store_of(stage)
+    store.database.reply_seconds = 0.3
+    try:
+        rows = store.database.ask(
+            "select number, pg_sleep(0.1), repeat('x', 20000) from generate_series(1, 8) as number"
+        )
+        with pytest.raises(StoreUnavailable, match=r"no reply within 0\.3 s"):
+            store.database.ask("select pg_sleep(5)")
+        patient = store.database.ask("select pg_sleep(0.6)", patient=True)
+    finally:
+        store.database.reply_seconds = REPLY_SECONDS
+
+    assert (len(rows), len(patient)) == (8, 1)
+
+
+def test_an_owner_is_told_that_it_lost_its_job_with_its_connection(stage: Stage) -> None:
+    """Its transaction was ended because the job was taken over; the driver alone would only say that it was ended."""
+    lease = stage.lease()
+
+    def outlived() -> None:
+        with lease.transaction() as connection:
+            stage.seen.transfer(stage.seen.job("a"), to="b", by="ann")
+            until(lambda: not is_alive(connection))
+            connection.execute("select 1")
+
+    with pytest.raises(StaleEpoch) as refused:
+        outlived()
+
+    assert refused.value.owner == "b"
+
+
+def test_a_refused_transactions_connection_is_lent_to_one_at_a_time(stage: Stage) -> None:
+    """It goes back to the others once, though both the commit and the end of the block give it back."""
+    lost, kept = stage.lease("a"), stage.lease("b")
+    store_of(stage)._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that COMMIT refuses
+    stage.seen.store._end_fenced = lambda epochs: None  # type: ignore[attr-defined]  # the same
+
+    def outlived() -> None:
+        with lost.transaction() as connection:
+            connection.execute("insert into results values ('lost')")
+            stage.seen.transfer(stage.seen.job("a"), to="c", by="ann")
+
+    try:
+        with pytest.raises(StaleEpoch):
+            outlived()
+    finally:
+        del store_of(stage)._end_fenced
+        del stage.seen.store._end_fenced  # type: ignore[attr-defined]  # the same
+
+    with kept.transaction() as first, kept.transaction() as second:
+        assert first is not second
+
+
+def test_a_claim_that_waits_survives_the_cut_of_its_listener(proxy: Proxy, stage: Stage) -> None:
+    """It polls, and listens anew."""
+    proxy.cut(Where.BEFORE, ".await_jobs(", times=3)
+    waiter = Call(lambda: stage.router.claim("worker", wait_seconds=20))
+    until(lambda: proxy.cuts > 0)
+
+    stage.seen.add("a")
+
+    lease = waiter.result()
+    assert lease is not None
+    lease.complete()
+
+
+def test_a_claim_that_waits_and_is_cut_says_so_or_has_its_job(proxy: Proxy, stage: Stage) -> None:
+    """Between two polls, the first of which found nothing."""
+    stage.seen.add("later", delay_seconds=3600)
+    assert stage.router.claim("worker") is None
+    proxy.cut(Where.AFTER, ".claim(")
+
+    with pytest.raises(StoreUnavailable, match=r"may or may not have happened"):
+        stage.router.claim("worker", wait_seconds=20)
+
+    assert_well(stage)
