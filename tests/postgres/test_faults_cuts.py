@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import psycopg
 import pytest
+from psycopg import sql
 
 import leasehold.stores.postgres.database as database
-from leasehold import Router, StaleEpoch, StoreUnavailable
+from leasehold import InDoubt, Router, StaleEpoch, StoreUnavailable
+from leasehold.core.job import Outcome, Settlement
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.database import REPLY_SECONDS, is_alive
 from leasehold.stores.postgres.faults import sqlstate_of
@@ -16,7 +19,7 @@ from leasehold.stores.postgres.faults import sqlstate_of
 from .fixtures import Place, path_of, url_of, with_path
 from .proxy import Proxy, Where
 from .server import INSTALLED
-from .staging import Call, until
+from .staging import Call, session, until
 from .verbs import VERBS, Stage, Verb
 
 NEWEST = max(INSTALLED)
@@ -259,3 +262,96 @@ def test_a_claim_that_waits_and_is_cut_says_so_or_has_its_job(proxy: Proxy, stag
         stage.router.claim("worker", wait_seconds=20)
 
     assert_well(stage)
+
+
+@pytest.mark.parametrize("where", [Where.BEFORE, Where.AFTER], ids=lambda where: where.name.lower())
+def test_an_effect_whose_beginning_was_not_answered_is_not_brought_about(
+    proxy: Proxy, stage: Stage, where: Where
+) -> None:
+    """If its intent was recorded, it is in doubt, and somebody has to look; else it can be tried anew."""
+    lease = stage.lease()
+    calls: list[str] = []
+    proxy.cut(where, ".begin_effect(")
+
+    with pytest.raises(StoreUnavailable):
+        lease.once("charge", calls.append)
+
+    assert calls == []
+    if where is Where.AFTER:
+        with pytest.raises(InDoubt):
+            lease.once("charge", calls.append)
+    lease.once("charge", calls.append, in_doubt="retry")
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("where", [Where.BEFORE, Where.AFTER], ids=lambda where: where.name.lower())
+def test_an_effect_whose_outcome_was_not_answered_is_known_all_the_same(
+    proxy: Proxy, stage: Stage, where: Where
+) -> None:
+    """It has happened, so its outcome is said again until it is heard."""
+    lease = stage.lease()
+    calls: list[str] = []
+    proxy.cut(where, ".end_effect(")
+
+    lease.once("charge", calls.append)
+    lease.once("charge", calls.append)
+
+    assert len(calls) == 1
+
+
+def test_an_add_that_is_repeated_says_only_what_it_knows(proxy: Proxy, stage: Stage) -> None:
+    """Of two jobs one was there before; which call made them cannot be told any more, and both are there."""
+    stage.seen.add("x")
+    proxy.cut(Where.BEFORE, ".add(")
+
+    with pytest.raises(StoreUnavailable, match=r"has 1 of its 2 jobs \('x' first\)\. All are kept, once"):
+        stage.router.add_many([{"id": "x"}, {"id": "y"}])
+
+    assert [added.created for added in stage.router.add_many([{"id": "x"}, {"id": "y"}])] == [False, False]
+
+
+def test_a_transaction_that_has_committed_is_not_failed_by_what_is_left_to_record(proxy: Proxy, stage: Stage) -> None:
+    """A refusal of an earlier one is recorded with the next verb that gets through, and its absence is not hidden."""
+    lost, kept = stage.lease("a"), stage.lease("b")
+    stage.seen.transfer(stage.seen.job("a"), to="c", by="ann")
+    proxy.cut(Where.BEFORE, ".record_refusal(", times=3)
+
+    with pytest.raises(StaleEpoch), lost.transaction():
+        pass
+    with kept.transaction() as connection:
+        connection.execute("insert into results values ('b')")
+        kept.complete(connection=connection)
+    assert proxy.cuts == 2
+    with pytest.raises(StoreUnavailable):
+        stage.router.events()
+
+    assert stage.seen.job("b").status == "done"
+    assert [event.job_id for event in stage.router.events(kind="refused")] == ["a"]
+
+
+def test_a_batch_of_which_a_part_failed_does_not_say_that_nothing_was_changed(stage: Stage) -> None:
+    """The others are done."""
+    stage.lease("a")
+    stage.lease("b")
+    store = store_of(stage)
+    said = [Settlement(job.id, job.epoch, Outcome.RELEASE) for job in stage.seen.jobs(status="running")]
+
+    def fail(what: str) -> None:
+        if what == "settle" and next(count) == 2:
+            raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+
+    count = itertools.count()
+    with session(store) as other:
+        other.connection.execute(
+            sql.SQL("select from {} where epoch = {} for update").format(
+                sql.Identifier(store.database.schema, "leases"), said[1].epoch
+            )
+        )
+        store.database.point = fail
+        try:
+            with pytest.raises(StoreUnavailable, match=r"^1 of 2 are done\. Of the others: .* the same again is safe"):
+                store.settle(said)
+        finally:
+            store.database.point = None
+
+    assert store.settle(said) == [None, None]

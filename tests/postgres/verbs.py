@@ -1,13 +1,13 @@
 """
 Every verb of a store, for tests that break something in the middle of it.
 
-Each is prepared, done, and looked at afterwards by somebody whose connections are whole.
+Each is prepared, done, and looked at afterwards by somebody whose connections are whole. Several of them can share a
+store if they are prepared backwards: claims would take back what is to be reclaimed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +30,19 @@ class Stage:
 
     router: Router
     seen: Router
+    job: str = "a"  # and the queue of all that is added here, so that several stages may share a store
 
-    def lease(self, name: str = "a", **options: Any) -> Lease:
+    def lease(self, name: str = "") -> Lease:
         """A job, claimed through the connections that will be broken."""
-        self.seen.add(name, queue=name, **options)
+        name = name or self.job
+        self.seen.add(name, queue=name)
         lease = self.router.claim("worker", queues=[name], lease_seconds=LONG_SECONDS)
         assert lease is not None
         return lease
+
+    def jobs(self) -> int:
+        """How many jobs there are."""
+        return len(self.seen.jobs(queue=self.job))
 
     def empty(self) -> None:
         """Remove everything but the store itself."""
@@ -77,7 +83,7 @@ def _status(stage: Stage, name: str, status: str) -> int:
 
 
 def _renewed(stage: Stage, lease: Lease) -> int:
-    expires_at = stage.seen.job("a").expires_at
+    expires_at = stage.seen.job(stage.job).expires_at
     assert expires_at is not None
     return int((expires_at - lease.granted_at).total_seconds() > 2 * LONG_SECONDS)
 
@@ -95,57 +101,41 @@ def _in_doubt(stage: Stage) -> Lease:
     raise AssertionError("the effect was not tried")
 
 
-def _begun(stage: Stage, lease: Lease) -> int:
-    effects = stage.seen.effects("a")
-    assert not any(effect.known for effect in effects), "the effect must not have been brought about"
-    return len(effects)
-
-
-def _declined(stage: Stage, lease: Lease) -> None:
-    def decline(key: str) -> None:
-        raise ArithmeticError(key)
-
-    with suppress(ArithmeticError):
-        lease.once("charge", decline, undone=(ArithmeticError,))
-
-
 def _expired(stage: Stage) -> None:
-    stage.seen.add("a")
-    lease = stage.seen.claim("worker", lease_seconds=0.001)
+    stage.seen.add(stage.job, queue=stage.job)
+    lease = stage.seen.claim("worker", queues=[stage.job], lease_seconds=0.001)
     assert lease is not None
     clock = SystemClock()
     until(lambda: clock.now() > lease.expires_at.timestamp() * 1_000_000 + 1_000)
 
 
 def _finished(stage: Stage) -> Any:
-    stage.seen.add("a")
-    lease = stage.seen.claim("worker")
+    stage.seen.add(stage.job, queue=stage.job)
+    lease = stage.seen.claim("worker", queues=[stage.job])
     assert lease is not None
     lease.complete()
-    return stage.seen.job("a")
-
-
-def _rows(stage: Stage) -> int:
-    with stage.seen.claim("counter").transaction() as connection:  # type: ignore[union-attr]  # added just before
-        [(count,)] = connection.execute("select count(*) from results").fetchall()
-    return int(count)
+    return stage.seen.job(stage.job)
 
 
 def _write(stage: Stage, lease: Lease, *, complete: bool) -> None:
     with lease.transaction() as connection:
-        connection.execute("insert into results values ('row')")
+        connection.execute("insert into results values (%s)", [stage.job])
         if complete:
             lease.complete("done", connection=connection)
 
 
 def _written(stage: Stage, lease: Lease) -> int:
-    stage.seen.add("count", priority=9)
-    return _rows(stage)
+    stage.seen.add(f"{stage.job}/count", queue=f"{stage.job}/count")
+    counter = stage.seen.claim("counter", queues=[f"{stage.job}/count"])
+    assert counter is not None
+    with counter.transaction() as connection:
+        [(count,)] = connection.execute("select count(*) from results where name = %s", [stage.job]).fetchall()
+    return int(count)
 
 
-def _read(name: str, asks: str, act: Callable[[Router], Any]) -> Verb:
+def _read(name: str, asks: str, act: Callable[[Router, str], Any]) -> Verb:
     def read(stage: Stage, made: Any) -> Any:
-        assert act(stage.router) == act(stage.seen)
+        assert act(stage.router, stage.job) == act(stage.seen, stage.job)
 
     return Verb(name, asks, ANSWERS, ANSWERS, lambda stage: stage.lease(), read, lambda stage, made: 1)
 
@@ -157,23 +147,38 @@ def _moving(name: str, kind: str, act: Callable[[Router, Any], Any], *, finished
         if finished:
             return _finished(stage)
         stage.lease()
-        return stage.seen.job("a")
+        return stage.seen.job(stage.job)
 
     asks = ".transfer(" if name == "transfer" else ".override("
     return Verb(
-        name, asks, RAISES, RAISES, prepare, lambda stage, job: act(stage.router, job), lambda s, _: s.count(kind, "a")
+        name,
+        asks,
+        RAISES,
+        RAISES,
+        prepare,
+        lambda stage, job: act(stage.router, job),
+        lambda stage, _: stage.count(kind, stage.job),
     )
 
 
 VERBS = [
+    Verb(
+        "reclaim",
+        ".reclaim(",
+        RAISES,
+        RAISES,
+        _expired,
+        lambda stage, _: stage.router.reclaim()[0].job_id,
+        lambda stage, _: stage.count("reclaimed", stage.job),
+    ),
     Verb(
         "add",
         ".add(",
         ANSWERS,
         RAISES,
         lambda stage: None,
-        lambda stage, _: stage.router.add("new").created or 1 / 0,
-        lambda stage, _: len(stage.seen.jobs()),
+        lambda stage, _: stage.router.add(stage.job, queue=stage.job).created or 1 / 0,
+        lambda stage, _: stage.jobs(),
     ),
     Verb(
         "add_many",
@@ -181,17 +186,17 @@ VERBS = [
         ANSWERS,
         RAISES,
         lambda stage: None,
-        lambda stage, _: stage.router.add_many([{"id": "x"}, {"id": "y"}]),
-        lambda stage, _: len(stage.seen.jobs()) / 2,  # type: ignore[arg-type, return-value]  # half of them would fail
+        lambda stage, _: stage.router.add_many([{"id": f"{stage.job}{n}", "queue": stage.job} for n in "xy"]),
+        lambda stage, _: stage.jobs() / 2,  # type: ignore[arg-type, return-value]  # half of them would fail
     ),
     Verb(
         "claim",
         ".claim(",
         RAISES,
         ANSWERS,
-        lambda stage: stage.seen.add("a"),
-        lambda stage, _: stage.router.claim("worker").epoch,  # type: ignore[union-attr]  # None would fail
-        lambda stage, _: len(stage.seen.jobs(status="running")),
+        lambda stage: stage.seen.add(stage.job, queue=stage.job),
+        lambda stage, _: stage.router.claim("worker", queues=[stage.job]).epoch,  # type: ignore[union-attr]  # None would fail
+        lambda stage, _: len(stage.seen.jobs(status="running", queue=stage.job)),
     ),
     Verb(
         "renew",
@@ -209,7 +214,7 @@ VERBS = [
         ANSWERS,
         lambda stage: stage.lease(),
         lambda stage, lease: lease.progress(0.5, checkpoint={"page": 1}),
-        lambda stage, lease: int(stage.seen.job("a").checkpoint == {"page": 1}),
+        lambda stage, lease: int(stage.seen.job(stage.job).checkpoint == {"page": 1}),
     ),
     Verb(
         "complete",
@@ -217,8 +222,8 @@ VERBS = [
         ANSWERS,
         ANSWERS,
         lambda stage: stage.lease(),
-        lambda stage, lease: lease.complete(1, then=[{"id": "next"}]),
-        lambda stage, lease: _status(stage, "a", "done") * (len(stage.seen.jobs()) - 1),
+        lambda stage, lease: lease.complete(1, then=[{"id": "next", "queue": stage.job}]),
+        lambda stage, lease: _status(stage, stage.job, "done") * (stage.jobs() - 1),
     ),
     Verb(
         "retry",
@@ -227,7 +232,7 @@ VERBS = [
         ANSWERS,
         lambda stage: stage.lease(),
         lambda stage, lease: lease.fail("why", delay_seconds=60),
-        lambda stage, lease: stage.count("retried", "a"),
+        lambda stage, lease: stage.count("retried", stage.job),
     ),
     Verb(
         "fail",
@@ -236,7 +241,7 @@ VERBS = [
         ANSWERS,
         lambda stage: stage.lease(),
         lambda stage, lease: lease.fail("why", retry=False),
-        lambda stage, lease: stage.count("failed", "a"),
+        lambda stage, lease: stage.count("failed", stage.job),
     ),
     Verb(
         "release",
@@ -245,7 +250,7 @@ VERBS = [
         ANSWERS,
         lambda stage: stage.lease(),
         lambda stage, lease: lease.release(),
-        lambda stage, lease: stage.count("released", "a"),
+        lambda stage, lease: stage.count("released", stage.job),
     ),
     Verb(
         "check",
@@ -262,26 +267,26 @@ VERBS = [
         RAISES,
         RAISES,
         lambda stage: stage.lease(),
-        lambda stage, lease: lease.once("charge", lambda key: "charged"),
-        _begun,
+        lambda stage, lease: stage.router.store.begin_effect(stage.job, lease.epoch, "charge"),
+        lambda stage, lease: len(stage.seen.effects(stage.job)),
     ),
     Verb(
         "once, its end",
         ".end_effect(",
         ANSWERS,
         ANSWERS,
-        lambda stage: stage.lease(),
-        lambda stage, lease: lease.once("charge", lambda key: "charged"),
-        lambda stage, lease: sum(effect.outcome == '"charged"' for effect in stage.seen.effects("a")),
+        _in_doubt,
+        lambda stage, lease: stage.router.store.end_effect(stage.job, lease.epoch, "charge", '"charged"'),
+        lambda stage, lease: sum(effect.outcome == '"charged"' for effect in stage.seen.effects(stage.job)),
     ),
     Verb(
         "once, undone",
         ".end_effect(",
         ANSWERS,
         ANSWERS,
-        lambda stage: stage.lease(),
-        _declined,
-        lambda stage, lease: 1 - len(stage.seen.effects("a")),
+        _in_doubt,
+        lambda stage, lease: stage.router.store.end_effect(stage.job, lease.epoch, "charge", None),
+        lambda stage, lease: 1 - len(stage.seen.effects(stage.job)),
     ),
     Verb(
         "add a child",
@@ -289,8 +294,8 @@ VERBS = [
         ANSWERS,
         RAISES,
         lambda stage: stage.lease(),
-        lambda stage, lease: lease.add("child").created or 1 / 0,
-        lambda stage, lease: len(stage.seen.jobs(parent="a")),
+        lambda stage, lease: lease.add("child", queue=stage.job).created or 1 / 0,
+        lambda stage, lease: len(stage.seen.jobs(parent=stage.job)),
     ),
     _moving("transfer", "transferred", lambda router, job: router.transfer(job, to="b", by="ann")),
     _moving("cancel", "cancelled", lambda router, job: router.cancel(job, by="ann")),
@@ -302,8 +307,8 @@ VERBS = [
         RAISES,
         RAISES,
         _in_doubt,
-        lambda stage, lease: stage.router.resolve("a", "charge", by="ann", outcome=1, epoch=lease.epoch),
-        lambda stage, lease: stage.count("resolved", "a"),
+        lambda stage, lease: stage.router.resolve(stage.job, "charge", by="ann", outcome=1, epoch=lease.epoch),
+        lambda stage, lease: stage.count("resolved", stage.job),
     ),
     Verb(
         "prune",
@@ -312,16 +317,7 @@ VERBS = [
         RAISES,
         _finished,
         lambda stage, _: stage.router.store.prune(0),
-        lambda stage, _: 1 - len(stage.seen.jobs()),
-    ),
-    Verb(
-        "reclaim",
-        ".reclaim(",
-        RAISES,
-        RAISES,
-        _expired,
-        lambda stage, _: stage.router.reclaim()[0].job_id,
-        lambda stage, _: stage.count("reclaimed", "a"),
+        lambda stage, _: 1 - stage.jobs(),
     ),
     Verb(
         "advance",
@@ -359,14 +355,14 @@ VERBS = [
         lambda stage, lease: _write(stage, lease, complete=True),
         _written,
     ),
-    _read("job", ".seen WHERE id", lambda router: router.job("a")),
-    _read("jobs", ".seen", lambda router: router.jobs()),
-    _read("jobs by owner", ".leases AS l", lambda router: router.jobs(owner="worker")),
-    _read("jobs behind one", "SELECT seq", lambda router: router.jobs(after="a")),
-    _read("ownerships", ".ownerships", lambda router: router.ownerships("a")),
-    _read("effects", ".effects", lambda router: router.effects("a")),
-    _read("events", ".events", lambda router: router.events()),
-    _read("counts", ".finished", lambda router: router.counts()),
-    _read("lease", ".granted", lambda router: router.lease("a", owner="worker").epoch),
-    _read("verify", "runs without its lock", lambda router: router.verify()),
+    _read("job", ".seen WHERE id", lambda router, name: router.job(name)),
+    _read("jobs", ".seen", lambda router, name: router.jobs(queue=name)),
+    _read("jobs by owner", ".leases AS l", lambda router, name: router.jobs(owner="worker", queue=name)),
+    _read("jobs behind one", "SELECT seq", lambda router, name: router.jobs(after=name, queue=name)),
+    _read("ownerships", ".ownerships", lambda router, name: router.ownerships(name)),
+    _read("effects", ".effects", lambda router, name: router.effects(name)),
+    _read("events", ".events", lambda router, name: router.events(name)),
+    _read("counts", ".finished", lambda router, name: router.counts().queues[name]),
+    _read("lease", ".granted", lambda router, name: router.lease(name, owner="worker").epoch),
+    _read("verify", "runs without its lock", lambda router, name: router.verify()),
 ]

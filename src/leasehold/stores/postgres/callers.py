@@ -188,9 +188,7 @@ class PostgresTransactions:
         if status != pq.TransactionStatus.INTRANS:
             self._put(connection)
             if status == pq.TransactionStatus.UNKNOWN:
-                raise self._moved(job_id, epoch) or StoreUnavailable(
-                    "the connection of this transaction was lost before its end: nothing was committed. Run it again."
-                )
+                raise self._moved(job_id, epoch) or _unfinished()
             raise NotInTransaction(
                 "this transaction had failed, or was ended, before its block was: nothing was committed, since "
                 "PostgreSQL answers COMMIT after an error with a rollback. Let such an error leave the block."
@@ -234,14 +232,20 @@ class PostgresTransactions:
         return bool(heard)
 
     def rollback(self, connection: FencedConnection | None) -> None:
-        """Undo what `begin` opened; if it was lost because the job was taken over, raise that refusal."""
+        """
+        Undo what `begin` opened.
+
+        If a statement of the caller has failed because the connection was lost, raise why: the job was taken over, or
+        the store is unavailable.
+        """
         if connection is None:
             return
         was_lost = connection.lent and connection.info.transaction_status == pq.TransactionStatus.UNKNOWN
         self._put(connection)
         self.record()
-        if was_lost and isinstance(sys.exc_info()[1], psycopg.Error) and (moved := self._moved(*connection.fenced)):
-            raise moved
+        error = sys.exc_info()[1]
+        if was_lost and isinstance(error, psycopg.Error):
+            raise self._moved(*connection.fenced) or _unfinished() from error
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -440,6 +444,12 @@ def _with_savepoint(args: tuple[Any, ...], savepoint: bool) -> tuple[Any, ...]:
 def _said(args: tuple[Any, ...]) -> str | None:
     """Return how a step settles a lease, if it does: see `PostgresTransactions._fence`."""
     return args[4] if len(args) == 8 and isinstance(args[4], str) else None
+
+
+def _unfinished() -> StoreUnavailable:
+    return StoreUnavailable(
+        "the connection of this transaction was lost before its end: nothing was committed. Run it again."
+    )
 
 
 def _first(error: BaseException) -> str:

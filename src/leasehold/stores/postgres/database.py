@@ -358,7 +358,8 @@ def _forked() -> None:
         part.forked()
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):  # where a process can fork
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _is_gone(error: StoreUnavailable) -> bool:

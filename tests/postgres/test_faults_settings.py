@@ -1,0 +1,383 @@
+"""Servers that are set up otherwise: timeouts, isolation, read-only sessions, limits; and sessions ended by hand."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg import sql
+
+import leasehold.stores.postgres.database as database
+from leasehold import Router, StoreUnavailable
+from leasehold.core.job import new_job
+from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.database import is_alive
+
+from .fixtures import Place, path_of, url_of, without_path
+from .server import INSTALLED
+from .staging import Call, until
+from .verbs import VERBS, Stage, Verb
+
+NEWEST = max(INSTALLED)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    """Where a test makes its stores."""
+    made = Place(url_of(NEWEST))
+    try:
+        yield made
+    finally:
+        made.clear()
+
+
+@pytest.fixture
+def seen(place: Place) -> Iterator[Router]:
+    """Who looks: a Router on a new store, under settings as they should be."""
+    store = place.store()
+    with place.connect(store, autocommit=True) as connection:
+        connection.execute("create table results (name text)")
+    with Router(store.database.url, schema=store.database.schema) as router:
+        yield router
+
+
+def store_of(router: Router) -> PostgresStore:
+    """The store of *router*."""
+    assert isinstance(router.store, PostgresStore)
+    return router.store
+
+
+def set_up(seen: Router, **settings: str) -> Router:
+    """Another Router on the same store, whose sessions begin with these settings, as their role might have them."""
+    store = store_of(seen)
+    settings["search_path"] = path_of(store.database.url)
+    options = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items())
+    return Router(f"{without_path(store.database.url)}&options={quote(options)}", schema=store.database.schema)
+
+
+def stages(stack: ExitStack, seen: Router, **settings: str) -> list[tuple[Verb, Stage]]:
+    """A Router for each verb, on one store."""
+    return [
+        (verb, Stage(stack.enter_context(set_up(seen, **settings)), seen, f"job {number}"))
+        for number, verb in enumerate(VERBS)
+    ]
+
+
+def holder(seen: Router, table: str = "leases") -> psycopg.Connection[Any]:
+    """Somebody who has locked every row of a table of the store."""
+    store = store_of(seen)
+    connection = psycopg.connect(store.database.url)
+    connection.execute(sql.SQL("select from {} for update").format(sql.Identifier(store.database.schema, table)))
+    return connection
+
+
+# Isolation
+
+
+@pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])
+def test_verbs_are_read_committed_whatever_the_role_begins_with(seen: Router, isolation: str) -> None:
+    """Each does what it does elsewhere."""
+    with ExitStack() as stack:
+        made = stages(stack, seen, default_transaction_isolation=isolation)
+        [(really,)] = store_of(made[0][1].router).database.ask("show transaction_isolation")
+        assert really == isolation
+        prepared = [(verb, stage, verb.prepare(stage)) for verb, stage in reversed(made)][::-1]
+
+        for verb, stage, one in prepared:
+            verb.act(stage, one)
+            assert verb.times(stage, one) == 1, verb.name
+    assert seen.verify() == []
+
+
+def test_readers_and_writers_at_once_under_serializable_defaults(seen: Router) -> None:
+    """What the server gives up is tried again: nobody is told of it, and every job is done once."""
+    with set_up(seen, default_transaction_isolation="serializable") as router:
+        router.add_many([{"id": f"job-{number}", "queue": "work"} for number in range(40)])
+
+        def work() -> int:
+            done = 0
+            while leases := router.claim_many("worker", limit=5, queues=["work"]):
+                router.counts()
+                for lease in leases:
+                    lease.complete()
+                    router.add(f"{lease.job_id}-next", queue="next")
+                    done += 1
+            return done
+
+        calls = [Call(work) for _ in range(4)]
+        done = [call.result() for call in calls]
+    assert (sum(done), seen.counts().done, seen.counts().pending, seen.verify()) == (40, 40, 40, [])
+
+
+# Read-only
+
+
+def test_a_read_only_session_reads_and_refuses_the_rest(seen: Router) -> None:
+    """And says what it might be."""
+    with ExitStack() as stack:
+        made = stages(stack, seen)
+        prepared = [(verb, stage, verb.prepare(stage)) for verb, stage in reversed(made)][::-1]
+        reading = set_up(seen, default_transaction_read_only="on")
+        stack.enter_context(reading)
+        only_read = {verb.name for verb in VERBS[-10:]} | {"check"}
+        for verb, stage, one in prepared:
+            if hasattr(one, "_store"):  # a lease, which knows the store that it came from
+                one._store = reading.store
+            stage = Stage(reading, seen, stage.job)
+            if verb.name in only_read:
+                verb.act(stage, one)
+                continue
+            with pytest.raises(StoreUnavailable, match=r"default_transaction_read_only.*Nothing was changed"):
+                verb.act(stage, one)
+            assert verb.times(stage, one) == 0, verb.name
+    assert seen.verify() == []
+
+
+# Timeouts
+
+
+def test_a_statement_timeout_is_told_and_changes_nothing(seen: Router) -> None:
+    """Here it comes while the verb waits for somebody's lock."""
+    with set_up(seen, statement_timeout="100") as router:
+        seen.add("a")
+        lease = router.claim("worker")
+        assert lease is not None
+        with (
+            holder(seen),
+            pytest.raises(StoreUnavailable, match=r"timed out: .* Nothing was changed\..*statement_time"),
+        ):
+            lease.complete()
+
+        lease.complete()
+    assert seen.job("a").status == "done"
+
+
+def test_verbs_have_their_own_patience_with_locks(seen: Router) -> None:
+    """A lock_timeout of the role counts for an add only, which has none of its own."""
+    with set_up(seen, lock_timeout="1") as router:
+        seen.add("a")
+        lease = router.claim("worker")
+        assert lease is not None
+        with holder(seen) as other:
+            call = Call(lease.complete)
+            until(lambda: waiting(seen) == 1)
+            other.rollback()
+            call.result()
+
+        with psycopg.connect(store_of(seen).database.url) as own:
+            seen.add("b", connection=own)
+            with pytest.raises(StoreUnavailable, match=r"kept a row locked .* Nothing was changed\. Try again"):
+                router.add("b")
+        assert not router.add("b").created
+
+
+def waiting(seen: Router) -> int:
+    """How many sessions wait for a lock."""
+    [(count,)] = store_of(seen).database.ask(
+        "select count(distinct pid) from pg_locks join pg_stat_activity using (pid) where not granted "
+        "and datname = current_database()"
+    )
+    return int(count)
+
+
+def test_a_transaction_that_idled_too_long_is_not_taken_for_committed(seen: Router) -> None:
+    """The server has ended it; the end of the block says so, and the next one works."""
+    with set_up(seen, idle_in_transaction_session_timeout="50") as router:
+        seen.add("a")
+        lease = router.claim("worker")
+        assert lease is not None
+
+        def idle() -> None:
+            with lease.transaction() as connection:
+                connection.execute("insert into results values ('idle')")
+                until(lambda: not is_alive(connection))
+
+        with pytest.raises(StoreUnavailable, match=r"lost before its end: nothing was committed"):
+            idle()
+
+        with lease.transaction() as connection:
+            lease.complete(connection=connection)
+    assert seen.job("a").status == "done"
+
+
+def test_sessions_that_idled_too_long_are_replaced(seen: Router) -> None:
+    """By the next verb, without a word."""
+    with set_up(seen, idle_session_timeout="30") as router:
+        for number in range(3):
+            idle = store_of(router).database._idle
+            until(lambda: all(not is_alive(connection) for connection in idle))  # noqa: B023  # called at once
+            assert router.add(f"job-{number}").created
+
+
+# Sessions that are ended by hand
+
+
+def test_every_verb_whose_session_is_ended(seen: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits for a lock: what may be repeated is, and of the rest nobody claims to know how it ended."""
+    monkeypatch.setattr(database, "AGAIN_SECONDS", 60)
+    store = store_of(seen)
+    with ExitStack() as stack:
+        apart = {"renew", "commit", "commit with a completion"}  # see test_faults_server.py
+        made = [(verb, stage) for verb, stage in stages(stack, seen) if verb.name not in apart]
+        prepared = [(verb, stage, verb.prepare(stage)) for verb, stage in reversed(made)][::-1]
+        for _, stage, _ in prepared:
+            stage.router.counts()
+        with psycopg.connect(store.database.url) as connection:
+            tables = connection.execute(
+                "select tablename from pg_tables where schemaname = %s", [store.database.schema]
+            ).fetchall()
+            names = sql.SQL(", ").join(sql.Identifier(store.database.schema, table) for (table,) in tables)
+            connection.execute(sql.SQL("lock table {}").format(names))
+            calls = [Call(functools.partial(verb.act, stage, one)) for verb, stage, one in prepared]
+            until(lambda: waiting(seen) >= len(calls))
+            connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where datname = current_database() and application_name = 'leasehold' and wait_event_type = 'Lock'"
+            )
+            until(lambda: waiting(seen) == sum(verb.unheard for verb, _, _ in prepared) + 1)  # and a claim's question
+            connection.rollback()
+
+        for (verb, stage, one), call in zip(prepared, calls, strict=True):
+            if verb.unheard:
+                call.result()
+            else:
+                with pytest.raises(StoreUnavailable, match="may or may not have happened"):
+                    call.result()
+            assert verb.times(stage, one) == int(verb.unheard), verb.name
+    assert seen.verify() == []
+
+
+def test_sessions_that_are_ended_again_and_again(seen: Router) -> None:
+    """A worker that repeats what it is told to have done maybe gets every job done once."""
+    count = 60
+    seen.add_many([{"id": f"job-{number}", "queue": "work"} for number in range(count)])
+    ended = threading.Event()
+
+    def work(router: Router) -> None:
+        while not ended.is_set():
+            try:
+                for lease in router.claim_many("worker", limit=3, queues=["work"]):
+                    with lease.transaction() as connection:
+                        connection.execute("insert into results values (%s)", [lease.job_id])
+                        lease.complete(connection=connection)
+            except StoreUnavailable:
+                continue
+
+    with set_up(seen) as router:
+        calls = [Call(lambda: work(router)) for _ in range(2)]
+        for _ in range(15):
+            done = seen.counts().done
+            with psycopg.connect(store_of(seen).database.url) as connection:
+                connection.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
+                    "and application_name = 'leasehold' and state <> 'idle'"
+                )
+            until(lambda: seen.counts().done > done or seen.counts().pending == 0)  # noqa: B023  # called at once
+        until(lambda: seen.counts().pending == 0)
+        ended.set()
+        for call in calls:
+            call.result()
+    # What was leased to a worker that was not told waits for its deadline; nothing else is left.
+    counts = seen.counts()
+    with psycopg.connect(store_of(seen).database.url) as connection:
+        rows = connection.execute("select count(*), count(distinct name) from results").fetchall()
+    assert (counts.done + counts.running, rows, seen.verify()) == (count, [(counts.done, counts.done)], [])
+
+
+# Deadlocks
+
+
+def test_a_verb_that_is_given_up_in_a_deadlock_is_done_all_the_same(seen: Router) -> None:
+    """A caller's transaction has the child that a completion adds, and wants the lease that it settles."""
+    with set_up(seen, deadlock_timeout="50") as router:
+        seen.add("a")
+        lease = router.claim("worker")
+        assert lease is not None
+        with psycopg.connect(store_of(seen).database.url) as own:
+            own.execute("set deadlock_timeout = '60s'")
+            seen.add("a/next", connection=own)
+            call = Call(lambda: lease.complete(then=[{"id": "next"}]))
+            until(lambda: waiting(seen) == 1)
+
+            own.execute(
+                sql.SQL("select from {} for key share").format(sql.Identifier(store_of(seen).database.schema, "leases"))
+            )
+        call.result()
+    assert [job.status for job in seen.jobs()] == ["done", "pending"]
+    assert seen.verify() == []
+
+
+def test_a_commit_that_is_given_up_in_a_deadlock_says_so(seen: Router) -> None:
+    """Nothing of it is committed, and to run it again is right."""
+    with set_up(seen, deadlock_timeout="60000") as router:
+        seen.add("a")
+        lease = router.claim("worker")
+        assert lease is not None
+        calls = []
+
+        def commit() -> None:
+            with lease.transaction() as own:
+                own.execute("set deadlock_timeout = '50'")
+                own.execute("insert into results values ('a')")
+                seen.add("a/next", connection=own)
+                calls.append(Call(lambda: lease.complete(then=[{"id": "next"}])))
+                until(lambda: waiting(seen) == 1)
+
+        with pytest.raises(StoreUnavailable, match=r"in favour of another: .* Nothing was changed\. Try again"):
+            commit()
+
+        calls[0].result()
+    assert [(job.id, job.parent) for job in seen.jobs()] == [("a", None), ("a/next", "a")]
+
+
+# Connections that are all taken
+
+
+def test_a_pool_whose_connections_are_all_in_use(place: Place) -> None:
+    """Whoever waits too long is told so; whoever waits less gets one."""
+    store = place.store()
+    full = PostgresStore(store.database.url, schema=store.database.schema, connections=2, wait_seconds=0.05)
+    busy, go_on = threading.Semaphore(0), threading.Event()
+
+    def hold(what: str) -> None:
+        if what == "add":
+            busy.release()
+            go_on.wait(20)
+
+    full.database.open()
+    full.database.point = hold
+    numbers = itertools.count()
+    calls = [Call(lambda: full.add([new_job(f"job-{next(numbers)}")])) for _ in range(2)]
+    busy.acquire(timeout=20)
+    busy.acquire(timeout=20)
+
+    with pytest.raises(StoreUnavailable, match=r"all 2 connections to .* for 0\.05 s .* Nothing was changed"):
+        full.counts()
+
+    full.database._wait_seconds = 20
+    waiter = Call(full.counts)
+    go_on.set()
+    assert [call.result()[0].created for call in calls] == [True, True]
+    assert waiter.result().pending <= 2
+    full.close()
+
+
+def test_a_role_that_may_have_no_more_connections(place: Place) -> None:
+    """A limit of the role, of the database and of the server are all told alike."""
+    with psycopg.connect(place.url, autocommit=True) as connection:
+        connection.execute("drop role if exists few")
+        connection.execute("create role few login connection limit 1")
+        url = place.url.replace("postgres@", "few@")
+        try:
+            said = r"too many connections .* pooler .* Nothing was changed"
+            with psycopg.connect(url), Router(url) as router, pytest.raises(StoreUnavailable, match=said):
+                router.add("a")
+        finally:
+            connection.execute("drop role few")
