@@ -52,7 +52,7 @@ class Router:
         self._name = os.urandom(8).hex()
 
     def __repr__(self) -> str:
-        return f"<Router {self.url or 'memory:'}>"
+        return f"<Router {values.shown_url(self.url or 'memory:')}>"
 
     def __enter__(self) -> Router:
         return self

@@ -11,6 +11,7 @@ import click
 
 from .. import InvalidArgument, Router, StoreUnavailable
 from ..core.clock import SystemClock
+from ..core.values import shown_url
 
 FAR_AHEAD_US = 10 * 365 * 86_400 * 1_000_000  # ten years: no clock that anybody lives with is so wrong
 
@@ -104,7 +105,7 @@ def open_existing(url: str, schema: str = "leasehold") -> Router:
     if parts.scheme in ("postgresql", "postgres"):
         if not _has_schema(router):
             raise StoreUnavailable(
-                f"{url.partition('?')[0]!r} has no store in the schema {schema!r}. Nothing was created."
+                f"{shown_url(url.partition('?')[0])!r} has no store in the schema {schema!r}. Nothing was created."
             )
         return router
     path = unquote(parts.path[1:])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import Any
@@ -19,6 +20,8 @@ from ..errors import InvalidArgument
 NAME_LIMIT = 255
 DOCUMENT_LIMIT = 1024 * 1024
 SECONDS_LIMIT = 100 * 365 * 86_400  # a century: longer is a unit mistake, and overflows a datetime soon after
+
+PASSWORD = re.compile(r"((?:ssl)?password=)[^&#]*", re.IGNORECASE)  # among the settings of a URL
 
 _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -133,6 +136,16 @@ def new_id(now: int) -> str:
     bits = int.from_bytes(raw, "big") & ~(0xF << 76) & ~(0x3 << 62) | (0x7 << 76) | (0x2 << 62)
     digits = f"{bits:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def shown_url(url: str) -> str:
+    """Return *url* for people: without its password."""
+    head, at, tail = url.rpartition("@")
+    scheme, slashes, user = head.partition("://")
+    name, colon, _ = user.partition(":")
+    if at:
+        url = f"{scheme}{slashes}{name}{':…' if colon else ''}{at}{tail}"
+    return PASSWORD.sub(r"\1…", url)
 
 
 def _only_string_keys(value: object, what: str) -> None:

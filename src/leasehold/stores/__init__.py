@@ -35,7 +35,8 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
     if not colon or scheme not in SCHEMES:
         known = "; ".join(SCHEMES.values())
         raise InvalidArgument(
-            f"no store is known by {url!r}: its URL begins with {scheme!r}. The known ones are {known}."
+            f"no store is known by {values.shown_url(url)!r}: its URL begins with {scheme!r}. The known ones are "
+            f"{known}."
         )
     if scheme in ("postgresql", "postgres"):
         return _open_postgres(url, clock, trace, schema)

@@ -21,6 +21,7 @@ from psycopg.rows import tuple_row
 
 from ...core.job import Added, NewJob, Settlement
 from ...core.ownership import Reason
+from ...core.values import shown_url
 from ...errors import (
     InvalidArgument,
     LeaseholdError,
@@ -32,7 +33,7 @@ from ...errors import (
 )
 from ...store import Program
 from .database import Connection, Database, inherited, is_alive, outlive_fork
-from .faults import explained, is_lost, is_unknown, shown, sqlstate_of, unknown
+from .faults import explained, is_lost, is_unknown, sqlstate_of, unknown
 from .rows import Row, added, as_json, refusal_of, settlement, wishes
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ class PostgresTransactions:
                 if said is not None and self._was_said(job_id, epoch, said):
                     return
                 raise self._moved(job_id, epoch) or unknown(
-                    f"the connection to {shown(self._database.url)} was lost in COMMIT: {_first(error)}. The "
+                    f"the connection to {shown_url(self._database.url)} was lost in COMMIT: {_first(error)}. The "
                     "transaction may or may not have been committed: look for what it wrote before you run it again."
                 ) from error
             if sqlstate_of(error) == "40001" and (moved := self._moved(job_id, epoch)):
@@ -390,7 +391,7 @@ class PostgresTransactions:
         driver = getattr(error, "orig", None) or error
         if isinstance(error, LeaseholdError) or (sqlstate_of(driver) is None and not isinstance(error, psycopg.Error)):
             return error
-        where, schema = shown(self._database.url), self._database.schema
+        where, schema = shown_url(self._database.url), self._database.schema
         if sqlstate_of(driver) in ("3F000", "42P01", "42883"):
             # Our schema is not where that connection leads.
             return InvalidArgument(

@@ -21,8 +21,9 @@ import psycopg
 from psycopg import pq
 
 from ...core.clock import patience
+from ...core.values import shown_url
 from ...errors import InvalidArgument, StoreIncompatible, StoreUnavailable
-from .faults import cannot_connect, explained, is_unknown, shown, sqlstate_of, unknown, without_secrets
+from .faults import cannot_connect, explained, is_unknown, sqlstate_of, unknown, without_secrets
 from .rows import Row
 from .sql import Statements, checked, functions, in_schema, latest, migrations, statements
 
@@ -88,7 +89,7 @@ class Database:
             self._settings = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
             said = without_secrets(str(error).strip(), url)
-            raise InvalidArgument(f"{shown(url)} is not a URL that PostgreSQL understands: {said}.") from None
+            raise InvalidArgument(f"{shown_url(url)} is not a URL that PostgreSQL understands: {said}.") from None
         self.url = url
         self._now = now
         self.schema = checked(schema)
@@ -187,7 +188,7 @@ class Database:
         self._check_open()
         if not self._free.acquire(timeout=self._wait_seconds):
             raise StoreUnavailable(
-                f"all {self._limit} connections to {shown(self.url)} have been in use for {self._wait_seconds:g} s "
+                f"all {self._limit} connections to {shown_url(self.url)} have been in use for {self._wait_seconds:g} s "
                 "(connections, wait_seconds): fewer threads, or more connections. Nothing was changed."
             )
         try:
@@ -250,7 +251,7 @@ class Database:
         if connection.info.server_version < LEAST_SERVER:
             version = connection.info.server_version // 10000
             connection.close()
-            raise StoreIncompatible(f"{shown(self.url)} is PostgreSQL {version}, and 14 is the least that will do.")
+            raise StoreIncompatible(f"{shown_url(self.url)} is PostgreSQL {version}, and 14 is the least that will do.")
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         connection.reply_seconds = self.reply_seconds
         return connection
@@ -288,12 +289,12 @@ class Database:
         [(version, store_id)] = connection.execute(self.statements.version, {}).fetchall()
         if version > latest():
             raise StoreIncompatible(
-                f"schema {self.schema!r} of {shown(self.url)} has version {version}, and this leasehold knows "
+                f"schema {self.schema!r} of {shown_url(self.url)} has version {version}, and this leasehold knows "
                 f"{latest()} at most: a newer leasehold has used it. Install that one; nothing was changed."
             )
         if version < latest():
             raise StoreIncompatible(
-                f"schema {self.schema!r} of {shown(self.url)} has version {version}, and this leasehold needs "
+                f"schema {self.schema!r} of {shown_url(self.url)} has version {version}, and this leasehold needs "
                 f"{latest()}, and cannot bring it up to date; nothing was changed."
             )
         return version, uuid.UUID(store_id)
@@ -331,7 +332,7 @@ class Database:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreUnavailable(f"this store ({shown(self.url)}) is closed.")
+            raise StoreUnavailable(f"this store ({shown_url(self.url)}) is closed.")
 
     def forked(self) -> None:
         """Begin anew, in a child process."""
@@ -340,7 +341,7 @@ class Database:
 
     def explained(self, error: psycopg.Error) -> BaseException:
         """Return *error* in leasehold's words."""
-        return explained(error, shown(self.url), self.schema)
+        return explained(error, shown_url(self.url), self.schema)
 
 
 # The parent's connections are the parent's: to close them in a child would end its sessions. They stay open, unused.

@@ -10,14 +10,18 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
+from ...core.values import PASSWORD, shown_url
 from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
 
 _NOTHING = "Nothing was changed."
 _ENDED = {"57P01", "57P02", "57P03", "57P05", "25P03"}  # the server has ended the session
-_PASSWORD = re.compile(r"((?:ssl)?password=)[^&#]*", re.IGNORECASE)
 
 # Why a connection could not be made has no SQLSTATE, only words; a server that speaks another language gets no advice.
 _ADVICE = (
+    (
+        r"expected authentication request|invalid response|unsupported frontend|lost synchroni[sz]ation",
+        "What answers at that address does not seem to be PostgreSQL: look at the port in the URL.",
+    ),
     (r"resolve host|translate host name", "Look at the host's name in the URL, and at your name server."),
     (
         r"too many clients|remaining connection slots|too many connections",
@@ -34,10 +38,6 @@ _ADVICE = (
         "Look at the user and the password in the URL, and at the server's pg_hba.conf.",
     ),
     (r"database \".*\" does not exist", "Create that database (createdb), or name another in the URL."),
-    (
-        r"expected authentication request|invalid response|unexpected|unsupported frontend|lost synchroni[sz]ation",
-        "What answers at that address does not seem to be PostgreSQL: look at the port in the URL.",
-    ),
     (r"refused|No such file|server running", "Is the server running, and is this its address?"),
     (r"timeout|timed out", "Is this its address, and does a firewall let you through?"),
     (r"closed the connection|server closed", "Something answered and hung up: is it PostgreSQL, and is it well?"),
@@ -117,7 +117,7 @@ def cannot_connect(error: Exception, url: str) -> StoreUnavailable:
     said = " ".join(str(error).split()).removeprefix("connection failed: ").rstrip(".")
     advice = next((advice for words, advice in _ADVICE if re.search(words, said, re.IGNORECASE)), "")
     said = without_secrets(said, url)
-    return StoreUnavailable(f"cannot connect to {shown(url)}: {said}. {advice}{' ' if advice else ''}{_NOTHING}")
+    return StoreUnavailable(f"cannot connect to {shown_url(url)}: {said}. {advice}{' ' if advice else ''}{_NOTHING}")
 
 
 def unknown(sentence: str) -> StoreUnavailable:
@@ -149,21 +149,11 @@ def sqlstate_of(error: object) -> str | None:
     return None
 
 
-def shown(url: str) -> str:
-    """Return *url* for people: without its password."""
-    head, at, tail = url.rpartition("@")
-    scheme, slashes, user = head.partition("://")
-    name, colon, _ = user.partition(":")
-    if at:
-        url = f"{scheme}{slashes}{name}{':…' if colon else ''}{at}{tail}"
-    return _PASSWORD.sub(r"\1…", url)
-
-
 def without_secrets(text: str, url: str) -> str:
     """Return *text*, which somebody else wrote about *url*, without the password."""
     head, at, _ = url.rpartition("@")
     secrets = [head.partition("://")[2].partition(":")[2]] if at else []
-    secrets += [match[0].partition("=")[2] for match in _PASSWORD.finditer(url)]
+    secrets += [match[0].partition("=")[2] for match in PASSWORD.finditer(url)]
     for secret in sorted({form for one in secrets for form in (one, unquote(one)) if form}, key=len, reverse=True):
         text = text.replace(secret, "…")
     return text
