@@ -51,24 +51,26 @@ class Connection(psycopg.Connection[Any]):
         super().__init__(*args, **options)
         self.made_in = os.getpid()
 
-    def wait(self, gen: Generator[Any, Any, T], interval: float = 0.1, *args: Any, **options: Any) -> T:
+    def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
         """Drive one of the driver's generators to its end."""
         if self.made_in != os.getpid():
             raise psycopg.InterfaceError("this connection belongs to the process that this one was forked from")
         if self.reply_seconds is not None:
-            gen = self._impatient(gen, interval, self.reply_seconds)
-        return super().wait(gen, interval, *args, **options)
+            gen = self._impatient(gen, self.reply_seconds)
+        return super().wait(gen, *args, **options)
 
-    def _impatient(self, gen: Generator[Any, Any, T], interval: float, seconds: float) -> Generator[Any, Any, T]:
-        # The driver comes by at every interval in which nothing could be read or written. To count those costs the
-        # common path nothing, and a machine that was suspended does not take the time for the server's.
-        silent = 0.0
+    def _impatient(self, gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
+        # The driver comes by at least ten times a second, also if nothing could be read or written.
+        left = None
         try:
             wanted = next(gen)
             while True:
                 ready = yield wanted
-                silent = 0.0 if ready else silent + interval
-                if silent >= seconds:
+                if ready:
+                    left = None
+                elif left is None:
+                    left = patience(seconds)
+                elif left() <= 0:
                     self.pgconn.finish()  # what comes later would be taken for the answer to something else
                     raise Unanswered(f"no reply within {seconds:g} s")
                 wanted = gen.send(ready)
