@@ -355,3 +355,11 @@ def test_a_batch_of_which_a_part_failed_does_not_say_that_nothing_was_changed(st
             store.database.point = None
 
     assert store.settle(said) == [None, None]
+
+
+def test_short_waits_for_notifications_are_not_silence(stage: Stage) -> None:
+    """The driver may come by many times in an instant, and each time nothing was to be read."""
+    with store_of(stage).database.connection() as connection:
+        for _ in range(20):
+            assert list(connection.notifies(timeout=0.005)) == []
+        assert is_alive(connection)
