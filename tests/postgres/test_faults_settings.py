@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -81,7 +81,7 @@ def holder(seen: Router, table: str = "leases") -> psycopg.Connection[Any]:
 # Isolation
 
 
-@pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])
+@pytest.mark.parametrize("isolation", ["serializable", pytest.param("repeatable read", marks=pytest.mark.soak)])
 def test_verbs_are_read_committed_whatever_the_role_begins_with(seen: Router, isolation: str) -> None:
     """Each does what it does elsewhere."""
     with ExitStack() as stack:
@@ -381,3 +381,28 @@ def test_a_role_that_may_have_no_more_connections(place: Place) -> None:
                 router.add("a")
         finally:
             connection.execute("drop role few")
+
+
+@pytest.mark.soak  # it needs hundreds of sessions
+def test_a_server_all_of_whose_connections_are_taken(place: Place) -> None:
+    """Once one is free again, the verb gets it."""
+    with Router(place.url, schema="last") as router, ExitStack() as stack:
+        with suppress(psycopg.OperationalError):
+            while True:
+                stack.enter_context(psycopg.connect(place.url))
+        with pytest.raises(StoreUnavailable, match=r"too many clients already\. .* pooler .* Nothing was changed"):
+            router.counts()
+
+        stack.close()
+        until(lambda: is_well(router))
+    with psycopg.connect(place.url, autocommit=True) as connection:
+        connection.execute("set client_min_messages = warning")
+        connection.execute("drop schema last cascade")
+
+
+def is_well(router: Router) -> bool:
+    """Whether it answers; the server needs a moment to count those who have left."""
+    try:
+        return router.counts().pending == 0
+    except StoreUnavailable:
+        return False
