@@ -101,20 +101,26 @@ def test_twenty_first_starts_at_once_make_one_store(server_url: str, nowhere: st
         assert router.counts().pending == 20
 
 
-@pytest.mark.parametrize(("version", "advice"), [(10**6, "newer leasehold"), (0, "cannot bring it up to date")])
+@pytest.mark.parametrize(("version", "advice"), [(10**6, "newer leasehold"), (0, "leasehold store migrate URL")])
 def test_another_version_is_refused(place: Place, version: int, advice: str) -> None:
     """A newer one says to install it, an older one to migrate; nothing is changed."""
     store = place.store()
     store.add([new_job("a")])
     schema = sql.Identifier(store.database.schema)
     with psycopg.connect(store.database.url) as connection:
-        connection.execute(sql.SQL("update {}.store set schema_version = {}").format(schema, version))
+        connection.execute(
+            sql.SQL("update {}.store set schema_version = {}, oldest_code = {}").format(schema, version, version)
+        )
 
     with pytest.raises(StoreIncompatible, match=advice):
         place.again(store).add([new_job("b")])
 
     with psycopg.connect(store.database.url) as connection:
-        connection.execute(sql.SQL("update {}.store set schema_version = {}").format(schema, files.latest()))
+        connection.execute(
+            sql.SQL("update {}.store set schema_version = {}, oldest_code = {}").format(
+                schema, files.latest(), files.oldest()
+            )
+        )
 
 
 def test_nothing_is_connected_before_the_first_verb() -> None:

@@ -451,7 +451,7 @@ def test_a_newer_schema_is_left_as_it_is(tmp_path: Path) -> None:
         connection.execute("UPDATE leasehold_store SET schema_version = 99")
         before = list(connection.iterdump())
     message = (
-        r"jobs\.db has schema 99, and this leasehold knows \d+ at most: a newer leasehold has used it\. "
+        r"jobs\.db has version 99, and this leasehold knows \d+ at most: a newer leasehold has used it\. "
         r"Install that one; nothing was changed\.$"
     )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from contextlib import closing
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import click
@@ -13,16 +15,23 @@ from .. import InvalidArgument, Router, StoreUnavailable
 from ..core.clock import SystemClock
 from ..core.values import shown_url
 
+KINDS = ("producer", "worker", "operator", "reader")  # as in stores/postgres/rights.py, whose driver is an extra
 FAR_AHEAD_US = 10 * 365 * 86_400 * 1_000_000  # ten years: no clock that anybody lives with is so wrong
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
-_schema = click.option("--schema", default="leasehold", show_default=True, help="The prefix of the store's tables.")
+_schema = click.option(
+    "--schema", default="leasehold", show_default=True, help="The store's schema; on SQLite, the prefix of its tables."
+)
+_dry_run = click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
+_role = click.option("--role", required=True, metavar="NAME", help="The role; make it first, with CREATE ROLE.")
+
+SILENT_SECONDS = 2.0
 
 
 @click.group()
 def store() -> None:
     """
-    Look after a store: check its invariants, advance its epochs.
+    Look after a store: check it, migrate it, advance its epochs, grant rights.
 
     A store is named by its URL: sqlite:///jobs.db is a file in the current folder, sqlite:////var/lib/jobs.db
     (four slashes) an absolute path.
@@ -47,7 +56,7 @@ def check(url: str, as_json: bool, schema: str) -> int:
         broken, counts = router.verify(), router.counts()._asdict()
     queues = counts.pop("queues")
     if as_json:
-        found = {"url": url, "ok": not broken, "broken": broken, "counts": counts, "queues": queues}
+        found = {"url": shown_url(url), "ok": not broken, "broken": broken, "counts": counts, "queues": queues}
         click.echo(json.dumps(found, ensure_ascii=False))
         return 1 if broken else 0
     for sentence in broken:
@@ -86,11 +95,146 @@ def advance(url: str, above: int, as_json: bool, schema: str) -> int:
     with open_existing(url, schema) as router:
         epoch = router.advance(above=above)
     if as_json:
-        click.echo(json.dumps({"url": url, "epoch": epoch}))
+        click.echo(json.dumps({"url": shown_url(url), "epoch": epoch}))
         return 0
     click.echo(f"advanced to epoch {epoch}")
     click.echo("Every epoch issued from now on is greater, also than those that the store may have forgotten.")
     return 0
+
+
+@store.command()
+@click.argument("url")
+@_dry_run
+@click.option("--wait-seconds", default=300.0, show_default=True, help="How long to wait for others' locks in all.")
+@_as_json
+@_schema
+def migrate(url: str, dry_run: bool, wait_seconds: float, as_json: bool, schema: str) -> int:
+    """
+    Bring the schema of the store at URL up to date, or make it.
+
+    Run it before the processes of a new release start. It does nothing if there is nothing to do, and it may run
+    many times at once. On PostgreSQL, processes of the previous release go on working meanwhile and afterwards,
+    unless the notes of the release say otherwise. On SQLite, stop those that use the file first.
+
+    \b
+    Examples:
+      leasehold store migrate postgresql://host/database --dry-run
+      leasehold store migrate sqlite:///jobs.db
+    """
+    with Router(url, schema=schema) as router:
+        target = _migratable(router)
+        with _Progress() as progress:
+            before, after, steps = target.migrate(dry_run=dry_run, wait_seconds=wait_seconds, say=progress.say)
+    if as_json:
+        click.echo(json.dumps({"url": shown_url(url), "from": before, "to": after, "steps": steps, "dry_run": dry_run}))
+        return 0
+    for step in steps:
+        click.echo(f"{'would run' if dry_run else 'ran'} {step}")
+    if before == after:
+        click.echo(f"The schema has version {after} already; there is nothing to do.")
+    elif before == 0:
+        click.echo(f"There was no schema: it {'would be' if dry_run else 'was'} made, with version {after}.")
+    else:
+        click.echo(f"The schema {'would go' if dry_run else 'went'} from version {before} to version {after}.")
+    return 0
+
+
+@store.command()
+@click.argument("url")
+@_role
+@click.option("--as", "kinds", required=True, multiple=True, type=click.Choice(KINDS), help="What it does; repeatable.")
+@_dry_run
+@_as_json
+@_schema
+def grant(url: str, role: str, kinds: tuple[str, ...], dry_run: bool, as_json: bool, schema: str) -> int:
+    """
+    Give a role of PostgreSQL the rights that it needs, and no more.
+
+    A producer adds jobs. A worker claims them, and does all that an owner may, also inside transactions of its
+    own. An operator moves jobs, prunes and advances, and reads. A reader reads. Whoever runs this must own the
+    schema, or be a member of the role that does.
+
+    \b
+    Examples:
+      leasehold store grant postgresql://host/database --role web --as producer --as reader
+      leasehold store grant postgresql://host/database --role web --as producer --dry-run
+    """
+    with open_existing(url, schema) as router:
+        statements = _administrable(router).grant(role, kinds, dry_run=dry_run)
+    return _told(url, role, statements, f"{role} has the rights of: {', '.join(kinds)}.", dry_run, as_json)
+
+
+@store.command()
+@click.argument("url")
+@_role
+@_dry_run
+@_as_json
+@_schema
+def revoke(url: str, role: str, dry_run: bool, as_json: bool, schema: str) -> int:
+    """
+    Take from a role of PostgreSQL every right in the store.
+
+    \b
+    Example:
+      leasehold store revoke postgresql://host/database --role web
+    """
+    with open_existing(url, schema) as router:
+        statements = _administrable(router).revoke(role, dry_run=dry_run)
+    return _told(url, role, statements, f"{role} has no right in the store any more.", dry_run, as_json)
+
+
+def _told(url: str, role: str, statements: list[str], sentence: str, dry_run: bool, as_json: bool) -> int:
+    if as_json:
+        found = {"url": shown_url(url), "role": role, "statements": statements, "dry_run": dry_run}
+        click.echo(json.dumps(found, ensure_ascii=False))
+        return 0
+    if dry_run:
+        for statement in statements:
+            click.echo(f"{statement};")
+        return 0
+    click.echo(sentence)
+    return 0
+
+
+class _Progress:
+    """Says on stderr what is going on, once it takes longer than people wait in silence."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._doing = "connecting"
+        self._seconds = 0.0
+        self._thread = threading.Thread(target=self._tell, daemon=True)
+
+    def say(self, doing: str) -> None:
+        """Note what is being done now."""
+        self._doing = doing
+
+    def _tell(self) -> None:
+        while not self._ended.wait(SILENT_SECONDS):
+            self._seconds += SILENT_SECONDS
+            click.echo(f"{self._seconds:.0f} s: {self._doing}", err=True)
+
+    def __enter__(self) -> _Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def _migratable(router: Router) -> Any:
+    if not hasattr(router.store, "migrate"):
+        raise InvalidArgument("a memory store has no schema, so there is nothing to migrate.")
+    return router.store
+
+
+def _administrable(router: Router) -> Any:
+    if not hasattr(router.store, "grant"):
+        raise InvalidArgument(
+            "only PostgreSQL has roles: who may use a SQLite file is what the file's permissions say."
+        )
+    return router.store
 
 
 def open_existing(url: str, schema: str = "leasehold") -> Router:
@@ -104,9 +248,7 @@ def open_existing(url: str, schema: str = "leasehold") -> Router:
         )
     if parts.scheme in ("postgresql", "postgres"):
         if not _has_schema(router):
-            raise StoreUnavailable(
-                f"{shown_url(url.partition('?')[0])!r} has no store in the schema {schema!r}. Nothing was created."
-            )
+            raise StoreUnavailable(f"{shown_url(url)!r} has no store in the schema {schema!r}. Nothing was created.")
         return router
     path = unquote(parts.path[1:])
     if not os.path.exists(path):

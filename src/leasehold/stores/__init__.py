@@ -70,12 +70,13 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
 
 def _open_postgres(url: str, clock: Clock | None, trace: bool, schema: str) -> Store:
     try:
-        from .postgres import PostgresStore  # on use: its driver is an extra
+        from .postgres import PostgresStore, settings  # on use: its driver is an extra
     except ImportError as error:
         raise InvalidArgument(
             f"a PostgreSQL store needs a driver that is not installed ({error}): pip install 'leasehold[postgres]'."
         ) from error
-    return PostgresStore(url, clock=clock, trace=trace, schema=schema)
+    bare, own = settings.split(url)
+    return PostgresStore(bare, clock=clock, trace=trace, schema=schema, **own)
 
 
 def _settings(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:

@@ -2,14 +2,18 @@
 The PostgreSQL store.
 
     store        the verbs, each one call of a function in the server
-    database     the server: connections, the schema, what is asked again when a reply was lost
+    database     the server: connections, what is asked again when a reply was lost
     faults       what went wrong, in leasehold's words
+    schema       makes the schema, and brings it up to date
+    rights       which role may do what
+    settings     what a URL may say
+    floors       what a claim may skip
     waiting      how a claim waits for a job
     callers      the fence and the verbs inside a caller's own transaction
     rows         values to JSON, and rows to values
     sql          reads the files below, and names the schema in them
     schema.sql, migrations/    the tables
-    functions/                 the verbs
+    functions/                 the verbs, and the checker
     statements.sql             what readers ask
 """
 

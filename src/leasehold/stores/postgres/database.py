@@ -1,5 +1,5 @@
 """
-The server: connections, the schema, and what is asked again when a reply was lost.
+The server: connections, and what is asked again when a reply was lost.
 
 Connections are kept for whoever comes next, and made when there is none; nothing here starts a thread.
 """
@@ -18,14 +18,17 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import pq
+from psycopg import pq, sql
 
 from ...core.clock import patience
 from ...core.values import shown_url
 from ...errors import InvalidArgument, StoreIncompatible, StoreUnavailable
+from ..migrating import Migrated
 from .faults import cannot_connect, explained, is_unknown, sqlstate_of, unknown, without_secrets
+from .rights import check_role
 from .rows import Row
-from .sql import Statements, checked, functions, in_schema, latest, migrations, statements
+from .schema import admitted, look, make, migrate
+from .sql import Statements, checked, in_schema, statements
 
 log = logging.getLogger("leasehold")
 
@@ -36,6 +39,7 @@ REPLY_SECONDS = 60.0  # how long a server that we asked something may say nothin
 AGAIN_SECONDS = 5.0  # how long a question whose reply was lost is asked again
 _LONGEST_PAUSE_SECONDS = 0.5
 _TRIES = 5  # of a transaction that the server gave up in favour of another
+_CHANGED = {"42883", "42P01", "42703", "42704"}  # a function, a table, a column or a type is not there
 
 
 class Unanswered(psycopg.OperationalError):
@@ -102,6 +106,7 @@ class Database:
         self._wait_seconds = wait_seconds
         self.reply_seconds = REPLY_SECONDS
         self._closed = False
+        self._role: str | None = None  # as whom we are connected
         # What a test may arm: it is called with the name of a function before the server is.
         self.point: Callable[[str], None] | None = None
         self._begin()
@@ -174,6 +179,8 @@ class Database:
             try:
                 return connection.execute(query, params).fetchall()
             except psycopg.Error as error:
+                if sqlstate_of(error) in _CHANGED and (found := look(connection, self.schema)) is not None:
+                    admitted(found, self.named)  # a migration under our feet has its own words
                 if sqlstate_of(error) != "LH005":
                     raise
             # The role or the database has another default, and nothing has happened yet.
@@ -256,6 +263,7 @@ class Database:
             raise StoreIncompatible(f"{shown_url(self.url)} is PostgreSQL {version}, and 14 is the least that will do.")
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         connection.reply_seconds = self.reply_seconds
+        self._role = connection.info.user
         return connection
 
     # Opening and closing
@@ -268,61 +276,41 @@ class Database:
             if self.store_id is not None:
                 return
             with self.connection(patient=True) as connection:
-                found = self._version(connection)
+                found = look(connection, self.schema)
                 if found is None:
-                    self._install(connection)
-                    found = self._version(connection)
+                    make(connection, self.schema, self.named, self._now())
+                    found = look(connection, self.schema)
                 assert found is not None
-                self.store_id = found[1]
+                self.store_id = admitted(found, self.named)
 
     def exists(self) -> bool:
         """Return whether the schema is there; make nothing."""
         with self.connection() as connection:
-            return self._version(connection) is not None
+            return look(connection, self.schema) is not None
 
-    def _version(self, connection: psycopg.Connection[Any]) -> tuple[int, uuid.UUID] | None:
-        [(exists,)] = connection.execute(
-            "SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n "
-            "ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = 'store')",
-            [self.schema],
-        ).fetchall()
-        if not exists:
-            return None
-        [(version, store_id)] = connection.execute(self.statements.version, {}).fetchall()
-        if version > latest():
-            raise StoreIncompatible(
-                f"schema {self.schema!r} of {shown_url(self.url)} has version {version}, and this leasehold knows "
-                f"{latest()} at most: a newer leasehold has used it. Install that one; nothing was changed."
+    def migrate(self, *, dry_run: bool, wait_seconds: float, say: Callable[[str], None]) -> Migrated:
+        """Bring the schema up to date, or make it; with *dry_run*, only say what that would be."""
+        with self.connection(patient=True) as connection:
+            return migrate(
+                connection, self.schema, self.named, self._now(), dry_run=dry_run, wait_seconds=wait_seconds, say=say
             )
-        if version < latest():
-            raise StoreIncompatible(
-                f"schema {self.schema!r} of {shown_url(self.url)} has version {version}, and this leasehold needs "
-                f"{latest()}, and cannot bring it up to date; nothing was changed."
-            )
-        return version, uuid.UUID(store_id)
 
-    def _install(self, connection: psycopg.Connection[Any]) -> None:
-        """Make the schema, unless another process does so at the same time."""
-        schema = in_schema("leasehold.x", self.schema).removesuffix(".x")
-        with connection.transaction():
-            connection.execute(
-                "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 7))", [self.schema]
-            )
-            if self._version(connection) is not None:
-                return
-            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
-            for step in migrations(self.schema):
-                connection.execute(step.script)
-            for script in functions(self.schema):
-                connection.execute(script)
-            connection.execute(f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC")
-            connection.execute(
-                f"INSERT INTO {self._quoted}store (schema_version, id, fingerprint) "
-                f"SELECT %s, %s, {self._quoted}fingerprint()",
-                [latest(), uuid.uuid4()],
-            )
-            # A store begins at its creation time: so a later one outranks an earlier one.
-            connection.execute(f"SELECT {self._quoted}raise_epochs({self._quoted}instant(%s))", [self._now()])
+    def administer(
+        self, role: str, make: Callable[[psycopg.Connection[Any], str], list[sql.Composed]], *, dry_run: bool
+    ) -> list[str]:
+        """Run statements about the rights of *role* in one transaction, unless *dry_run*; return them."""
+        self.open()
+        with self.connection() as connection, connection.transaction():
+            check_role(connection, self.schema, role, self.named)
+            statements = make(connection, self.schema)
+            for statement in statements if not dry_run else ():
+                connection.execute(statement)
+            return [statement.as_string(connection) for statement in statements]
+
+    @property
+    def named(self) -> str:
+        """The schema and its database, for people."""
+        return f"schema {self.schema!r} of {shown_url(self.url)}"
 
     def close(self) -> None:
         """Close the connections; later verbs raise `StoreUnavailable`."""
@@ -343,7 +331,7 @@ class Database:
 
     def explained(self, error: psycopg.Error) -> BaseException:
         """Return *error* in leasehold's words."""
-        return explained(error, shown_url(self.url), self.schema)
+        return explained(error, shown_url(self.url), self.schema, role=self._role)
 
 
 # The parent's connections are the parent's: to close them in a child would end its sessions. They stay open, unused.

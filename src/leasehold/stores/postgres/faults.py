@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from ...core.values import PASSWORD, shown_url
 from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
+from .rights import missing_right
 
 _NOTHING = "Nothing was changed."
 _ENDED = {"57P01", "57P02", "57P03", "57P05", "25P03"}  # the server has ended the session
@@ -44,7 +45,7 @@ _ADVICE = (
 )
 
 
-def explained(error: Any, where: str, schema: str) -> LeaseholdError:
+def explained(error: Any, where: str, schema: str, *, role: str | None = None) -> LeaseholdError:
     """Return the driver's *error* in leasehold's words; *error* has a `sqlstate`, or None for a lost connection."""
     code = sqlstate_of(error)
     said = str(error).strip().partition("\n")[0]
@@ -85,7 +86,7 @@ def explained(error: Any, where: str, schema: str) -> LeaseholdError:
                 f"schema {schema!r} of {where} is not there, or is not this leasehold's: {said}. {_NOTHING}"
             )
         case "42501":
-            return StoreIncompatible(f"the role of {where} lacks a right: {said}. {_NOTHING}")
+            return missing_right(said, where, schema, role)
         case "25006":
             return StoreUnavailable(
                 f"{where} is read-only: {said}. Either it is a standby, or default_transaction_read_only is on for the "

@@ -22,6 +22,7 @@ CREATE SEQUENCE leasehold.lowered AS bigint MINVALUE 0 CACHE 1 CYCLE;
 CREATE TABLE leasehold.store (
     one             boolean PRIMARY KEY DEFAULT true CHECK (one),
     schema_version  integer NOT NULL,
+    oldest_code     integer NOT NULL,  -- code of this version or a later one works with the schema as it is
     id              uuid NOT NULL,
     fingerprint     text NOT NULL  -- of the server that issued the last epoch: see functions/02_epochs.sql
 );

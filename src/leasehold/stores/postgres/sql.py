@@ -11,15 +11,22 @@ from psycopg import sql
 
 from ...errors import InvalidArgument
 
-_LITERAL = re.compile(r"'leasehold\.(\w+)'")
-_NAME = re.compile(r"\bleasehold\.(?=[a-z_]+\b)")
+# In one pass, since a schema's own name may contain `leasehold.`.
+_NAME = re.compile(r"'leasehold\.(\w+)'|\bleasehold\.(?=[a-z_]+\b)")
+_OLDEST = re.compile(r"^-- oldest code: (\d+)$", re.MULTILINE)
 _STATEMENT = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 class Migration(NamedTuple):
-    """One step of the schema."""
+    """
+    One step of the schema.
+
+    *oldest* is the version of the oldest code that works with the tables and functions as they are after it: its own,
+    unless a line `-- oldest code: N` says that code of version N, which runs while this is installed, goes on working.
+    """
 
     version: int
+    oldest: int
     name: str
     script: str
 
@@ -59,7 +66,10 @@ def migrations(schema: str) -> list[Migration]:
     for file in sorted((files(__package__) / "migrations").iterdir(), key=lambda file: file.name):
         number, _, name = file.name.removesuffix(".sql").partition("_")
         if number.isdigit():
-            found.append(Migration(int(number), name, in_schema(file.read_text(), schema)))
+            text = file.read_text()
+            declared = _OLDEST.search(text)
+            oldest = int(declared[1]) if declared else int(number)
+            found.append(Migration(int(number), oldest, name, in_schema(text, schema)))
     return found
 
 
@@ -75,13 +85,17 @@ def latest() -> int:
     return migrations("leasehold")[-1].version
 
 
+def oldest() -> int:
+    """Return the version of the oldest code that works with the latest schema."""
+    return max(step.oldest for step in migrations("leasehold"))
+
+
 def in_schema(text: str, schema: str, *, escaped: bool = False) -> str:
     """Return *text* with its names in *schema*; *escaped*, if it will be run with parameters."""
     quoted = sql.Identifier(schema).as_string(None)
-    if escaped:
-        quoted = quoted.replace("%", "%%")
 
-    def literal(match: re.Match[str]) -> str:
-        return sql.Literal(f"{quoted}.{match[1]}").as_string(None)
+    def named(match: re.Match[str]) -> str:
+        name = sql.Literal(f"{quoted}.{match[1]}").as_string(None) if match[1] else f"{quoted}."
+        return name.replace("%", "%%") if escaped else name
 
-    return _NAME.sub(lambda _: f"{quoted}.", _LITERAL.sub(literal, text))
+    return _NAME.sub(named, text)

@@ -26,10 +26,12 @@ from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process, sane
 from ...errors import InvalidArgument, LeaseholdError, NoLease, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
+from ..migrating import Migrated
 from .callers import PostgresTransactions
 from .database import Database
 from .faults import sqlstate_of, unknown
 from .floors import Floors
+from .rights import grants, revocations
 from .rows import (
     FIRST,
     Row,
@@ -435,6 +437,22 @@ class PostgresStore:
         """Return a sentence for every broken invariant; an empty list is good news."""
         rows = self.database.ask(self.database.statements.verify, {}, again=True, patient=True)
         return [sentence for (sentence,) in rows]
+
+    # The schema
+
+    def migrate(
+        self, *, dry_run: bool = False, wait_seconds: float = 300, say: Callable[[str], None] = log.info
+    ) -> Migrated:
+        """Bring the schema up to date, or make it, in one transaction; with *dry_run*, only say what that would be."""
+        return self.database.migrate(dry_run=dry_run, wait_seconds=wait_seconds, say=say)
+
+    def grant(self, role: str, kinds: Sequence[str], *, dry_run: bool = False) -> list[str]:
+        """Give *role* the rights of each kind (see `rights.KINDS`); return the statements that do so."""
+        return self.database.administer(role, lambda it, schema: grants(it, schema, role, kinds), dry_run=dry_run)
+
+    def revoke(self, role: str, *, dry_run: bool = False) -> list[str]:
+        """Take from *role* every right in the schema; return the statements that do so."""
+        return self.database.administer(role, lambda _, schema: revocations(schema, role), dry_run=dry_run)
 
     # Readers
 

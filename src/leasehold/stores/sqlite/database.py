@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ...core.clock import Clock
 from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
+from ..migrating import Migrated, refuse_newer, refuse_older
 from .inside import Turn, refuse_inside
 from .rows import Program, one
 from .sql import Migration, Statements, migrations
@@ -309,7 +310,7 @@ class Database:
     def _migrate(self, connection: sqlite3.Connection) -> None:
         steps = migrations(self._schema)
         try:
-            if drive(connection, schema_version(self._sql, self.path, steps)) == steps[-1].version:
+            if drive(connection, schema_version(self._sql, self.path, steps)):
                 return
             refuse_inside(self.path)
             try:
@@ -322,10 +323,38 @@ class Database:
             raise self.explained(error) from error
 
     def migrate_in(self) -> Program[None]:
-        """The program that brings the schema up to date inside a caller's transaction."""
+        """The program that makes the schema inside a caller's transaction, if there is none."""
         steps = migrations(self._schema)
-        if (yield from schema_version(self._sql, self.path, steps)) != steps[-1].version:
+        if not (yield from schema_version(self._sql, self.path, steps)):
             yield from migrate(self._sql, self.path, steps, self._clock.now())
+
+    def migrate(self, *, dry_run: bool) -> Migrated:
+        """Bring the schema up to date, or make it, while nobody else has the file open."""
+        steps = migrations(self._schema)
+        names = [f"{step.version:04}_{step.name}" for step in steps]
+        if dry_run and not os.path.exists(self.path):
+            return Migrated(0, steps[-1].version, names)
+        with self.writing():
+            connection = self.connect()
+            try:
+                before = drive(connection, schema_version(self._sql, self.path, steps, older=True))
+                if before < steps[-1].version and not dry_run:
+                    # A process that has the file open has looked at its version, and would go on with what it knows.
+                    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+                    connection.execute("BEGIN EXCLUSIVE")
+                    before = drive(connection, migrate(self._sql, self.path, steps, self._clock.now()))
+                    connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                _undo(connection)
+                if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                    raise StoreUnavailable(
+                        f"{self.path} is open in another process, or in a Router of this one, which would go on as if "
+                        "its schema had not changed: stop what uses it, and run this again. Nothing was changed."
+                    ) from error
+                raise self.explained(error) from error
+            finally:
+                connection.close()
+        return Migrated(before, steps[-1].version, names[before:])
 
     def close(self) -> None:
         """Close the connections; later verbs raise `StoreUnavailable`."""
@@ -449,22 +478,21 @@ def _keep(connection: sqlite3.Connection) -> None:
     connection.create_function("leasehold_keeps", 0, lambda: str(connection))
 
 
-def schema_version(sql: Statements, path: str, steps: list[Migration]) -> Program[int]:
-    """Return the version of the file's schema, 0 for none; refuse a newer one."""
+def schema_version(sql: Statements, path: str, steps: list[Migration], *, older: bool = False) -> Program[int]:
+    """Return the version of the file's schema, 0 for none; refuse another than ours, unless an *older* one will do."""
     if not (yield one(sql.installed))[0][0]:
         return 0
     version = int((yield one(sql.version))[0][0])
     if version > steps[-1].version:
-        raise StoreIncompatible(
-            f"{path} has schema {version}, and this leasehold knows {steps[-1].version} at most: "
-            "a newer leasehold has used it. Install that one; nothing was changed."
-        )
+        raise refuse_newer(f"the schema of {path}", version, steps[-1].version)
+    if version < steps[-1].version and not older:
+        raise refuse_older(f"the schema of {path}", version, steps[-1].version)
     return version
 
 
-def migrate(sql: Statements, path: str, steps: list[Migration], now: int) -> Program[None]:
-    """Bring the schema up to date; another process may have done so meanwhile."""
-    version = yield from schema_version(sql, path, steps)
+def migrate(sql: Statements, path: str, steps: list[Migration], now: int) -> Program[int]:
+    """Bring the schema up to date; another process may have done so meanwhile. Return the version before."""
+    version = yield from schema_version(sql, path, steps, older=True)
     for step in steps:
         if step.version > version:
             for statement in step.statements:
@@ -473,3 +501,4 @@ def migrate(sql: Statements, path: str, steps: list[Migration], now: int) -> Pro
         yield one(sql.create_store, steps[-1].version, str(uuid.uuid4()), now)
     else:
         yield one(sql.set_version, steps[-1].version)
+    return version

@@ -17,6 +17,7 @@ from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
 from ...errors import LeaseholdError, StaleEpoch, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
+from ..migrating import Migrated
 from .callers import JoinedVerbs, SqliteTransactions
 from .database import Database
 from .inside import holds, refuse_inside
@@ -282,6 +283,16 @@ class SqliteStore:
     def verify(self) -> list[str]:
         """Return a sentence for every broken invariant; an empty list is good news."""
         return self.database.read(self._verbs.verify())
+
+    def migrate(
+        self, *, dry_run: bool = False, wait_seconds: float = 0, say: Callable[[str], None] = log.info
+    ) -> Migrated:
+        """
+        Bring the schema up to date, or make it; with *dry_run*, only say what that would be.
+
+        Nobody else may have the file open, and nobody is waited for: who uses it has to be stopped first.
+        """
+        return self.database.migrate(dry_run=dry_run)
 
     # Readers
 

@@ -71,7 +71,8 @@ $lh$;
 
 -- Whether an epoch has been settled with these very words.
 CREATE OR REPLACE FUNCTION leasehold.was_said(p_id text, p_epoch bigint, p_said text) RETURNS boolean
-LANGUAGE plpgsql STABLE AS $lh$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 BEGIN
     RETURN EXISTS (
         SELECT FROM leasehold.jobs AS j
@@ -134,8 +135,16 @@ BEGIN
 END
 $lh$;
 
-DROP TRIGGER IF EXISTS at_commit ON leasehold.fences;
-CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON leasehold.fences
-    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION leasehold.at_commit();
--- Also where a session has set session_replication_role to replica (trap 13).
-ALTER TABLE leasehold.fences ENABLE ALWAYS TRIGGER at_commit;
+DO $lh$
+BEGIN
+    -- Once: to make it anew would wait for every transaction that is fenced at this moment.
+    IF NOT EXISTS (
+        SELECT FROM pg_catalog.pg_trigger WHERE tgrelid = 'leasehold.fences'::regclass AND tgname = 'at_commit'
+    ) THEN
+        CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON leasehold.fences
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION leasehold.at_commit();
+        -- Also where a session has set session_replication_role to replica (trap 13).
+        ALTER TABLE leasehold.fences ENABLE ALWAYS TRIGGER at_commit;
+    END IF;
+END
+$lh$;

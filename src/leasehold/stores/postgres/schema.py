@@ -1,0 +1,186 @@
+"""
+The life of a schema: made by whoever comes first, brought up to date when somebody says so, used by those who fit.
+
+The store's row says which version the schema has, and which is the oldest code that works with it. So code of version
+N works on schema N, and on a later one whose `oldest_code` is not above N: a migration is installed first, while the
+old release runs, and the new release follows. Code never works on a schema that is older than itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from ...errors import InvalidArgument, StoreIncompatible, StoreUnavailable
+from ..migrating import Migrated, refuse_newer, refuse_older
+from .rights import grant_again, grantees
+from .sql import functions, in_schema, latest, migrations, oldest
+
+Connection = psycopg.Connection[Any]
+
+_PATIENCE_SECONDS = 1  # how long a migration may keep others waiting behind it for a lock that it does not get
+_PAUSE_SECONDS = 0.5  # and how long they then have for themselves
+
+
+class Found(NamedTuple):
+    """What the store's row says."""
+
+    version: int
+    oldest: int
+    store_id: uuid.UUID
+
+
+def look(connection: Connection, schema: str) -> Found | None:
+    """Return what is in *schema*; None if there is no store."""
+    [(exists,)] = connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n "
+        "ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = 'store')",
+        [schema],
+    ).fetchall()
+    if not exists:
+        return None
+    try:
+        rows = connection.execute(
+            sql.SQL("SELECT schema_version, oldest_code, id FROM {}").format(sql.Identifier(schema, "store"))
+        ).fetchall()
+    except psycopg.errors.UndefinedColumn:
+        raise _not_ours(schema, "its table 'store' is another one") from None
+    if len(rows) != 1:
+        raise _not_ours(schema, f"its table 'store' has {len(rows)} rows")
+    return Found(*rows[0])
+
+
+def admitted(found: Found, where: str) -> uuid.UUID:
+    """Return the store's id, if this leasehold works with its schema."""
+    if found.version < latest():
+        raise refuse_older(where, found.version, latest())
+    if found.version > latest() < found.oldest:
+        raise refuse_newer(where, found.version, latest(), found.oldest)
+    return found.store_id
+
+
+def make(connection: Connection, schema: str, where: str, now: int | None) -> None:
+    """Make the schema, unless another process does so at the same time; leave one that is there as it is."""
+    try:
+        with connection.transaction():
+            _lock(connection, schema)
+            if look(connection, schema) is None:
+                _bring_up(connection, schema, None, now)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise _may_not_make(where, connection.info.user, error) from error
+    except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject, psycopg.errors.DuplicateFunction) as error:
+        raise _not_ours(schema, str(error.diag.message_primary)) from error
+
+
+def migrate(
+    connection: Connection,
+    schema: str,
+    where: str,
+    now: int | None,
+    *,
+    dry_run: bool,
+    wait_seconds: float,
+    say: Callable[[str], None],
+) -> Migrated:
+    """
+    Bring the schema up to date, or make it, in one transaction; with *dry_run*, only say what that would be.
+
+    A lock that somebody else holds is waited for only a second at a time, with a pause in between, for about
+    *wait_seconds*: whoever comes behind us in the queue for it is held up no longer than that.
+    """
+    for turn in range(1, max(round(wait_seconds / (_PATIENCE_SECONDS + _PAUSE_SECONDS)), 1) + 1):
+        try:
+            with connection.transaction():
+                connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", [f"{_PATIENCE_SECONDS}s"])
+                if not dry_run:
+                    _lock(connection, schema)
+                found = look(connection, schema)
+                version = found.version if found else 0
+                if found and version >= latest():
+                    admitted(found, where)
+                    return Migrated(version, version, [])
+                steps = [f"{step.version:04}_{step.name}" for step in migrations(schema) if step.version > version]
+                if not dry_run:
+                    say(f"from version {version} to {latest()}: {', '.join(steps)}")
+                    _bring_up(connection, schema, found, now)
+                return Migrated(version, latest(), steps)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise _may_not_make(where, connection.info.user, error) from error
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            say(f"somebody else's transaction has locked what this has to change; trying again ({turn})")
+            threading.Event().wait(_PAUSE_SECONDS)
+    raise StoreUnavailable(
+        f"other transactions have kept tables of {where} locked all the time, so the migration got no turn: look for "
+        "old ones in pg_stat_activity, and run this again. Nothing was changed."
+    )
+
+
+def _lock(connection: Connection, schema: str) -> None:
+    connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 7))", [schema])
+
+
+def _bring_up(connection: Connection, schema: str, found: Found | None, now: int | None) -> None:
+    """Run what is missing, in the transaction that is open; nobody else does so, and *found* is what is there."""
+    # Whatever the session's search_path means by `text` or `format`, these scripts mean PostgreSQL's own.
+    connection.execute("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)")
+    if not connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [schema]).fetchall():
+        # Only if it is missing: IF NOT EXISTS would need the right to make one all the same.
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    before = _signatures(connection, schema)
+    granted = grantees(connection, schema) if found else []
+    for step in migrations(schema):
+        if found is None or step.version > found.version:
+            connection.execute(step.script)
+    for script in functions(schema):
+        connection.execute(script)
+    after = _signatures(connection, schema)
+    for signature in after - before:  # what was there before has the rights that it shall have
+        connection.execute(f"REVOKE ALL ON FUNCTION {signature} FROM PUBLIC".encode())
+    if found is None:
+        statement = "INSERT INTO leasehold.store (schema_version, oldest_code, id, fingerprint) "
+        statement += "SELECT %s, %s, %s, leasehold.fingerprint()"
+        _run(connection, schema, statement, [latest(), oldest(), uuid.uuid4()])
+        # A store begins at its creation time: so a later one outranks an earlier one.
+        _run(connection, schema, "SELECT leasehold.raise_epochs(leasehold.instant(%s))", [now])
+        return
+    if oldest() <= found.version and (lost := before - after):
+        raise InvalidArgument(
+            f"the migrations say that code of version {oldest()} goes on working, and remove what it calls: "
+            f"{', '.join(sorted(lost))}. Nothing was changed."
+        )
+    _run(connection, schema, "UPDATE leasehold.store SET schema_version = %s, oldest_code = %s", [latest(), oldest()])
+    grant_again(connection, schema, granted)
+
+
+def _run(connection: Connection, schema: str, statement: str, parameters: list[Any]) -> None:
+    connection.execute(in_schema(statement, schema, escaped=True).encode(), parameters)
+
+
+def _signatures(connection: Connection, schema: str) -> set[str]:
+    """Return the functions in *schema* as the server names them, with the types of their parameters."""
+    rows = connection.execute(
+        "SELECT p.oid::regprocedure::text FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace "
+        "WHERE n.nspname = %s",
+        [schema],
+    ).fetchall()
+    return {signature for (signature,) in rows}
+
+
+def _may_not_make(where: str, role: str, error: psycopg.Error) -> StoreIncompatible:
+    return StoreIncompatible(
+        f"role {role!r} may not make or change {where} ({error.diag.message_primary}). Let an owner do it, with "
+        f"`leasehold store migrate URL`, and give this role its rights, with `leasehold store grant URL --role {role} "
+        "--as …`. Nothing was changed."
+    )
+
+
+def _not_ours(schema: str, why: str) -> StoreIncompatible:
+    return StoreIncompatible(
+        f"schema {schema!r} holds something else than a store of leasehold: {why}. Give the store a schema of its own "
+        "(schema=…). Nothing was changed."
+    )
