@@ -231,9 +231,7 @@ def _migratable(router: Router) -> Any:
 
 def _administrable(router: Router) -> Any:
     if not hasattr(router.store, "grant"):
-        raise InvalidArgument(
-            "only PostgreSQL has roles: who may use a SQLite file is what the file's permissions say."
-        )
+        raise InvalidArgument("only PostgreSQL has roles: of a SQLite file, its permissions say who may use it.")
     return router.store
 
 

@@ -189,8 +189,11 @@ def missing_right(said: str, where: str, schema: str, role: str | None) -> Store
     words = set(re.findall(r"\w+", said))
     wanted = [kind for kind, granted in KINDS.items() if words & {*granted.functions, *granted.relations}]
     whose = f"role {role!r}" if role else "the role of that connection"
+    lacks = f"{whose} lacks a right in schema {schema!r} of {where}: {said}."
+    if not wanted and schema not in said:
+        return StoreIncompatible(f"{lacks} Nothing was changed.")
     kinds = " or ".join(f"--as {kind}" for kind in wanted or KINDS)
     return StoreIncompatible(
-        f"{whose} lacks a right in schema {schema!r} of {where}: {said}. Let the schema's owner give it: "
-        f"`leasehold store grant URL --role {role or 'NAME'} {kinds}`. Nothing was changed."
+        f"{lacks} Let the schema's owner give it: `leasehold store grant URL --role {role or 'NAME'} {kinds}`. "
+        "Nothing was changed."
     )
