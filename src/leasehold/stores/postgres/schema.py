@@ -106,7 +106,8 @@ def migrate(
                     return Migrated(version, version, [])
                 steps = [f"{step.version:04}_{step.name}" for step in migrations(schema) if step.version > version]
                 if not dry_run:
-                    say(f"from version {version} to {latest()}: {', '.join(steps)}")
+                    if turn == 1:
+                        say(f"from version {version} to {latest()}: {', '.join(steps)}")
                     _bring_up(connection, schema, found, now)
                 return Migrated(version, latest(), steps)
         except psycopg.errors.InsufficientPrivilege as error:
