@@ -17,6 +17,7 @@ import leasehold.stores.postgres.sql as files
 from leasehold import InvalidArgument, Router, StoreIncompatible, StoreUnavailable
 from leasehold.core.job import new_job
 from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.showing import shown
 
 from .fixtures import Place
 
@@ -146,6 +147,60 @@ def test_a_url_that_makes_no_sense_is_refused() -> None:
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("connections=0", "connections must be from 1 to 1000, not 0"),
+        ("connections=many", "connections in a PostgreSQL URL must be a whole number, not 'many'"),
+        ("connections=", "must be a whole number, not ''"),
+        ("wait_seconds=-1", "wait_seconds must be zero or more"),
+        ("wait_seconds=nan", "wait_seconds must be a finite number"),
+        ("wait_seconds=soon", "wait_seconds in a PostgreSQL URL must be a number of seconds, not 'soon'"),
+        ("connect_timeout=soon", "connect_timeout in a PostgreSQL URL must be a whole number, not 'soon'"),
+        ("connect_timeout=-1", "connect_timeout must be from 0 to 86400"),
+        ("conections=3", "Did you mean 'connections'"),
+        ("aplication_name=x", "Did you mean 'application_name'"),
+        ("colour=red", "not a URL that PostgreSQL understands"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(setting: str, said: str) -> None:
+    """When the Router is made, in words, and without the password."""
+    with pytest.raises(InvalidArgument, match=re.escape(said)) as refused:
+        Router(f"postgresql://me:secret@host/db?{setting}")
+
+    assert "secret" not in str(refused.value)
+
+
+def test_the_settings_of_a_url_count(place: Place) -> None:
+    """The store's own and libpq's, in one URL."""
+    first = place.store().database
+    url = f"{first.url}&connections=1&application_name=app%20one&wait_seconds=0.5&connect_timeout=7"
+    with Router(url, schema=first.schema) as router:
+        assert isinstance(router.store, PostgresStore)
+        database = router.store.database
+        assert database.ask("select current_setting('application_name')") == [("app one",)]
+        with database.connection(), pytest.raises(StoreUnavailable, match=r"all 1 connections .* in use for 0\.5 s"):
+            router.add("a")
+        router.add("a")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("postgresql://me:se:cr@t@host:5432/db?x=1", "postgresql://me:…@host:5432/db?x=1"),
+        (
+            "postgresql://host:5432/db?password=secret&sslpassword=s",
+            "postgresql://host:5432/db?password=…&sslpassword=…",
+        ),
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
+    ],
+)
+def test_a_password_is_not_shown(url: str, expected: str) -> None:
+    """Wherever in the URL it stands."""
+    assert shown(url) == expected
+
+
 def test_a_missing_driver_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what to install."""
     for name in [name for name in sys.modules if name.startswith("leasehold.stores.postgres")]:
@@ -167,21 +222,6 @@ def test_a_role_with_another_isolation_still_works(place: Place) -> None:
     assert [grant.spec.id for grant in strict.claim("worker")] == ["a"]
 
     strict.close()
-
-
-@pytest.mark.parametrize("name", ["a'b", 'a"b', "a%sb", "a\\b", "ü €", "🚀", "{x}", "$1", "a;--", "\n"])
-def test_every_name_comes_back_as_it_was(place: Place, name: str) -> None:
-    """In every field: values are bound, never put into SQL."""
-    store = place.store()
-
-    [(job, created)] = store.add([new_job(name, name, task=name, queue=name, lock=name, unique=name)])
-    [grant] = store.claim(name, queues=[name], claim_id=name)
-
-    assert created
-    assert job.spec == store.job(name).spec
-    assert (grant.spec.id, grant.owner, grant.spec.lock, grant.spec.payload) == (name, name, name, name)
-    assert [lease.epoch for lease in store.claimed(name)] == [grant.epoch]
-    assert store.transfer(name, grant.epoch, to=name, by=name, note=name).owner == name
 
 
 def test_the_command_looks_at_a_store_and_makes_none(server_url: str, nowhere: str) -> None:

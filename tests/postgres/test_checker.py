@@ -1,0 +1,202 @@
+"""
+`leasehold store check`: every breakage that somebody could plant by hand is told.
+
+The rows are changed behind the back of the functions, as a restored half of a backup or a careless UPDATE would.
+"""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from leasehold.cli.app import run
+from leasehold.core.job import Outcome, Settlement, new_job
+from leasehold.stores.postgres import PostgresStore
+
+from .fixtures import SERVERS, Place, url_of
+
+
+@pytest.fixture(scope="module")
+def server_url() -> str:
+    """One server is enough: what is planted is the same on each."""
+    return url_of(SERVERS[-1])
+
+
+def populated(place: Place) -> PostgresStore:
+    """A store with a job in every place, and some that have been."""
+    store = place.store()
+    store.add([new_job(name, queue="q") for name in ("ready", "ready-2")])
+    store.add([new_job("later", queue="q", delay_seconds=3600)])
+    store.add([new_job("leased", queue="r", lock="key", unique="u")])
+    [leased] = store.claim("worker", queues=["r"])
+    store.add([new_job("parked", queue="r", lock="key")])
+    assert store.claim("worker", queues=["r"]) == []
+    store.add([new_job("done", queue="d", unique="was")])
+    [done] = store.claim("worker", queues=["d"])
+    store.settle([Settlement("done", done.epoch, Outcome.COMPLETE, result="1")])
+    store.add([new_job("tried", queue="t")])
+    [tried] = store.claim("worker", queues=["t"])
+    store.progress([])
+    store.begin_effect("tried", tried.epoch, "charge")
+    store.settle([Settlement("tried", tried.epoch, Outcome.RELEASE)])
+    assert leased.epoch < tried.epoch
+    assert store.verify() == []
+    return store
+
+
+WRONG = r"job 'ready' waits in the wrong place"
+FREE = r"jobs of queue 'r' are parked behind lock 'key', which is free"
+
+# What is planted, and what is said about it: a pattern for each line, and no other line.
+BREAKAGES: dict[str, tuple[str, list[str]]] = {
+    "in no place": ("delete from ready where seq = (ready)", [r"job 'ready' is unfinished and in 0 places"]),
+    "scheduled, and nowhere": ("delete from scheduled", [r"job 'later' is unfinished and in 0 places"]),
+    "parked, and nowhere": ("delete from parked", [r"job 'parked' is unfinished and in 0 places"]),
+    "leased, and nowhere": (
+        "delete from leases",
+        [
+            r"job 'leased' is unfinished and in 0 places",
+            FREE,
+        ],
+    ),
+    "ready and scheduled": (
+        "insert into scheduled select run_at, seq, queue, rank, lock from ready where seq = (ready)",
+        [r"job 'ready' is unfinished and in 2 places"],
+    ),
+    "ready and parked": (
+        "insert into parked select 'key', queue, rank, run_at, seq from ready where seq = (ready)",
+        [r"job 'ready' is unfinished and in 2 places", WRONG],
+    ),
+    "leased and ready": (
+        "insert into ready select queue, -priority, run_at, seq, lock from jobs where id = 'leased'",
+        [r"job 'leased' is unfinished and in 2 places"],
+    ),
+    "parked and leased": (
+        "insert into leases select (parked), nextval('epochs'), 'w', 'claim', null, null, 'k', 0, 1, 1, null, null, 0",
+        [r"job 'parked' is unfinished and in 2 places", r"job 'parked' runs without its lock"],
+    ),
+    "done, and ready": (
+        "insert into ready select queue, -priority, run_at, seq, lock from jobs where id = 'done'",
+        [r"job 'done' is done and in 1 places"],
+    ),
+    "a place without a job": ("insert into ready values ('q', 0, 0, 999)", [r"row 999 is in a place and not a job"]),
+    "a lease without a job": (
+        "insert into leases select 999, nextval('epochs'), 'w', 'claim', null, null, null, 0, 1, 1, null, null, 0",
+        [r"row 999 is a lease that ended, and nothing says that it is to be removed"],
+    ),
+    "a lease that has ended, for ever": (
+        "update jobs set epoch = (select epoch from leases) where id = 'leased'; "
+        "insert into ready select queue, -priority, run_at, seq, lock from jobs where id = 'leased'",
+        [r"row \d+ is a lease that ended, and nothing says that it is to be removed"],
+    ),
+    "parked behind a free key": (
+        "update parked set lock = 'free'; update jobs set lock = 'free' where id = 'parked'",
+        [r"jobs of queue 'r' are parked behind lock 'free', which is free"],
+    ),
+    "a lease without its lock": (
+        "update leases set lock = null",
+        [r"job 'leased' runs without its lock", FREE],
+    ),
+    "in the wrong queue": (
+        "update ready set queue = 'x' where seq = (ready)",
+        [WRONG],
+    ),
+    "with the wrong rank": ("update ready set rank = 7 where seq = (ready)", [WRONG]),
+    "at the wrong time": ("update scheduled set run_at = 7", [r"job 'later' waits in the wrong place"]),
+    "behind the wrong key": (
+        "update jobs set lock = 'x' where id = 'ready'",
+        [WRONG],
+    ),
+    "an epoch that was never issued": (
+        "update leases set epoch = 9007199254740991",
+        [r"job 'leased' has epoch 9007199254740991, above the last one issued"],
+    ),
+    "a job's epoch that was never issued": (
+        "update jobs set epoch = 9007199254740991 where id = 'ready'",
+        [r"job 'ready' has epoch 9007199254740991, above the last one issued"],
+    ),
+    "a lease below an earlier one": (
+        "insert into ownerships select seq, epoch + 1, 'w', 'claim', 0, 1, 'timeout', 0, 'leasehold' from leases; "
+        "select setval('epochs', nextval('epochs') + 10)",
+        [
+            r"job 'leased' is leased under epoch \d+, which is not above its earlier ones",
+            r"epoch \d+ was issued 2 times",
+        ],
+    ),
+    "an epoch that was issued twice": (
+        "update jobs set epoch = (select epoch from leases) where id = 'done'",
+        [r"epoch \d+ was issued 2 times"],
+    ),
+    "done, and not among the finished": (
+        "delete from finished",
+        [r"job 'done' is done and its record among the finished ones differs"],
+    ),
+    "finished in another way": (
+        "update finished set status = 'failed'",
+        [r"job 'done' is done and its record among the finished ones differs"],
+    ),
+    "a finished job that is none": (
+        "insert into finished values (1, 999, 'done')",
+        [r"row 999 of finished belongs to no job"],
+    ),
+    "unfinished, and among the finished": (
+        "insert into finished values (1, (ready), 'done')",
+        [r"job 'ready' is unfinished and its record among the finished ones differs"],
+    ),
+    "a unique key that is free": ("delete from uniques", [r"job 'leased' and its unique key differ"]),
+    "a unique key that is kept": (
+        "insert into uniques select 'was', seq from jobs where id = 'done'",
+        [r"job 'done' and its unique key differ"],
+    ),
+    "a unique key of nobody": ("insert into uniques values ('x', 999)", [r"row 999 of uniques belongs to no job"]),
+    "an effect of nobody": ("update effects set seq = 999", [r"row 999 of effects belongs to no job"]),
+    "an ownership of nobody": ("update ownerships set seq = 999", [r"row 999 of ownerships belongs to no job"]),
+    "a checkpoint of nobody": (
+        "insert into checkpoints values (999, '1')",
+        [r"row 999 of checkpoints belongs to no job"],
+    ),
+    "a job that was removed": (
+        "delete from jobs where id = 'tried'",
+        [
+            r"row \d+ is in a place and not a job",
+            r"row \d+ of ownerships belongs to no job",
+            r"row \d+ of effects belongs to no job",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BREAKAGES)
+def test_a_breakage_is_told(place: Place, name: str) -> None:
+    """Each by its own sentence, and by no other."""
+    store = populated(place)
+    statement, said = BREAKAGES[name]
+    for job in ("ready", "parked"):
+        statement = statement.replace(f"({job})", f"(select seq from jobs where id = '{job}')")
+    with psycopg.connect(store.database.url) as connection:
+        connection.execute(sql.SQL("set search_path = {}").format(sql.Identifier(store.database.schema)))
+        connection.execute(statement.encode())
+
+    broken = store.verify()
+
+    assert len(broken) == len(said), broken
+    for pattern in said:
+        assert [sentence for sentence in broken if re.match(pattern, sentence)], broken
+
+
+def test_the_command_tells_it(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each, and exit code 1."""
+    store = populated(place)
+    command = ["store", "check", store.database.url, "--schema", store.database.schema]
+    sound = run(command)
+    capsys.readouterr()
+    with psycopg.connect(store.database.url) as connection:
+        connection.execute(sql.SQL("delete from {}").format(sql.Identifier(store.database.schema, "scheduled")))
+
+    code = run(command)
+
+    assert (sound, code) == (0, 1)
+    assert "broken: job 'later' is unfinished and in 0 places.\n" in capsys.readouterr().out
