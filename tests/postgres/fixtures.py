@@ -3,7 +3,7 @@ The servers that the tests run on, and a schema for each test.
 
 Each process of a test run starts its own servers, when a test first asks for one. LEASEHOLD_TEST_POSTGRES names one
 more, by URL, of any version from 14 on; its role must be a superuser. `-k other` runs the tests on that one alone.
-Where there is no server, the tests fail in CI and are skipped elsewhere; one that was named and is not there is a failure.
+Where there is no server, the tests fail in CI and are skipped elsewhere; one that was named must be there.
 """
 
 from __future__ import annotations

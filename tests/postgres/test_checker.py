@@ -19,10 +19,10 @@ from leasehold.stores.postgres import PostgresStore
 from .fixtures import SERVERS, Place, url_of
 
 
-@pytest.fixture(scope="module")
-def server_url() -> str:
+@pytest.fixture(scope="module", params=SERVERS[-1:])
+def server_url(request: pytest.FixtureRequest) -> str:
     """One server is enough: what is planted is the same on each."""
-    return url_of(SERVERS[-1])
+    return url_of(request.param)
 
 
 def populated(place: Place) -> PostgresStore:

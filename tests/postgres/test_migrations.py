@@ -50,10 +50,10 @@ class Old:
         self.process.stdout.close()
 
 
-@pytest.fixture(scope="module")
-def server_url() -> str:
+@pytest.fixture(scope="module", params=SERVERS[-1:])
+def server_url(request: pytest.FixtureRequest) -> str:
     """One server is enough: what is tested here is not the server's."""
-    return url_of(SERVERS[-1])
+    return url_of(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from .test_schema import nowhere
 __all__ = ["nowhere"]  # a fixture
 
 
-@pytest.fixture(scope="module")
-def server_url() -> str:
+@pytest.fixture(scope="module", params=SERVERS[-1:])
+def server_url(request: pytest.FixtureRequest) -> str:
     """One server is enough: all of them read SQL alike."""
-    return url_of(SERVERS[-1])
+    return url_of(request.param)
 
 
 @pytest.mark.parametrize(
