@@ -98,6 +98,8 @@ def test_this_release_works_before_during_and_after_the_next_ones_migration(
             assert any("somebody else's transaction has locked" in line for line in migrating.stderr)
             assert row(server_url, nowhere) == (latest(), oldest())
             assert old.does("commit during") == "done"
+            # No verb may be given up in favour of the migration, whenever it begins.
+            assert [old.does(f"round during-{n}") for n in range(5)] == ["done"] * 5
             said, _ = migrating.communicate(timeout=60)
 
         assert migrating.returncode == 0

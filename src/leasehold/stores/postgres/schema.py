@@ -23,8 +23,10 @@ from .sql import functions, in_schema, latest, migrations, oldest
 
 Connection = psycopg.Connection[Any]
 
-_PATIENCE_SECONDS = 1  # how long a migration may keep others waiting behind it for a lock that it does not get
-_PAUSE_SECONDS = 0.5  # and how long they then have for themselves
+# How long a migration may keep others waiting for locks that it does not get: less than deadlock_timeout, which is a
+# second unless somebody has changed it. So where a verb and a migration wait for each other, the migration gives way.
+_PATIENCE_MS = 500
+_PAUSE_SECONDS = 0.5  # and how long the others then have for themselves
 
 
 class Found(NamedTuple):
@@ -90,13 +92,13 @@ def migrate(
     """
     Bring the schema up to date, or make it, in one transaction; with *dry_run*, only say what that would be.
 
-    A lock that somebody else holds is waited for only a second at a time, with a pause in between, for about
-    *wait_seconds*: whoever comes behind us in the queue for it is held up no longer than that.
+    Locks that somebody else holds are waited for only half a second at a time, with a pause in between, for about
+    *wait_seconds*: whoever comes behind us in the queue for one is held up no longer than that.
     """
-    for turn in range(1, max(round(wait_seconds / (_PATIENCE_SECONDS + _PAUSE_SECONDS)), 1) + 1):
+    for turn in range(1, max(round(wait_seconds / (_PATIENCE_MS / 1_000 + _PAUSE_SECONDS)), 1) + 1):
         try:
             with connection.transaction():
-                connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", [f"{_PATIENCE_SECONDS}s"])
+                connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", [str(_PATIENCE_MS)])
                 if not dry_run:
                     _lock(connection, schema)
                 found = look(connection, schema)
@@ -108,6 +110,8 @@ def migrate(
                 if not dry_run:
                     if turn == 1:
                         say(f"from version {version} to {latest()}: {', '.join(steps)}")
+                    if found:
+                        _lock_relations(connection, schema)
                     _bring_up(connection, schema, found, now)
                 return Migrated(version, latest(), steps)
         except psycopg.errors.InsufficientPrivilege as error:
@@ -123,6 +127,28 @@ def migrate(
 
 def _lock(connection: Connection, schema: str) -> None:
     connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 7))", [schema])
+
+
+def _lock_relations(connection: Connection, schema: str) -> None:
+    """
+    Wait until no verb and no caller's transaction uses the store, and keep others waiting until the migration is done.
+
+    All at once, and first: if it waited for one table while it held another, a verb that needs both the other way round
+    would be given up as the deadlock's victim.
+    """
+    rows = connection.execute(
+        "SELECT c.relname::pg_catalog.text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n "
+        "ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relkind IN ('r', 'v') ORDER BY c.relkind = 'r', c.oid",
+        [schema],
+    ).fetchall()
+    names = sql.SQL(", ").join(sql.Identifier(schema, name) for (name,) in rows)
+    [(before,)] = connection.execute("SELECT pg_catalog.current_setting('statement_timeout')").fetchall()
+    connection.execute("SELECT pg_catalog.set_config('statement_timeout', %s, true)", [str(_PATIENCE_MS)])
+    try:
+        connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(names))
+    except psycopg.errors.QueryCanceled as error:
+        raise psycopg.errors.LockNotAvailable(*error.args) from error
+    connection.execute("SELECT pg_catalog.set_config('statement_timeout', %s, true)", [before])
 
 
 def _bring_up(connection: Connection, schema: str, found: Found | None, now: int | None) -> None:
