@@ -16,10 +16,11 @@ from psycopg import sql
 
 from leasehold import Router, StoreIncompatible
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.postgres.sql import latest, migrations, oldest
+from leasehold.stores.postgres.sql import functions, in_schema, latest, migrations, oldest
 
 from .fixtures import SERVERS, url_of
-from .next_release import NEXT, Release, next_release, this_release
+from .next_release import COLUMN, NEXT, Release, next_release, this_release
+from .staging import Call, until
 from .test_schema import described, nowhere
 
 __all__ = ["nowhere"]  # a fixture
@@ -121,10 +122,26 @@ def test_this_release_works_before_during_and_after_the_next_ones_migration(
         assert router.verify() == []
 
 
+def test_a_verb_that_waited_for_a_migration_is_done_after_it(server_url: str, nowhere: str) -> None:
+    """It had begun with the old types, and the function that it calls next has the new ones: it is asked again."""
+    waiting = "select count(*) from pg_locks where not granted and relation = %s::regclass"
+    with Router(server_url, schema=nowhere) as router, psycopg.connect(server_url) as migration:
+        router.add("a")
+        migration.execute(f"lock table {nowhere}.store in access exclusive mode".encode())
+
+        adding = Call(lambda: router.add("a"))
+        until(lambda: migration.execute(waiting, [f"{nowhere}.store"]).fetchall() == [(1,)])
+        for script in (in_schema(COLUMN, nowhere), *functions(nowhere)):
+            migration.execute(script.encode())
+        migration.commit()
+
+        assert not adding.result().created
+
+
 def test_a_migrated_schema_is_the_one_that_is_made_anew(server_url: str, nowhere: str, compatible: Release) -> None:
     """Tables and functions alike, whichever way they came."""
 
-    def functions(schema: str) -> list[Any]:
+    def made(schema: str) -> list[Any]:
         with psycopg.connect(server_url) as connection:
             query = "select proname, oidvectortypes(proargtypes), proacl::text from pg_proc "
             query += "where pronamespace = %s::regnamespace order by 1, 2"
@@ -136,11 +153,11 @@ def test_a_migrated_schema_is_the_one_that_is_made_anew(server_url: str, nowhere
         with Router(server_url, schema=nowhere) as router:
             router.add("a")
         command = ("store", "migrate", server_url, "--json", "--schema")
-        migrated, made = compatible.runs((*command, nowhere), (*command, fresh))
-        assert (migrated.found["from"], made.found["from"]) == (latest(), 0)
+        migrated, first = compatible.runs((*command, nowhere), (*command, fresh))
+        assert (migrated.found["from"], first.found["from"]) == (latest(), 0)
 
         assert described(server_url, nowhere) == described(server_url, fresh)
-        assert functions(nowhere) == functions(fresh)
+        assert made(nowhere) == made(fresh)
         assert row(server_url, nowhere) == row(server_url, fresh)
     finally:
         with psycopg.connect(server_url, autocommit=True) as connection:

@@ -38,7 +38,9 @@ LEAST_SERVER = 140000
 REPLY_SECONDS = 60.0  # how long a server that we asked something may say nothing
 AGAIN_SECONDS = 5.0  # how long a question whose reply was lost is asked again
 _LONGEST_PAUSE_SECONDS = 0.5
-_TRIES = 5  # of a transaction that the server gave up in favour of another
+_TRIES = 5  # of a transaction that was given up
+# Not done, and may be asked again: a deadlock, a conflict; and a function that a migration has changed while it waited.
+_GIVEN_UP = {"40P01", "40001", "42804", "0A000"}
 _CHANGED = {"42883", "42P01", "42703", "42704"}  # a function, a table, a column or a type is not there
 
 
@@ -148,7 +150,7 @@ class Database:
                 return self._ask(query, params, what, patient), lost is not None
             except StoreUnavailable as error:
                 code = sqlstate_of(error.__cause__)
-                if code in ("40P01", "40001") and tries > 1:
+                if code in _GIVEN_UP and tries > 1:
                     tries -= 1  # nothing has happened
                     continue
                 if lost is None:
