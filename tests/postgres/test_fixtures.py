@@ -7,7 +7,7 @@ import os
 import psycopg
 import pytest
 
-from . import fixtures
+from . import fixtures, server
 from .server import INSTALLED, NoServer
 
 
@@ -15,6 +15,7 @@ from .server import INSTALLED, NoServer
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the package that has the binaries were missing."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(server, "_empty", server._empty.__wrapped__)  # not what was found before
 
 
 @pytest.mark.parametrize("version", INSTALLED)

@@ -256,7 +256,8 @@ def test_what_is_granted_is_what_the_code_asks_for() -> None:
     asked = (folder / "statements.sql").read_text()
     code = "".join((folder / name).read_text() for name in ("store.py", "callers.py", "waiting.py"))
     called = set(re.findall(r"leasehold\.(\w+)\(", asked))
-    called |= set(re.findall(r"(?:_call|\.call|\.query|yield)\(?\s*\"(\w+)\"", code))
+    called |= set(re.findall(r"(?:_call|\.call|call_again|\.query|yield)\(?\s*\"(\w+)\"", code))
+    called |= set(re.findall(r"_kept\([^\"]*\"(\w+)\"", code))
 
     assert set(re.findall(r"leasehold\.(\w+)\b(?!\()", asked)) == {*KINDS["reader"].relations}
     assert called == {name for kind in KINDS.values() for name in kind.functions}
@@ -365,9 +366,9 @@ def test_grant_and_revoke(world: World, capsys: pytest.CaptureFixture[str]) -> N
     try:
         code, text = said(capsys, "grant", owner, *options, "--as", "producer", "--as", "reader")
         assert (code, text) == (0, f"{role} has the rights of: producer, reader.\n")
-        assert rights(world, role)[0] == {"add", "broken"}
+        assert rights(world, role)[0] == {"add", "add_alike", "broken"}
         assert said(capsys, "grant", owner, *options, "--as", "worker", "--json")[0] == 0
-        assert rights(world, role)[0] == {*KINDS["worker"].functions, "add", "broken"}
+        assert rights(world, role)[0] == {*KINDS["worker"].functions, "add", "add_alike", "broken"}
     finally:
         code, text = said(capsys, "revoke", owner, *options)
     assert (code, text) == (0, f"{role} has no right in the store any more.\n")

@@ -16,8 +16,8 @@ from psycopg import sql
 import leasehold.stores.postgres.sql as files
 from leasehold import InvalidArgument, Router, StoreIncompatible, StoreUnavailable
 from leasehold.core.job import new_job
+from leasehold.core.values import shown_url
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.showing import shown
 
 from .fixtures import Place
 
@@ -198,7 +198,7 @@ def test_the_settings_of_a_url_count(place: Place) -> None:
 )
 def test_a_password_is_not_shown(url: str, expected: str) -> None:
     """Wherever in the URL it stands."""
-    assert shown(url) == expected
+    assert shown_url(url) == expected
 
 
 def test_a_missing_driver_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

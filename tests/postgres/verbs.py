@@ -173,7 +173,7 @@ VERBS = [
     ),
     Verb(
         "add",
-        ".add(",
+        ".add_alike(",
         ANSWERS,
         RAISES,
         lambda stage: None,
@@ -182,7 +182,7 @@ VERBS = [
     ),
     Verb(
         "add_many",
-        ".add(",
+        ".add_alike(",
         ANSWERS,
         RAISES,
         lambda stage: None,
@@ -215,6 +215,15 @@ VERBS = [
         lambda stage: stage.lease(),
         lambda stage, lease: lease.progress(0.5, checkpoint={"page": 1}),
         lambda stage, lease: int(stage.seen.job(stage.job).checkpoint == {"page": 1}),
+    ),
+    Verb(
+        "complete, and nothing else",
+        ".complete(",
+        ANSWERS,
+        ANSWERS,
+        lambda stage: stage.lease(),
+        lambda stage, lease: lease.complete(1),
+        lambda stage, lease: _status(stage, stage.job, "done"),
     ),
     Verb(
         "complete",
@@ -363,6 +372,6 @@ VERBS = [
     _read("effects", ".effects", lambda router, name: router.effects(name)),
     _read("events", ".events", lambda router, name: router.events(name)),
     _read("counts", ".finished", lambda router, name: router.counts().queues[name]),
-    _read("lease", ".granted", lambda router, name: router.lease(name, owner="worker").epoch),
-    _read("verify", "runs without its lock", lambda router, name: router.verify()),
+    _read("lease", ".lease_of(", lambda router, name: router.lease(name, owner="worker").epoch),
+    _read("verify", ".broken(", lambda router, name: router.verify()),
 ]

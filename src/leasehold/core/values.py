@@ -21,6 +21,7 @@ NAME_LIMIT = 255
 DOCUMENT_LIMIT = 1024 * 1024
 SECONDS_LIMIT = 100 * 365 * 86_400  # a century: longer is a unit mistake, and overflows a datetime soon after
 
+_BEFORE_HOST = re.compile(r"(://[^/?#:@]*:)[^/?#]*@")
 PASSWORD = re.compile(r"((?:ssl)?password=)[^&#]*", re.IGNORECASE)  # among the settings of a URL
 
 _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -140,12 +141,7 @@ def new_id(now: int) -> str:
 
 def shown_url(url: str) -> str:
     """Return *url* for people: without its password."""
-    head, at, tail = url.rpartition("@")
-    scheme, slashes, user = head.partition("://")
-    name, colon, _ = user.partition(":")
-    if at:
-        url = f"{scheme}{slashes}{name}{':…' if colon else ''}{at}{tail}"
-    return PASSWORD.sub(r"\1…", url)
+    return PASSWORD.sub(r"\1…", _BEFORE_HOST.sub(r"\1…@", url))
 
 
 def _only_string_keys(value: object, what: str) -> None:

@@ -41,6 +41,7 @@ _LONGEST_PAUSE_SECONDS = 0.5
 _TRIES = 5  # of a transaction that was given up
 # Not done, and may be asked again: a deadlock, a conflict; and a function that a migration has changed while it waited.
 _GIVEN_UP = {"40P01", "40001", "42804", "0A000"}
+_COMMON = {"add_alike": "add", "complete": "settle"}  # the common cases of a verb, which is what a test waits for
 _CHANGED = {"42883", "42P01", "42703", "42704"}  # a function, a table, a column or a type is not there
 
 
@@ -107,6 +108,7 @@ class Database:
         self._limit = connections
         self._wait_seconds = wait_seconds
         self.reply_seconds = REPLY_SECONDS
+        self.prepare_threshold: int | None = 5  # how often a statement is sent before it is prepared; None: never
         self._closed = False
         self._role: str | None = None  # as whom we are connected
         # What a test may arm: it is called with the name of a function before the server is.
@@ -177,10 +179,12 @@ class Database:
     def _ask(self, query: str, params: Any, what: str, patient: bool) -> list[Row]:
         with self.connection(patient=patient) as connection:
             if self.point is not None:
-                self.point(what)
+                self.point(_COMMON.get(what, what))
             try:
                 return connection.execute(query, params).fetchall()
             except psycopg.Error as error:
+                if sqlstate_of(error) == "0A000":  # a migration has changed what was prepared, here and wherever else
+                    self._drop(connection)
                 if sqlstate_of(error) in _CHANGED and (found := look(connection, self.schema)) is not None:
                     admitted(found, self.named)  # a migration under our feet has its own words
                 if sqlstate_of(error) != "LH005":
@@ -227,6 +231,13 @@ class Database:
                 return connection
             connection.close()
 
+    def _drop(self, connection: Connection) -> None:
+        """Close the connection, and those that nobody uses."""
+        with self._lock:
+            dropped, self._idle = [connection, *self._idle], []
+        for one in dropped:
+            one.close()
+
     def _give(self, connection: Connection) -> None:
         if connection.made_in != os.getpid():
             inherited.append(connection)
@@ -252,8 +263,7 @@ class Database:
             "keepalives_count": 4,
             "tcp_user_timeout": 90_000,
             **self._settings,
-            # A pooler between us and the server may give us another session for each statement.
-            "prepare_threshold": 5,
+            "prepare_threshold": self.prepare_threshold,
         }
         try:
             connection = kind.connect(**settings, autocommit=autocommit)

@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 from ...core import values
 from ...core.values import shown_url
 from ...errors import InvalidArgument
+from .faults import without_secrets
 
 CONNECTIONS_LIMIT = 1_000
 _LIBPQ = ("application_name", "connect_timeout", "host", "hostaddr", "options", "passfile", "port", "sslmode", "user")
@@ -48,9 +49,8 @@ def split(url: str) -> tuple[str, Settings]:
             for found in difflib.get_close_matches(name, (*Settings.__annotations__, *_LIBPQ), 1)
         ]
         meant = f" Did you mean {near[0]!r}?" if near and near[0] not in names else ""
-        raise InvalidArgument(
-            f"{shown_url(url)} is not a URL that PostgreSQL understands: {str(error).strip()}.{meant}"
-        ) from None
+        said = without_secrets(str(error).strip(), url)
+        raise InvalidArgument(f"{shown_url(url)} is not a URL that PostgreSQL understands: {said}.{meant}") from None
     if (timeout := settings.get("connect_timeout")) is not None:
         _whole(str(timeout), "connect_timeout", least=0, most=86_400)
     return bare, ours

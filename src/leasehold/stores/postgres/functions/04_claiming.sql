@@ -421,7 +421,8 @@ BEGIN
     END IF;
     IF v_several THEN
         SELECT array_agg(s.seq ORDER BY j.priority DESC, j.run_at, s.seq) INTO v_seqs
-        FROM unnest(v_seqs) AS s(seq) LEFT JOIN leasehold.jobs AS j ON j.seq = s.seq;
+        FROM unnest(v_seqs) AS s(seq)
+        CROSS JOIN LATERAL (SELECT priority, run_at FROM leasehold.jobs WHERE seq = s.seq OFFSET 0) AS j;
     END IF;
 
     IF p_host IS NOT NULL THEN
@@ -431,11 +432,11 @@ BEGIN
     -- had the key in between (trap 4).
     RETURN QUERY
     WITH taken AS MATERIALIZED (
-        -- A LEFT JOIN, since it goes from the numbers to the jobs, and never the other way round.
         SELECT j.seq, nextval('leasehold.epochs') AS issued, coalesce(p_lease_us, j.lease_us, p_default_us) AS lasts,
                j.reason, j.attempt, j.errors, j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry,
                j.lease_us, j.stall_us, j.parent
-        FROM unnest(v_seqs) AS s(seq) LEFT JOIN leasehold.jobs AS j ON j.seq = s.seq
+        FROM unnest(v_seqs) AS s(seq)
+        CROSS JOIN LATERAL (SELECT * FROM leasehold.jobs WHERE seq = s.seq OFFSET 0) AS j
     ), leased AS (
         INSERT INTO leasehold.leases (
             seq, epoch, owner, reason, claim_id, process, lock, granted_at, expires_at, lease_us, stalls_at, stall_us,
