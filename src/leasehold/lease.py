@@ -9,7 +9,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
@@ -33,7 +33,7 @@ from .core.job import (
 )
 from .core.ownership import Reason
 from .core.retry import Retry
-from .errors import InDoubt, InvalidArgument, NoLease, StaleEpoch, UnknownJob
+from .errors import InDoubt, InvalidArgument, LeaseholdError, NoLease, StaleEpoch, StoreUnavailable, UnknownJob
 from .store import Renewal, Store, Transactions
 
 T = TypeVar("T")
@@ -43,6 +43,7 @@ _current: ContextVar[Lease] = ContextVar("leasehold_current_lease")
 
 log = logging.getLogger("leasehold")
 
+IDLE_SECONDS = 3600.0  # of `lease.transaction()`: so long that only who was stopped is silent for it
 _LOOK_SECONDS = 1.0
 _counting = threading.Lock()  # held for an instant, by leases that count their children
 
@@ -356,23 +357,38 @@ class Lease:
     # In the caller's own transaction
 
     @contextmanager
-    def transaction(self) -> Iterator[Any]:
+    def transaction(self, *, idle_seconds: float | None = IDLE_SECONDS) -> Iterator[Any]:
         """
         Open a transaction on the store's database that commits at the end of the block only if the epoch is current.
 
         An exception rolls it back. Give this lease's verbs `connection=` inside the block.
+
+        A PostgreSQL server ends the transaction once nothing was sent to it for *idle_seconds* at a stretch, an hour by
+        default, so that a process that was stopped does not keep its rows locked for ever. That refuses a current owner
+        too. None leaves it to the server's own `idle_in_transaction_session_timeout`; on SQLite there is no such thing.
         """
         verbs = transactions_of(self._store, "lease.transaction()")
+        idle = _idle(idle_seconds)
         connection = None
         with self._uncounted_if_it_fails():
             try:
-                connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch))
+                connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch, idle_us=idle))
                 verbs.enter(connection)
                 yield connection
-                verbs.commit(connection)
-            except BaseException:
-                verbs.rollback(connection)  # also None: Ctrl-C may have come when it had begun, before it returned
+                self._told_by(lambda: verbs.commit(connection))
+            except BaseException as error:
+                # Also None: Ctrl-C may have come when it had begun, before it returned.
+                self._told_by(lambda: verbs.rollback(connection))
+                self._ended(verbs, connection, error)
                 raise
+
+    def _ended(self, verbs: Transactions, connection: Any, error: BaseException) -> None:
+        """Raise `StaleEpoch` instead of *error*, if the server has hung up because the job was taken over."""
+        if isinstance(error, Exception) and not isinstance(error, LeaseholdError) and verbs.was_ended(connection):
+            with suppress(StoreUnavailable):
+                [refusal] = self._store.check([(self.job_id, self.epoch)])
+                if refusal is not None:
+                    raise self._told(refusal) from error
 
     @contextmanager
     def _uncounted_if_it_fails(self) -> Iterator[None]:
@@ -427,6 +443,10 @@ class Lease:
         except (StaleEpoch, UnknownJob):
             self._lost = True
             raise
+
+
+def _idle(seconds: float | None) -> int | None:
+    return None if seconds is None else values.microseconds(seconds, "idle_seconds")
 
 
 def _child(item: Child) -> tuple[NewJob, str]:
@@ -498,19 +518,22 @@ class AsyncLease(Facade):
         return values.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
+    async def transaction(self, *, idle_seconds: float | None = IDLE_SECONDS) -> AsyncIterator[Any]:
         """Open a fenced transaction as `Lease.transaction` does; the connection itself is a synchronous one."""
         lease: Lease = self._sync
         verbs = transactions_of(lease._store, "lease.aio.transaction()")
+        idle = _idle(idle_seconds)
         # On threads of their own: the shared ones may all be waiting for the lock that is to be let go here.
         connection = await abandonable(
-            lambda _: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch)), verbs.rollback
+            lambda _: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch, idle_us=idle)), verbs.rollback
         )
         with lease._uncounted_if_it_fails():
             try:
                 verbs.enter(connection)
                 yield connection
-            except BaseException:
+            except BaseException as error:
                 await abandonable(lambda _: verbs.rollback(connection))
+                ended = error  # which is unbound when this clause ends
+                await abandonable(lambda _: lease._ended(verbs, connection, ended))
                 raise
-            await abandonable(lambda _: verbs.commit(connection))
+            await abandonable(lambda _: lease._told_by(lambda: verbs.commit(connection)))

@@ -331,8 +331,12 @@ class Transactions(Protocol):
     C44.  A refusal is recorded after the caller's transaction, and apart from it.
     """
 
-    def begin(self, job_id: str, epoch: int) -> Any:
-        """Return a connection with an open transaction that is fenced by *epoch*; raise the refusal otherwise."""
+    def begin(self, job_id: str, epoch: int, *, idle_us: int | None = None) -> Any:
+        """
+        Return a connection with an open transaction that is fenced by *epoch*; raise the refusal otherwise.
+
+        Where there is a server, it ends the transaction once it was idle for *idle_us*; None: as the server is set.
+        """
         ...
 
     def enter(self, connection: Any) -> None:
@@ -345,6 +349,10 @@ class Transactions(Protocol):
 
     def rollback(self, connection: Any) -> None:
         """Undo what `begin` opened; None if Ctrl-C came before the caller had it."""
+        ...
+
+    def was_ended(self, connection: Any) -> bool:
+        """Return whether a server has hung up on what `begin` opened, so that the store must be asked why."""
         ...
 
     def add(self, jobs: Sequence[NewJob]) -> Program[list[Added]]:

@@ -101,6 +101,7 @@ class Place:
 
     url: str
     stores: list[PostgresStore] = field(default_factory=list)
+    others: list[PostgresStore] = field(default_factory=list)  # on the data of one of those, by another URL
 
     def store(self, clock: Clock | None = None, *, trace: bool = False, url: str | None = None) -> PostgresStore:
         """Return a new, empty store."""
@@ -131,7 +132,7 @@ class Place:
 
     def clear(self) -> None:
         """Empty every schema for the next test: to make one takes longer than most tests do."""
-        for store in self.stores:
+        for store in [*self.stores, *self.others]:
             store.close()
         for url, schema in {(store.database.url, store.database.schema) for store in self.stores}:
             with psycopg.connect(url, autocommit=True) as connection:

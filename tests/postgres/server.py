@@ -430,6 +430,11 @@ def _run(command: list[str | Path], user: str | None) -> subprocess.CompletedPro
         return subprocess.CompletedProcess(command, 126, str(error).encode())
 
 
+def unprivileged() -> str | None:
+    """Who runs what refuses to run as root; None: whoever runs the tests, who is somebody else."""
+    return next(name for name in _UNPRIVILEGED if _exists(name)) if os.geteuid() == 0 else None
+
+
 def _exists(user: str) -> bool:
     try:
         pwd.getpwnam(user)

@@ -425,18 +425,60 @@ def test_trap_15_an_open_fence_does_not_block_a_takeover(place: Place, store: Po
     assert rows(place, store) == 1
 
 
-def test_trap_15_a_fence_that_was_made_immediate_holds_up_only_its_own_job(place: Place, store: PostgresStore) -> None:
-    """SET CONSTRAINTS ALL IMMEDIATE locks the lease to the transaction's end: claims and sweeps pass over it."""
-    store.add([new_job("a"), new_job("b")])
+@pytest.mark.parametrize("when", ["before", "after", "in a function"])
+def test_trap_15_a_fence_that_was_made_immediate_holds_up_nobody(place: Place, store: PostgresStore, when: str) -> None:
+    """SET CONSTRAINTS ALL IMMEDIATE would lock the lease to the transaction's end: the fence is put off."""
+    store.add([new_job("a")])
     grant = one(store, lease_us=1)
-    with fenced(place, store, grant) as connection:
-        connection.execute("set constraints all immediate")
+    store._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # see above
+    immediate = "set constraints all immediate"
+    with place.connect(store) as connection:
+        connection.execute(immediate if when == "before" else "select 1")
+        Lease(store, grant).fence(connection)
+        if when != "before":
+            connection.execute(immediate if when == "after" else f"do $$begin {immediate}; end$$")
+            connection.execute(immediate)
 
-        assert one(store).spec.id == "b"
-        assert store.reclaim() == []
-        connection.commit()
+        new = one(store, "b")
 
-    assert [ended.job_id for ended in store.reclaim()] == ["a"]
+        assert new.epoch > grant.epoch
+        with pytest.raises(psycopg.Error) as refused:
+            connection.commit()
+    assert StaleEpoch.find(refused.value) is not None
+
+
+def test_trap_15_a_current_owner_may_make_its_constraints_immediate(place: Place, store: PostgresStore) -> None:
+    """Put off, the fence still passes who is current, and settles its job once."""
+    store.add([new_job("a")])
+    lease = Lease(store, one(store))
+    with place.connect(store) as connection:
+        lease.fence(connection)
+        lease.complete(connection=connection)
+        for _ in range(3):
+            connection.execute("set constraints all immediate")
+        assert store.job("a").status == "running"
+        connection.execute("select 1; commit")  # a COMMIT in other words
+        fences = sql.Identifier(store.database.schema, "fences")
+        left = psycopg.ClientCursor(connection).execute(sql.SQL("select * from {}").format(fences)).fetchall()
+
+    assert store.job("a").status == "done"
+    assert left == []
+
+
+def test_trap_15_a_fenced_transaction_cannot_be_prepared(place: Place, store: PostgresStore) -> None:
+    """It would keep its lease locked until somebody commits it, over restarts too."""
+    store.add([new_job("a")])
+    grant = one(store)
+    try:
+        with fenced(place, store, grant) as connection, pytest.raises(psycopg.Error, match="cannot be prepared"):
+            connection.execute("prepare transaction 'lh'")
+    finally:
+        with place.connect(store, autocommit=True) as other:
+            if other.execute("select from pg_prepared_xacts where gid = 'lh'").fetchall():
+                other.execute("rollback prepared 'lh'")
+
+    assert rows(place, store) == 0
+    assert isinstance(store.renew([Renewal("a", grant.epoch)])[0], int)
 
 
 def test_trap_16_a_refusal_at_the_commit_is_recorded_apart(place: Place, store: PostgresStore) -> None:

@@ -1,5 +1,6 @@
 """
-The fence, and the store's verbs, inside a caller's own transaction: psycopg, and SQLAlchemy's connections and sessions.
+The fence, and the store's verbs, inside a caller's own transaction: psycopg, Django, and SQLAlchemy's connections and
+sessions.
 
 The caller's library is never imported here: it is in `sys.modules` if the caller has an object of it.
 """
@@ -8,9 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,9 +33,12 @@ from ...errors import (
     finders,
 )
 from ...store import Program
-from .database import Connection, Database, inherited, is_alive, outlive_fork
-from .faults import explained, is_lost, is_unknown, sqlstate_of, unknown
+from .. import django
+from .database import Database, inherited, is_alive, outlive_fork
+from .faults import explained, is_lost, sqlstate_of, unknown
+from .fenced import ENDED, FencedConnection
 from .rows import Row, added, as_json, refusal_of, settlement, wishes
+from .sql import in_schema
 
 if TYPE_CHECKING:
     from .store import PostgresStore
@@ -45,51 +49,6 @@ Steps = Generator[Step, list[Row], T]
 
 REFUSED_SQLSTATE = "LH001"  # of a fence's refusal inside COMMIT; the facts are in its DETAIL
 _SAVEPOINT: Any = object()  # stands for what whoever runs a program says about savepoints
-_ENDS = re.compile(rb"\s*(begin|start|commit|end|rollback|abort|prepare\s+transaction)\b(?!\s+to\b)", re.IGNORECASE)
-
-
-class FencedCursor(psycopg.Cursor[Any]):
-    """A cursor that leaves the end of the transaction to the lease."""
-
-    def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
-        """Run *query*, unless it would end the transaction."""
-        refuse_end(query)
-        return super().execute(query, params, **options)
-
-
-class FencedConnection(Connection):
-    """A connection whose transaction is the lease's to end, and not its user's."""
-
-    ours = True
-    lent = False
-    fenced = ("", 0)
-    said: str | None = None  # how its COMMIT will settle the job
-
-    def commit(self) -> None:
-        """Refuse: the end of `with lease.transaction()` commits."""
-        self._only_ours("commit")
-        super().commit()
-
-    def rollback(self) -> None:
-        """Refuse: raise an exception inside `with lease.transaction()` instead."""
-        self._only_ours("rollback")
-        super().rollback()
-
-    def close(self) -> None:
-        """Refuse, unless the store closes it."""
-        self._only_ours("close")
-        super().close()
-
-    def __exit__(self, *_: object) -> None:
-        """Refuse what psycopg does here, which is to commit and close."""
-        self._only_ours("`with connection`")
-
-    def _only_ours(self, what: str) -> None:
-        if not self.ours:
-            raise InvalidArgument(
-                f"{what} inside lease.transaction(): the end of the block commits, and an exception in it rolls back. "
-                "What followed a commit of your own would be unfenced."
-            )
 
 
 class PostgresTransactions:
@@ -100,12 +59,17 @@ class PostgresTransactions:
         self._database = database
         self._now = now
         self._trace = trace
+        self._quoted = {
+            style: in_schema("leasehold.x", database.schema, escaped=style == "%s").removesuffix("x")
+            for style in ("%s", "$1")
+        }
         self._begin()
         outlive_fork(self)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[FencedConnection] = []
+        self._begun = threading.local()  # .connection: what this thread has begun and nobody has entered yet
         self._apart: deque[tuple[str, str]] = deque()  # refusals that their own transaction could not record
 
     def forked(self) -> None:
@@ -115,28 +79,31 @@ class PostgresTransactions:
 
     # A transaction of ours, for the caller's rows
 
-    def begin(self, job_id: str, epoch: int) -> FencedConnection:
-        """Return a connection with an open transaction that is fenced by *epoch*; raise the refusal otherwise."""
+    def begin(self, job_id: str, epoch: int, *, idle_us: int | None = None) -> FencedConnection:
+        """
+        Return a connection with an open transaction that is fenced by *epoch*; raise the refusal otherwise.
+
+        The server ends it once it was idle for *idle_us*; None: as its own setting says.
+        """
         self._database.open()
         connection = self._take()
         try:
             try:
-                self.run(connection, self.fence(job_id, epoch))
-            except StoreUnavailable as error:
-                if not is_unknown(error):
-                    connection.close()  # to a standby, perhaps: the next one may lead to the primary
+                self._open(connection, job_id, epoch, idle_us)
+            except psycopg.Error as error:
+                if not is_lost(error):
                     raise
                 # Whatever became of it, it is not committed.
                 self._put(connection)
                 connection = self._take()
-                self.run(connection, self.fence(job_id, epoch))
-        except BaseException:
-            self._put(connection)
-            self.record()
-            raise
-        connection.ours = False
-        connection.fenced = (job_id, epoch)
-        connection.reply_seconds = None  # how long the caller's statements may take is the caller's affair
+                self._open(connection, job_id, epoch, idle_us)
+        except BaseException as error:
+            said = self._database.explained(error) if isinstance(error, psycopg.Error) else error
+            if isinstance(said, StoreUnavailable):
+                connection.close()  # to a standby, perhaps: the next one may lead to the primary
+            self._undo(connection)
+            raise said from _cause(said, error)
+        connection.lend()
         return connection
 
     def _take(self) -> FencedConnection:
@@ -144,38 +111,36 @@ class PostgresTransactions:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is not None and is_alive(connection):
-                connection.lent = True
                 return connection
-        made = self._database.connect(FencedConnection, autocommit=False)
-        made.cursor_factory = FencedCursor
-        made.lent = True
-        return made
+        # Autocommit, for the driver's own BEGIN would be one more round trip: `_begin` sends it with the fence.
+        return self._database.connect(FencedConnection)
+
+    def _open(self, connection: FencedConnection, job_id: str, epoch: int, idle_us: int | None) -> None:
+        connection.fenced = job_id, epoch
+        self._begun.connection = connection
+        _run(
+            self.fence(job_id, epoch),
+            lambda step: _begin(connection, *self._statement(step, False), idle_us=idle_us),
+        )
 
     def _put(self, connection: FencedConnection) -> None:
-        """Keep the connection for the next transaction; what it has open is undone."""
-        if not connection.lent:
-            return  # it was put back before: twice, and two transactions would share it
-        connection.lent = False
+        """Undo what the connection has open, and keep it for the next transaction. To do it again is no harm."""
+        if connection.fenced is None:
+            return  # somebody else may have it by now
         if connection.made_in != os.getpid():
             inherited.append(connection)  # of a block that a child process leaves; its parent is in it still
             return
-        connection.ours = True
-        connection.said = None
         connection.reply_seconds = self._database.reply_seconds
-        try:
-            if connection.info.transaction_status != pq.TransactionStatus.IDLE:
-                psycopg.Connection.rollback(connection)
-        except psycopg.Error:
-            pass  # it is gone, and the server undoes what it had open
-        with self._lock:
-            if not connection.closed and len(self._idle) < 10:
-                connection.row_factory = tuple_row
-                self._idle.append(connection)
-                return
+        if connection.cleared():
+            with self._lock:
+                if len(self._idle) < 10:
+                    self._idle.append(connection)
+                    return
         connection.close()
 
     def enter(self, connection: Any) -> None:
         """Nothing to remember: a verb outside runs on a connection of its own."""
+        self._begun.connection = None
 
     def commit(self, connection: FencedConnection) -> None:
         """
@@ -184,35 +149,34 @@ class PostgresTransactions:
         If the reply is lost, the store is asked: it knows if the transaction has settled the job, and if the job has
         moved since. If that tells nothing, `StoreUnavailable` says that the outcome is not known.
         """
+        assert connection.fenced is not None
         job_id, epoch = connection.fenced
         status, said = connection.info.transaction_status, connection.said
-        if status != pq.TransactionStatus.INTRANS:
-            self._put(connection)
+        try:
             if status == pq.TransactionStatus.UNKNOWN:
                 raise self._moved(job_id, epoch) or _unfinished()
-            raise NotInTransaction(
-                "this transaction had failed, or was ended, before its block was: nothing was committed, since "
-                "PostgreSQL answers COMMIT after an error with a rollback. Let such an error leave the block."
-            )
-        connection.ours = True
-        connection.reply_seconds = self._database.reply_seconds
-        try:
-            connection.commit()
-        except psycopg.Error as error:
-            refused = StaleEpoch.find(error)
-            if refused is not None:
-                self._note(job_id, error.diag.message_detail)
-                raise refused from error
-            if is_lost(error):
-                if said is not None and self._was_said(job_id, epoch, said):
-                    return
-                raise self._moved(job_id, epoch) or unknown(
-                    f"the connection to {shown_url(self._database.url)} was lost in COMMIT: {_first(error)}. The "
-                    "transaction may or may not have been committed: look for what it wrote before you run it again."
-                ) from error
-            if sqlstate_of(error) == "40001" and (moved := self._moved(job_id, epoch)):
-                raise moved from error
-            raise self._database.explained(error) from error
+            if connection.ended or status != pq.TransactionStatus.INTRANS:
+                raise NotInTransaction(ENDED)
+            connection.ours = True
+            connection.reply_seconds = self._database.reply_seconds
+            try:
+                connection.commit()
+            except psycopg.Error as error:
+                refused = StaleEpoch.find(error)
+                if refused is not None:
+                    self._note(job_id, error.diag.message_detail)
+                    raise refused from error
+                if is_lost(error):
+                    if said is not None and self._was_said(job_id, epoch, said):
+                        return
+                    raise self._moved(job_id, epoch) or unknown(
+                        f"the connection to {shown_url(self._database.url)} was lost in COMMIT: {_first(error)}. The "
+                        "transaction may or may not have been committed: look for what it wrote before you run it "
+                        "again."
+                    ) from error
+                if sqlstate_of(error) in ("40001", REFUSED_SQLSTATE) and (moved := self._moved(job_id, epoch)):
+                    raise moved from error
+                raise self._database.explained(error) from error
         finally:
             self._put(connection)
             self.record()
@@ -232,21 +196,31 @@ class PostgresTransactions:
             return False
         return bool(heard)
 
+    def was_ended(self, connection: FencedConnection | None) -> bool:
+        """Return whether the server has hung up in the middle of the transaction."""
+        return connection is not None and connection.closed
+
     def rollback(self, connection: FencedConnection | None) -> None:
         """
-        Undo what `begin` opened.
+        Undo what `begin` opened, unless it is ended; None if Ctrl-C came before the caller had it.
 
         If a statement of the caller has failed because the connection was lost, raise why: the job was taken over, or
         the store is unavailable.
         """
-        if connection is None:
+        connection = connection or getattr(self._begun, "connection", None)
+        if connection is None or connection.fenced is None:
+            self._begun.connection = None
             return
-        was_lost = connection.lent and connection.info.transaction_status == pq.TransactionStatus.UNKNOWN
+        holder, error = connection.fenced, sys.exc_info()[1]
+        was_lost = connection.info.transaction_status == pq.TransactionStatus.UNKNOWN
+        self._undo(connection)
+        if was_lost and isinstance(error, psycopg.Error):
+            raise self._moved(*holder) or _unfinished() from error
+
+    def _undo(self, connection: FencedConnection) -> None:
+        self._begun.connection = None
         self._put(connection)
         self.record()
-        error = sys.exc_info()[1]
-        if was_lost and isinstance(error, psycopg.Error):
-            raise self._moved(*connection.fenced) or _unfinished() from error
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -319,36 +293,53 @@ class PostgresTransactions:
 
     def is_async(self, connection: Any) -> bool:
         """Return whether *connection* belongs to an event loop."""
+        if isinstance(connection, psycopg.Connection):
+            return False
         return isinstance(
             connection,
             (psycopg.AsyncConnection, *_types("sqlalchemy.ext.asyncio", "AsyncConnection", *_ASYNC_SESSIONS)),
         )
 
     def run(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:
-        """Run *program* inside the transaction that *connection* has open, and return its value."""
+        """
+        Run *program* inside the transaction that *connection* has open, and return its value.
+
+        In psycopg's pipeline mode nobody waits for a fence's answer: a refusal is an error of the pipeline.
+        """
         self._database.open()
         if isinstance(connection, _types("sqlalchemy.orm", "Session", "scoped_session")):
             connection = connection.connection()
         try:
             if isinstance(connection, psycopg.Connection):
+                piped = _is_piped(connection)
+                if piped and connection.autocommit:
+                    with connection.pipeline():
+                        pass  # waits for what was sent: only then is it known whether a transaction is open
                 refuse_autocommit(connection)
-                with connection.cursor(row_factory=tuple_row) as cursor:
+                cursor = connection.cursor(row_factory=tuple_row)
 
-                    def step(sql: str, args: Any) -> list[Row]:
-                        rows: list[Row] = list(cursor.execute(sql, args))
-                        if isinstance(connection, FencedConnection) and (said := _said(args)):
-                            connection.said = said
-                        return rows
+                def ask(step: Step) -> list[Row]:
+                    rows = _ask(cursor, *self._statement(step, savepoint, piped=piped))
+                    if isinstance(connection, FencedConnection) and (said := _said(step[1])):
+                        connection.said = said
+                    return rows
 
-                    return _run(program, step, self._sql("%s"), savepoint)
+                return _run(program, ask)
+            if (wrapper := django.wrapper_of(connection)) is not None:
+                django.refuse(wrapper, "postgresql", savepoint=savepoint)
+                # Through Django's own cursor, which knows whether this transaction can still be used.
+                with wrapper.cursor() as cursor:
+                    return _run(program, lambda step: _ask(cursor, *self._statement(step, savepoint)))
             if isinstance(connection, _types("sqlalchemy", "Connection")):
                 refuse_autocommit(connection.connection.dbapi_connection)
-                style = _placeholders(connection)
+                style = _style(connection)
                 return _run(
-                    program, lambda sql, args: _rows(connection.exec_driver_sql(sql, args)), style(self), savepoint
+                    program,
+                    lambda step: _rows(connection.exec_driver_sql(*self._statement(step, savepoint, style))),
                 )
         except Exception as error:
-            raise self._explained(error) from error
+            said = self._explained(error)
+            raise said from _cause(said, error)
         finally:
             program.close()
         raise _unknown(connection)
@@ -360,35 +351,59 @@ class PostgresTransactions:
             connection = await connection.connection()
         try:
             if isinstance(connection, psycopg.AsyncConnection):
+                if _is_piped(connection) and connection.autocommit:
+                    async with connection.pipeline():
+                        pass  # as above
                 refuse_autocommit(connection)
-                sql = self._sql("%s")
+                style = "%s"
             else:
                 refuse_autocommit(connection.sync_connection.connection.dbapi_connection)
-                sql = _placeholders(connection)(self)
+                style = _style(connection)
             answer: Any = None
             while True:
-                function, args = program.send(answer)
-                args = _with_savepoint(args, savepoint)
+                sql, params = self._statement(program.send(answer), savepoint, style)
                 if isinstance(connection, psycopg.AsyncConnection):
                     async with connection.cursor(row_factory=tuple_row) as cursor:
-                        answer = await (await cursor.execute(sql(function, len(args)), args)).fetchall()
+                        answer = await (await cursor.execute(sql, params)).fetchall()
                 else:
-                    answer = _rows(await connection.exec_driver_sql(sql(function, len(args)), args))
+                    answer = _rows(await connection.exec_driver_sql(sql, params))
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]  # typed as the program is
         except Exception as error:
-            raise self._explained(error) from error
+            said = self._explained(error)
+            raise said from _cause(said, error)
         finally:
             program.close()
 
-    def _sql(self, style: str) -> Callable[[str, int], str]:
-        if style == "%s":
-            return self._database.query
-        plain = self._database.plain_query
-        return lambda function, count: plain(function, [f"${number}" for number in range(1, count + 1)])
+    def _statement(
+        self, step: Step, savepoint: bool, style: str = "%s", *, piped: bool = False
+    ) -> tuple[str, tuple[Any, ...]]:
+        """
+        Return the statement that calls one of our functions, and its parameters.
+
+        What is the same each time is part of the text: a driver takes longer over a parameter than the server over it.
+        """
+        function, args = step
+        places, params = [], []
+        for arg in args:
+            if arg is _SAVEPOINT:
+                arg = savepoint
+            if arg is None or isinstance(arg, bool):
+                places.append("NULL" if arg is None else str(arg))
+            elif isinstance(arg, uuid.UUID):
+                places.append(f"'{arg}'")
+            else:
+                params.append(arg)
+                places.append(style if style == "%s" else f"${len(params)}")
+        head = "SELECT" if function == "fence" else "SELECT * FROM"
+        if piped and function == "fence":
+            function = "fence_or_fail"
+        return f"{head} {self._quoted[style]}{function}({', '.join(places)})", tuple(params)
 
     def _explained(self, error: BaseException) -> BaseException:
-        driver = getattr(error, "orig", None) or error
+        # What SQLAlchemy and Django raise has the driver's error inside.
+        inside = (getattr(error, "orig", None), error, error.__cause__)
+        driver = next((one for one in inside if sqlstate_of(one) is not None), error)
         if isinstance(error, LeaseholdError) or (sqlstate_of(driver) is None and not isinstance(error, psycopg.Error)):
             return error
         where, schema = shown_url(self._database.url), self._database.schema
@@ -416,30 +431,35 @@ def refuse_autocommit(driver: Any) -> None:
         )
 
 
-def refuse_end(query: Any) -> None:
-    """Refuse a statement that would end the transaction of `lease.transaction()`."""
-    text = query.encode() if isinstance(query, str) else query if isinstance(query, bytes) else b""
-    if _ENDS.match(text):
-        raise InvalidArgument(
-            f"{text.split()[0].decode().upper()} inside lease.transaction(): the end of the block commits, and an "
-            "exception in it rolls back. What followed a commit of your own would be unfenced."
-        )
+def _is_piped(connection: Any) -> bool:
+    return bool(connection.pgconn.pipeline_status != pq.PipelineStatus.OFF)
 
 
-def _run(
-    program: Program[T], run: Callable[[str, Any], list[Row]], sql: Callable[[str, int], str], savepoint: bool
-) -> T:
+def _begin(connection: FencedConnection, fence: str, params: tuple[Any, ...], *, idle_us: int | None) -> list[Row]:
+    """Begin a transaction and fence it, in one round trip."""
+    if idle_us is not None:
+        idle = max(idle_us // 1000, 1)
+        fence += f", pg_catalog.set_config('idle_in_transaction_session_timeout', '{idle}', true)"
+    with psycopg.ClientCursor(connection, row_factory=tuple_row) as cursor:
+        cursor.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {fence}", params)
+        cursor.nextset()
+        return [row[:1] for row in cursor.fetchall()]
+
+
+def _run(program: Program[T], run: Callable[[Step], list[Row]]) -> T:
     answer: Any = None
     try:
         while True:
-            function, args = program.send(answer)
-            answer = run(sql(function, len(args)), _with_savepoint(args, savepoint))
+            answer = run(program.send(answer))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # typed as the program is
 
 
-def _with_savepoint(args: tuple[Any, ...], savepoint: bool) -> tuple[Any, ...]:
-    return tuple(savepoint if arg is _SAVEPOINT else arg for arg in args)
+def _ask(cursor: Any, sql: str, params: tuple[Any, ...]) -> list[Row]:
+    cursor.execute(sql, params)
+    if ".fence_or_fail(" in sql:
+        return [(None,)]  # its answer comes with the pipeline's
+    return [tuple(row) for row in cursor.fetchall()]
 
 
 def _said(args: tuple[Any, ...]) -> str | None:
@@ -461,9 +481,12 @@ def _rows(result: Any) -> list[Row]:
     return [tuple(row) for row in result.fetchall()]
 
 
-def _placeholders(connection: Any) -> Callable[[PostgresTransactions], Callable[[str, int], str]]:
-    numbered = connection.dialect.driver == "asyncpg"
-    return lambda transactions: transactions._sql("$1" if numbered else "%s")
+def _style(connection: Any) -> str:
+    return "$1" if connection.dialect.driver == "asyncpg" else "%s"
+
+
+def _cause(said: BaseException, error: BaseException) -> BaseException | None:
+    return error.__cause__ if said is error else error
 
 
 def _types(module: str, *names: str) -> tuple[type[Any], ...]:
@@ -474,7 +497,7 @@ def _types(module: str, *names: str) -> tuple[type[Any], ...]:
 def _unknown(connection: Any) -> InvalidArgument:
     return InvalidArgument(
         f"connection is a {type(connection).__module__}.{type(connection).__qualname__}, and a PostgreSQL store can "
-        "join psycopg connections, and SQLAlchemy connections and sessions (async ones through .aio)."
+        "join psycopg connections, Django's, and SQLAlchemy connections and sessions (async ones through .aio)."
     )
 
 
@@ -487,6 +510,8 @@ def _refused_at_commit(error: BaseException) -> StaleEpoch | None:
         facts = json.loads(said or "")
     except ValueError:
         return None  # an ORM's copy of the error, without its facts; they are in its cause
+    if "unknown" in facts:
+        return None  # the job is gone: no epoch is current
     reason = facts.get("reason")
     return (Settled if facts.get("settled") else StaleEpoch)(
         facts["job_id"],

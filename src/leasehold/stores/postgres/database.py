@@ -111,6 +111,7 @@ class Database:
         self.prepare_threshold: int | None = 5  # how often a statement is sent before it is prepared; None: never
         self._closed = False
         self._role: str | None = None  # as whom we are connected
+        self._isolated_otherwise = False  # whether sessions begin in another isolation than READ COMMITTED
         # What a test may arm: it is called with the name of a function before the server is.
         self.point: Callable[[str], None] | None = None
         self._begin()
@@ -180,18 +181,21 @@ class Database:
         with self.connection(patient=patient) as connection:
             if self.point is not None:
                 self.point(_COMMON.get(what, what))
-            try:
+            if not self._isolated_otherwise:
+                try:
+                    return connection.execute(query, params).fetchall()
+                except psycopg.Error as error:
+                    if sqlstate_of(error) == "0A000":  # a migration has changed what was prepared, here and elsewhere
+                        self._drop(connection)
+                    if sqlstate_of(error) in _CHANGED and (found := look(connection, self.schema)) is not None:
+                        admitted(found, self.named)  # a migration under our feet has its own words
+                    if sqlstate_of(error) != "LH005":
+                        raise
+            # The role or the database has another default, and nothing has happened yet. The isolation is set for one
+            # transaction, and not for the session, which behind a pooler is somebody else's next.
+            self._isolated_otherwise = True
+            with connection.transaction():
                 return connection.execute(query, params).fetchall()
-            except psycopg.Error as error:
-                if sqlstate_of(error) == "0A000":  # a migration has changed what was prepared, here and wherever else
-                    self._drop(connection)
-                if sqlstate_of(error) in _CHANGED and (found := look(connection, self.schema)) is not None:
-                    admitted(found, self.named)  # a migration under our feet has its own words
-                if sqlstate_of(error) != "LH005":
-                    raise
-            # The role or the database has another default, and nothing has happened yet.
-            connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            return connection.execute(query, params).fetchall()
 
     @contextmanager
     def connection(self, *, patient: bool = False) -> Iterator[Connection]:
@@ -288,6 +292,8 @@ class Database:
             if self.store_id is not None:
                 return
             with self.connection(patient=True) as connection:
+                if is_pooled(connection):
+                    self.prepare_threshold = connection.prepare_threshold = None  # the next session does not know it
                 found = look(connection, self.schema)
                 if found is None:
                     make(connection, self.schema, self.named, self._now())
@@ -368,6 +374,13 @@ if hasattr(os, "register_at_fork"):  # where a process can fork
 def _is_gone(error: StoreUnavailable) -> bool:
     """Whether there is no connection to ask on: it was lost, or none could be made."""
     return is_unknown(error) or (error.__cause__ is not None and sqlstate_of(error.__cause__) is None)
+
+
+def is_pooled(connection: Connection) -> bool:
+    """Whether a pooler stands between us and the server, which gives us another session for each transaction."""
+    # It makes up the number of the backend that it greets a client with.
+    [(backend,)] = connection.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchall()
+    return bool(backend != connection.info.backend_pid)
 
 
 def is_alive(connection: psycopg.Connection[Any]) -> bool:

@@ -81,6 +81,11 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
                 "without what was joined here. Call this outside of it, or pass savepoint=True if you know that it "
                 "will not be."
             )
+        case "LH007":
+            return InvalidArgument(
+                f"{said}: it would keep its lease locked until somebody commits it, over restarts too. Commit in one "
+                f"phase. {_NOTHING}"
+            )
         case "3F000" | "42P01" | "42883":
             return StoreIncompatible(
                 f"schema {schema!r} of {where} is not there, or is not this leasehold's: {said}. {_NOTHING}"
@@ -89,8 +94,8 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
             return missing_right(said, where, schema, role)
         case "25006":
             return StoreUnavailable(
-                f"{where} is read-only, a standby perhaps: {said}. Name the primary, or, in the URL, all hosts that may "
-                "become it and target_session_attrs=read-write. Or default_transaction_read_only is on for the role, "
+                f"{where} is read-only, a standby perhaps: {said}. Name the primary, or, in the URL, all hosts that "
+                "may become it and target_session_attrs=read-write. Or default_transaction_read_only is on for the role, "
                 f"the database or the server. {_NOTHING}"
             )
         case "55P03":

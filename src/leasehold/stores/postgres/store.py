@@ -57,6 +57,7 @@ T = TypeVar("T")
 
 BATCH_PATIENCE_MS = 200  # of a batch, with somebody else's lock; then it is split, and only who collides waits
 PATIENCE_MS = 10_000  # of a single one
+END_OUTLIVED_EVERY_US = 1_000_000
 _POLL_BY_HAND_SECONDS = 0.005  # where the clock is moved by hand, nobody tells us that it was
 _AGAIN = 20  # how often a claim that met others looks again at once
 
@@ -82,6 +83,7 @@ class PostgresStore:
         self._waiting = Waiting(self.database)
         self._floors = Floors(self._timer)
         self._recovered_us = 0
+        self._ended_us = self._timer.now()
         self._told_of_rights = False
 
     def _now(self) -> int | None:
@@ -157,6 +159,7 @@ class PostgresStore:
             self._floors.keep(tuple(found), bottom=bottom)
             if fenced:
                 self._end_fenced(fenced)
+            self._end_outlived()
             if len(rows) > 1:
                 return [granted(row, owner, claim_id, process, now) for row in rows[1:]]
             if more and again < _AGAIN:  # others are deciding about keys right now, or many jobs were parked
@@ -392,11 +395,13 @@ class PostgresStore:
         try:
             while rows := self._call("reclaim"):
                 ended += self._taken_back(rows)
-            return ended + self._recover(always=True)
+            ended += self._recover(always=True)
         except StoreUnavailable as error:
             if not ended:
                 raise
             raise unknown(f"{len(ended)} jobs have been taken back, and then: {error}") from error.__cause__
+        self._end_outlived(always=True)
+        return ended
 
     def _taken_back(self, rows: list[Row]) -> list[Ownership]:
         if fenced := [row[1] for row in rows if row[-1]]:
@@ -414,8 +419,15 @@ class PostgresStore:
         gone = [number for number, process in known if process != mine and is_gone(process)]
         return self._taken_back(self._call("recover", gone)) if gone else []
 
-    def _end_fenced(self, epochs: list[int]) -> None:
-        """End the transactions of owners that have lost their job, so that the rows they locked are free."""
+    def _end_outlived(self, *, always: bool = False) -> None:
+        """End what is left of such transactions: who took the job over may have died, or may not have had the right."""
+        now = self._timer.now()
+        if always or now >= self._ended_us + END_OUTLIVED_EVERY_US:
+            self._ended_us = now
+            self._end_fenced(None)
+
+    def _end_fenced(self, epochs: list[int] | None) -> None:
+        """End the transactions of owners that have lost their job, so that the rows they locked are free; None: all."""
         try:
             self.database.call("end_fenced", epochs)
         except LeaseholdError as error:  # the takeover has been done; the fence itself refuses what they wrote

@@ -3,6 +3,7 @@ How a claim waits: for a notification, and for the next poll whatever happens.
 
 No thread is started. Of the claims that wait in this process, one listens on a connection of its own and wakes the
 others. The server notifies only while somebody is registered, since NOTIFY takes a lock over all databases at commit.
+Behind a pooler nobody listens, since the session that would be notified is the pooler's.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ from psycopg import sql
 
 from ...core.clock import SystemClock
 from ...errors import LeaseholdError
-from .database import Connection, Database, inherited, outlive_fork
+from .database import Connection, Database, inherited, is_pooled, outlive_fork
 
 log = logging.getLogger("leasehold")
 
 POLL_SECONDS = 0.5
 _REGISTERED_US = 60_000_000
 _timer = SystemClock()  # how long to wait is the caller's affair; nothing is decided by it
+
+
+class _Pooled(Exception):
+    """The session on the server is not this connection's own."""
 
 
 class Waiting:
@@ -40,6 +45,7 @@ class Waiting:
         self._changed = threading.Condition()
         self._listener: Connection | None = None
         self._registered_us = 0
+        self._pooled = False
 
     def forked(self) -> None:
         """Begin anew, in a child process."""
@@ -49,12 +55,16 @@ class Waiting:
     def wait(self, us: int) -> None:
         """Return when a claim may find something: after a notification, a poll, or *us*; or at once, to look again."""
         seconds = min(POLL_SECONDS * random.uniform(0.75, 1.25), us / 1_000_000)
-        if not self._listens.acquire(blocking=False):
+        if self._pooled or not self._listens.acquire(blocking=False):
             self.pause(seconds)
             return
         try:
             if not self._register():
                 self._listen(seconds)
+        except _Pooled:
+            log.info("a pooler stands before PostgreSQL, so claims that wait poll every %g s", POLL_SECONDS)
+            self._pooled = True
+            self._hang_up()
         except (psycopg.Error, LeaseholdError) as error:
             log.debug("cannot listen for notifications, so this polls: %s", error)
             self._hang_up()
@@ -69,6 +79,8 @@ class Waiting:
             return False
         if self._listener is None or self._listener.closed:
             self._listener = self._database.connect(Connection)
+            if is_pooled(self._listener):
+                raise _Pooled
         query = self._database.query("await_jobs", 2)
         [(channel,)] = self._listener.execute(query, [self._name, _REGISTERED_US / 1_000_000]).fetchall()
         self._listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))

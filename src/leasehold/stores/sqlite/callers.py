@@ -1,5 +1,6 @@
 """
-The store's verbs inside a caller's own transaction: sqlite3, and SQLAlchemy's connections and sessions, sync and async.
+The store's verbs inside a caller's own transaction: sqlite3, Django, and SQLAlchemy's connections and sessions, sync
+and async.
 
 The caller's library is never imported here: it is in `sys.modules` if the caller has an object of it.
 """
@@ -26,6 +27,7 @@ from ...errors import (
     UnknownJob,
 )
 from ...store import Refusal
+from .. import django
 from .base import Joined
 from .database import Database, drive, inherited
 from .inside import enter, is_inside, refuse_inside
@@ -110,9 +112,11 @@ class SqliteTransactions:
 
     # A transaction of ours, for the caller's rows
 
-    def begin(self, job_id: str, epoch: int) -> FencedConnection:
+    def begin(self, job_id: str, epoch: int, *, idle_us: int | None = None) -> FencedConnection:
         """
         Return a connection with an open transaction that is fenced by *epoch*; raise the refusal otherwise.
+
+        Nobody can end the transaction of a process that was stopped: *idle_us* means nothing here.
 
         It is a new one each time. One that is used again would hand its settings, its temporary tables and a variable
         that outlived its block from one job to the next, and opening one takes less than a commit does.
@@ -182,6 +186,10 @@ class SqliteTransactions:
         if connection is not None:
             connection.end()
 
+    def was_ended(self, connection: FencedConnection | None) -> bool:
+        """Return False: there is no server that could have hung up."""
+        return False
+
     def forked_child(self) -> None:
         """Start afresh in a forked child."""
         inherited.append(self._open and self._open())
@@ -233,6 +241,9 @@ class SqliteTransactions:
         """Run *program* inside the transaction that *connection* has open, and return its value."""
         if isinstance(connection, _types("sqlalchemy.orm", "Session", "scoped_session")):
             connection = connection.connection()
+        if (wrapper := django.wrapper_of(connection)) is not None:
+            django.refuse(wrapper, "sqlite", savepoint=savepoint)
+            connection = wrapper.connection
         if isinstance(connection, _types("sqlalchemy", "Connection")):
             _refuse_nested(connection, savepoint)
             run: Callable[[str, Any], list[Any]] = lambda sql, params: _rows(connection.exec_driver_sql(sql, params))  # noqa: E731
@@ -438,7 +449,7 @@ def _types(module: str, *names: str) -> tuple[type[Any], ...]:
 def _unknown(connection: Any) -> InvalidArgument:
     return InvalidArgument(
         f"connection is a {type(connection).__module__}.{type(connection).__qualname__}, and a SQLite store can join "
-        "sqlite3 connections, and SQLAlchemy connections and sessions (async ones through .aio)."
+        "sqlite3 connections, Django's, and SQLAlchemy connections and sessions (async ones through .aio)."
     )
 
 

@@ -115,18 +115,20 @@ $lh$;
 -- The name of the advisory lock that a transaction fenced by this epoch holds: the epoch, which has 53 bits, behind
 -- some bits of the store's table, so that two stores in one database have different ones.
 CREATE OR REPLACE FUNCTION leasehold.fence_of(p_epoch bigint) RETURNS bigint
-LANGUAGE plpgsql STABLE AS $lh$
-BEGIN
-    RETURN (('leasehold.store'::regclass::oid::bigint & 1023) << 53) | p_epoch;
-END
+LANGUAGE sql STABLE AS $lh$
+    SELECT (('leasehold.store'::regclass::oid::bigint & 1023) << 53) | p_epoch
 $lh$;
 
--- Whether an open transaction is fenced by an epoch that has just ended. From here to the end of this transaction none
--- can begin. Shared with nobody, the lock costs no look at anybody else's.
+-- Whether an open transaction is fenced by an epoch that has just ended; if so, it is noted, for whoever ends it. From
+-- here to the end of this transaction none can begin. Shared with nobody, the lock costs no look at anybody else's.
 CREATE OR REPLACE FUNCTION leasehold.is_fenced(p_epoch bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $lh$
 BEGIN
-    RETURN NOT pg_try_advisory_xact_lock(leasehold.fence_of(p_epoch));
+    IF pg_try_advisory_xact_lock(leasehold.fence_of(p_epoch)) THEN
+        RETURN false;
+    END IF;
+    INSERT INTO leasehold.outlived (epoch) VALUES (p_epoch) ON CONFLICT DO NOTHING;
+    RETURN true;
 END
 $lh$;
 

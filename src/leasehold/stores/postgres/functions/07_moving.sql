@@ -277,25 +277,43 @@ $lh$;
 
 -- Ends the backends that hold a fence of an epoch that was taken over: a paused owner may keep rows of its own locked.
 -- Called after the takeover has committed, never in it: had it rolled back, this would have ended a current owner (trap
--- 16b).
+-- 16b). Without p_epochs it is about all that are noted: who took over may have died before it came to this.
 CREATE OR REPLACE FUNCTION leasehold.end_fenced(p_epochs bigint[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 DECLARE
-    v_pid integer;
     v_ended integer := 0;
+    v_lacking text;
+    v_epochs bigint[];
+    v_held bigint[] := '{}';
+    f record;
 BEGIN
-    FOR v_pid IN
-        SELECT k.pid FROM unnest(p_epochs) AS e(epoch)
+    SELECT array_agg(epoch) INTO v_epochs FROM leasehold.outlived AS o
+    WHERE (p_epochs IS NULL OR epoch = ANY (p_epochs))
+      AND NOT EXISTS (SELECT FROM leasehold.leases AS l JOIN leasehold.jobs AS j ON j.seq = l.seq
+                      WHERE l.epoch = o.epoch AND l.epoch > j.epoch);
+    IF v_epochs IS NULL THEN
+        RETURN 0;
+    END IF;
+    FOR f IN
+        SELECT k.pid, e.epoch FROM unnest(v_epochs) AS e(epoch)
         JOIN pg_locks AS k ON k.locktype = 'advisory' AND k.objsubid = 1
             AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
             AND (k.classid::bigint << 32) | k.objid::bigint = leasehold.fence_of(e.epoch)
         WHERE k.pid <> pg_backend_pid() AND k.granted
-          AND NOT EXISTS (SELECT FROM leasehold.leases AS l JOIN leasehold.jobs AS j ON j.seq = l.seq
-                          WHERE l.epoch = e.epoch AND l.epoch > j.epoch)
     LOOP
-        v_ended := v_ended + pg_terminate_backend(v_pid)::integer;
+        v_held := v_held || f.epoch;
+        BEGIN
+            v_ended := v_ended + pg_terminate_backend(f.pid)::integer;
+        EXCEPTION WHEN insufficient_privilege THEN
+            v_lacking := SQLERRM;  -- the others may be within our rights
+        END;
     END LOOP;
+    IF v_lacking IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = v_lacking;
+    END IF;
+    -- What nobody holds any more is seen to.
+    DELETE FROM leasehold.outlived WHERE epoch = ANY (v_epochs) AND epoch <> ALL (v_held);
     RETURN v_ended;
 END
 $lh$;

@@ -5,6 +5,9 @@
 
 -- Fences the caller's transaction, and notes how its COMMIT shall settle the lease. Answers with the refusal,
 -- or null. p_savepoint: the caller knows that it is in a savepoint, and that it will not be rolled back.
+--
+-- This look locks nothing: the comparison that counts is the COMMIT's. It tells the loser early, and while there is
+-- somebody who can record it. All of it is one statement, since this is run in every transaction of an owner.
 CREATE OR REPLACE FUNCTION leasehold.fence(
     p_store uuid, p_id text, p_epoch bigint, p_verb text, p_said json, p_savepoint boolean, p_trace boolean, p_now bigint
 ) RETURNS text
@@ -12,40 +15,81 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
 #variable_conflict use_column
 DECLARE
-    v_seen bigint;
-    v_running boolean;
     v_place tid;
     v_sub boolean;
 BEGIN
-    PERFORM leasehold.same_store(p_store);
-    -- Only a look, which locks nothing: the comparison that counts is the COMMIT's. It tells the loser early, and while
-    -- there is somebody who can record it.
-    SELECT epoch, status = 'running' INTO v_seen, v_running FROM leasehold.seen WHERE id = p_id;
-    IF v_seen IS DISTINCT FROM p_epoch OR NOT v_running THEN
-        -- What was said before, and heard, may be said again.
-        IF p_said IS NOT NULL AND leasehold.was_said(p_id, p_epoch, p_said->>'said') THEN
-            RETURN NULL;
-        END IF;
-        IF v_seen < p_epoch AND p_epoch <= leasehold.last_epoch()
-            AND current_setting('transaction_isolation') <> 'read committed'
-        THEN
-            -- Of a job that this snapshot knows under an earlier epoch only. Whether it is current cannot be seen here.
-            RAISE EXCEPTION USING ERRCODE = 'LH004', MESSAGE = 'this snapshot is older than the claim';
-        END IF;
-        RETURN leasehold.refusal(p_id, p_epoch, p_verb, leasehold.instant(p_now), false);
-    END IF;
-    -- While this is held, a takeover knows that somebody may be paused in here.
-    PERFORM pg_advisory_xact_lock_shared(leasehold.fence_of(p_epoch));
     INSERT INTO leasehold.fences AS f (job_id, epoch, verb, said, now, trace)
-    VALUES (p_id, p_epoch, p_verb, p_said, p_now, p_trace)
+    SELECT p_id, p_epoch, p_verb, p_said, p_now, p_trace
+    FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
+    WHERE j.id = p_id AND l.epoch = p_epoch AND p_store = (SELECT id FROM leasehold.store)
+      -- While this is held, a takeover knows that somebody may be paused in here.
+      AND pg_try_advisory_xact_lock_shared(leasehold.fence_of(p_epoch))
     -- A row written in a savepoint has the savepoint's own transaction id.
-    RETURNING f.ctid, f.xmin::text <> (pg_current_xact_id()::xid)::text INTO v_place, v_sub;
+    RETURNING f.ctid, f.xmin <> pg_current_xact_id()::xid INTO v_place, v_sub;
+    IF v_place IS NULL THEN
+        RETURN leasehold.not_fenced(p_store, p_id, p_epoch, p_verb, p_said, p_savepoint, p_trace, p_now);
+    END IF;
     -- The trigger is queued by the insertion, and keeps the row's values: nothing has to stay behind.
     DELETE FROM leasehold.fences WHERE ctid = v_place;
     IF v_sub AND NOT p_savepoint THEN
         RAISE EXCEPTION USING ERRCODE = 'LH006', MESSAGE = 'this is a savepoint';
     END IF;
     RETURN NULL;
+END
+$lh$;
+
+-- Why a transaction was not fenced; or fences it after all, once it is known who has the job.
+CREATE OR REPLACE FUNCTION leasehold.not_fenced(
+    p_store uuid, p_id text, p_epoch bigint, p_verb text, p_said json, p_savepoint boolean, p_trace boolean, p_now bigint
+) RETURNS text
+LANGUAGE plpgsql AS $lh$
+DECLARE
+    v_seen bigint;
+    v_running boolean;
+    v_latest boolean := current_setting('transaction_isolation') = 'read committed';
+BEGIN
+    PERFORM leasehold.same_store(p_store);
+    SELECT epoch, status = 'running' INTO v_seen, v_running FROM leasehold.seen WHERE id = p_id;
+    IF v_seen = p_epoch AND v_running THEN
+        -- Somebody is taking the job over at this moment, and has looked for fences already. Wait for the outcome.
+        PERFORM pg_advisory_xact_lock_shared(leasehold.fence_of(p_epoch));
+        IF v_latest THEN
+            RETURN leasehold.fence(p_store, p_id, p_epoch, p_verb, p_said, p_savepoint, p_trace, p_now);
+        END IF;
+    -- What was said before, and heard, may be said again.
+    ELSIF p_said IS NOT NULL AND leasehold.was_said(p_id, p_epoch, p_said->>'said') THEN
+        RETURN NULL;
+    ELSIF v_latest OR v_seen >= p_epoch OR p_epoch > leasehold.last_epoch() OR v_seen IS NULL THEN
+        RETURN leasehold.refusal(p_id, p_epoch, p_verb, leasehold.instant(p_now), false);
+    END IF;
+    -- This snapshot knows the job from before it was claimed, or taken over. Who has it cannot be seen here.
+    RAISE EXCEPTION USING ERRCODE = 'LH004', MESSAGE = 'this snapshot is older than the claim';
+END
+$lh$;
+
+-- The same as `fence`, for who does not wait for the answer before going on: a refusal is an error, so that nothing
+-- that was sent behind it can commit.
+CREATE OR REPLACE FUNCTION leasehold.fence_or_fail(
+    p_store uuid, p_id text, p_epoch bigint, p_verb text, p_said json, p_savepoint boolean, p_trace boolean, p_now bigint
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+DECLARE
+    v_refusal text := leasehold.fence(p_store, p_id, p_epoch, p_verb, p_said, p_savepoint, p_trace, p_now);
+BEGIN
+    IF v_refusal IS NOT NULL THEN
+        PERFORM leasehold.refuse(p_id, p_epoch, p_verb, v_refusal);
+    END IF;
+END
+$lh$;
+
+-- Raises a refusal as an error, with its facts.
+CREATE OR REPLACE FUNCTION leasehold.refuse(p_id text, p_epoch bigint, p_verb text, p_refusal text) RETURNS void
+LANGUAGE plpgsql AS $lh$
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = 'LH001',
+        MESSAGE = format('job %s: %s with epoch %s is refused', leasehold.shown(p_id), p_verb, p_epoch),
+        DETAIL = (jsonb_build_object('job_id', p_id) || p_refusal::jsonb)::text;
 END
 $lh$;
 
@@ -91,12 +135,31 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SE
 #variable_conflict use_column
 DECLARE
     v_refusal text;
-    v_now bigint := leasehold.instant(NEW.now);
+    v_place tid;
 BEGIN
+    IF current_query() NOT IN ('COMMIT', 'commit', 'COMMIT;', 'commit;') THEN
+        IF current_query() ~* '^\s*prepare\s' THEN
+            RAISE EXCEPTION USING
+                ERRCODE = 'LH007',
+                MESSAGE = 'a transaction that is fenced by a lease cannot be prepared',
+                HINT = 'It would keep the lease locked until somebody commits it, over restarts too. Commit it in one phase.';
+        END IF;
+        -- SET CONSTRAINTS ALL IMMEDIATE, say. To compare now would be to lock the lease to the end of the transaction,
+        -- and whoever is paused in it would hold up its successor (trap 15): so it is put off to the COMMIT again. If
+        -- this is a COMMIT in other words, the trigger fires again in the same statement, and compares.
+        IF NEW.put_off_at IS DISTINCT FROM statement_timestamp() THEN
+            SET CONSTRAINTS leasehold.at_commit DEFERRED;
+            INSERT INTO leasehold.fences AS f (job_id, epoch, verb, said, now, trace, put_off_at)
+            VALUES (NEW.job_id, NEW.epoch, NEW.verb, NEW.said, NEW.now, NEW.trace, statement_timestamp())
+            RETURNING f.ctid INTO v_place;
+            DELETE FROM leasehold.fences WHERE ctid = v_place;
+            RETURN NULL;
+        END IF;
+    END IF;
     IF NEW.said IS NOT NULL THEN
         SELECT leasehold.settle_one(
             NEW.job_id, NEW.epoch, s.outcome, s.result, s.error, s.retry, s.delay, s.said, s.followed_by, true, NEW.trace,
-            v_now
+            leasehold.instant(NEW.now)
         ) INTO v_refusal
         FROM ROWS FROM (
             json_to_record(NEW.said) AS (
@@ -109,14 +172,11 @@ BEGIN
         PERFORM FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
         WHERE j.id = NEW.job_id AND l.epoch = NEW.epoch FOR KEY SHARE OF l;
         IF NOT FOUND AND NOT leasehold.settled_here(NEW.job_id, NEW.epoch) THEN
-            v_refusal := leasehold.refusal(NEW.job_id, NEW.epoch, NEW.verb, v_now, false);
+            v_refusal := leasehold.refusal(NEW.job_id, NEW.epoch, NEW.verb, leasehold.instant(NEW.now), false);
         END IF;
     END IF;
     IF v_refusal IS NOT NULL THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'LH001',
-            MESSAGE = format('job %s: %s with epoch %s is refused', leasehold.shown(NEW.job_id), NEW.verb, NEW.epoch),
-            DETAIL = (jsonb_build_object('job_id', NEW.job_id) || v_refusal::jsonb)::text;
+        PERFORM leasehold.refuse(NEW.job_id, NEW.epoch, NEW.verb, v_refusal);
     END IF;
     RETURN NULL;
 END

@@ -204,7 +204,13 @@ CREATE UNLOGGED TABLE leasehold.fences (
     verb    text NOT NULL,
     said    json,  -- a settlement, to be made inside the COMMIT
     now     bigint,  -- on a clock moved by hand; null: the server's
-    trace   boolean NOT NULL
+    trace   boolean NOT NULL,
+    put_off_at timestamptz  -- which statement would have had it compared before the COMMIT
+);
+
+-- Epochs that were taken over while transactions were fenced by them, until those are ended. Unlogged: a crash ends them.
+CREATE UNLOGGED TABLE leasehold.outlived (
+    epoch  bigint PRIMARY KEY
 );
 
 -- Who waits for a job to claim, so that NOTIFY is sent when somebody listens. Unlogged: a crash ends every wait.

@@ -1,0 +1,129 @@
+"""The connection that `lease.transaction()` lends: the end of its transaction is the lease's affair."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.rows import tuple_row
+
+from ...errors import InvalidArgument, NotInTransaction
+from .database import Connection
+
+_BLANK = rb"(?:\s|;|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*"
+_ENDS = re.compile(
+    _BLANK + rb"(begin|start|commit|end|rollback|abort|prepare\s+transaction)\b(?!\s+(?:(?:work|transaction)\s+)?to\b)",
+    re.IGNORECASE | re.DOTALL,
+)
+# What may outlast the transaction. `update … set` is taken for such a thing too, which costs one statement.
+_LASTS = re.compile(
+    rb"\b(set|reset|set_config|temp|temporary|listen|prepare|hold|load|do|call|pg_(?:try_)?advisory_lock\w*)\b",
+    re.IGNORECASE,
+)
+
+
+class FencedCursor(psycopg.Cursor[Any]):
+    """A cursor that leaves the end of the transaction to the lease."""
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+        """Run *query*, unless it would end the transaction."""
+        return self._fenced(query, lambda: super(FencedCursor, self).execute(query, params, **options))
+
+    def executemany(self, query: Any, params_seq: Any, **options: Any) -> None:
+        """Run *query* for each of *params_seq*, likewise."""
+        self._fenced(query, lambda: super(FencedCursor, self).executemany(query, params_seq, **options))
+
+    def _fenced(self, query: Any, run: Callable[[], Any]) -> Any:
+        connection = self.connection
+        assert isinstance(connection, FencedConnection)
+        text = _bytes(query, connection)
+        if ends := _ENDS.match(text):
+            raise InvalidArgument(
+                f"{ends[1].split()[0].decode().upper()} inside lease.transaction(): the end of the block commits, and "
+                "an exception in it rolls back. What followed a commit of your own would be unfenced."
+            )
+        if connection.ended:
+            raise NotInTransaction(ENDED)
+        if _LASTS.search(text):
+            connection.touched = True
+        value = run()
+        # One of several statements in a text, say.
+        if not connection.ours and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+            connection.ended = True
+            raise NotInTransaction(ENDED)
+        return value
+
+
+class FencedConnection(Connection):
+    """A connection whose transaction is the lease's to end, and not its user's."""
+
+    ours = True  # whether the store may do with it what its user may not
+    fenced: tuple[str, int] | None = None  # the job and the epoch of the transaction that it was lent for
+    said: str | None = None  # how its COMMIT will settle the job
+    touched = False  # whether its user may have changed what outlasts a transaction
+    ended = False  # whether its user has ended the transaction all the same
+
+    def lend(self) -> None:
+        """Leave it to its user, apart from the end of the transaction."""
+        self.row_factory = tuple_row
+        self.cursor_factory = FencedCursor
+        self.ours = self.touched = self.ended = False
+        self.said = None
+        self.reply_seconds = None  # how long the caller's statements may take is the caller's affair
+
+    def cleared(self) -> bool:
+        """Undo what is open, and what its user has left in the session; return whether it can be lent again."""
+        self.ours = True
+        self.fenced = None
+        try:
+            if self.info.transaction_status != pq.TransactionStatus.IDLE:
+                super().rollback()
+            if self.touched:
+                # Settings, a role, temporary tables, locks: none of them is for the next job.
+                psycopg.Cursor(self).execute("DISCARD ALL")
+        except psycopg.Error:
+            return False  # it is gone, or as good as gone; and the server undoes what it had open
+        return not self.closed
+
+    def commit(self) -> None:
+        """Refuse: the end of `with lease.transaction()` commits."""
+        self._only_ours("commit")
+        super().commit()
+
+    def rollback(self) -> None:
+        """Refuse: raise an exception inside `with lease.transaction()` instead."""
+        self._only_ours("rollback")
+        super().rollback()
+
+    def close(self) -> None:
+        """Refuse, unless the store closes it."""
+        self._only_ours("close")
+        super().close()
+
+    def __exit__(self, *_: object) -> None:
+        """Refuse what psycopg does here, which is to commit and close."""
+        self._only_ours("`with connection`")
+
+    def _only_ours(self, what: str) -> None:
+        if not self.ours:
+            raise InvalidArgument(
+                f"{what} inside lease.transaction(): the end of the block commits, and an exception in it rolls back. "
+                "What followed a commit of your own would be unfenced."
+            )
+
+
+ENDED = (
+    "this transaction had failed, or was ended, before its block was: the block commits nothing, since PostgreSQL "
+    "answers COMMIT after an error with a rollback. Let such an error leave the block, and end no transaction in it."
+)
+
+
+def _bytes(query: Any, connection: FencedConnection) -> bytes:
+    if isinstance(query, str):
+        return query.encode()
+    if isinstance(query, bytes):
+        return query
+    return query.as_bytes(connection) if hasattr(query, "as_bytes") else b""

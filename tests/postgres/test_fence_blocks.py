@@ -1,0 +1,431 @@
+"""The connection that `lease.transaction()` lends, how it is taken back, and who else may end it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import IsolationLevel, sql
+
+from leasehold import InvalidArgument, NotInTransaction, StaleEpoch, StoreUnavailable, UnknownJob
+from leasehold.core.job import new_job
+from leasehold.errors import StaleSnapshot
+from leasehold.lease import Lease
+from leasehold.stores.postgres import PostgresStore
+
+from .fixtures import Place
+from .staging import ISOLATIONS, Call, blocked, session, until
+
+
+@pytest.fixture
+def store(place: Place) -> Iterator[PostgresStore]:
+    """A store, a table of the caller's own beside it, and a job."""
+    made = place.store()
+    with place.connect(made) as connection:
+        connection.execute("create table results (what text)")
+    made.add([new_job("a")])
+    yield made
+    assert made.verify() == []
+
+
+def lease_of(store: PostgresStore, lease_us: int | None = None) -> Lease:
+    """A lease on the next job."""
+    [grant] = store.claim("worker", lease_us=lease_us)
+    return Lease(store, grant)
+
+
+def rows(store: PostgresStore) -> int:
+    """How many rows were committed."""
+    with psycopg.connect(store.database.url) as connection:
+        [(count,)] = connection.execute("select count(*) from results").fetchall()
+    return int(count)
+
+
+def outlived(store: PostgresStore) -> int:
+    """How many epochs are noted whose transactions are still to be ended."""
+    query = sql.SQL("select count(*) from {}").format(sql.Identifier(store.database.schema, "outlived"))
+    with psycopg.connect(store.database.url) as connection:
+        [(count,)] = psycopg.ClientCursor(connection).execute(query).fetchall()
+    return int(count)
+
+
+def unended(store: PostgresStore) -> None:
+    """Let a takeover end nobody's session, as if its process had died before it came to that."""
+    store._end_fenced = lambda epochs: None  # type: ignore[method-assign]
+
+
+def overtaken(store: PostgresStore, lease: Lease, work: Callable[[Any], object] = lambda connection: None) -> None:
+    """A block whose job is handed to somebody else while it is open."""
+    with lease.transaction() as connection:
+        connection.execute("insert into results values ('mine')")
+        store.transfer(lease.job_id, lease.epoch, to="b", by="ops")
+        work(connection)
+
+
+# The connection
+
+
+def test_a_connection_is_lent_to_one_block_at_a_time(store: PostgresStore) -> None:
+    """Also after a block whose COMMIT was refused, whose connection is given back like any other."""
+    store.add([new_job("b"), new_job("c")])
+    unended(store)
+    refused = lease_of(store)
+    with pytest.raises(StaleEpoch):
+        overtaken(store, refused)
+    assert refused.lost
+
+    with lease_of(store).transaction() as one, lease_of(store).transaction() as two:
+        assert one.info.backend_pid != two.info.backend_pid
+
+
+def test_a_stale_owner_gets_no_block(store: PostgresStore) -> None:
+    """It is told why, and its lease knows."""
+    lease = lease_of(store)
+    store.transfer("a", lease.epoch, to="b", by="ops")
+
+    with pytest.raises(StaleEpoch) as refused, lease.transaction():
+        pytest.fail("the block was entered")
+
+    assert refused.value.owner == "b"
+    assert lease.lost
+    assert len(store.events(kind="refused")) == 1
+
+
+def test_a_block_inherits_nothing_from_the_one_before(store: PostgresStore) -> None:
+    """Neither settings, nor a role, nor temporary tables, nor locks, nor how rows look."""
+    lease = lease_of(store)
+    with lease.transaction() as connection:
+        first = connection.info.backend_pid
+        connection.execute("set statement_timeout = '77s'")
+        connection.execute("select set_config('work_mem', '77MB', false), pg_advisory_lock(77)")
+        connection.execute("create temporary table results (what text)")
+        connection.execute("set role pg_read_all_data")
+        connection.row_factory = psycopg.rows.dict_row
+        connection.cursor_factory = psycopg.ClientCursor
+
+    with lease.transaction() as connection:
+        assert connection.info.backend_pid == first
+        asked = "select current_setting('statement_timeout'), current_setting('work_mem') = '77MB', current_user, "
+        asked += "(select count(*) from pg_locks where objid = 77), to_regclass('pg_temp.results')"
+        assert connection.execute(asked).fetchall() == [("0", False, "postgres", 0, None)]
+        with pytest.raises(InvalidArgument):
+            connection.execute("commit")
+
+
+def test_a_forked_child_has_connections_of_its_own(store: PostgresStore) -> None:
+    """The parent's session goes on, whatever the child does."""
+    lease = lease_of(store)
+    with lease.transaction() as connection:
+        mine = connection.info.backend_pid
+    reader, writer = os.pipe()
+
+    child = os.fork()
+    if child == 0:
+        with lease.transaction() as connection:
+            os.write(writer, str(connection.info.backend_pid).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+
+    assert int(os.read(reader, 20)) != mine
+    with lease.transaction() as connection:
+        assert connection.info.backend_pid == mine
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("text", ["select 1; commit", "insert into results values ('x'); rollback; select 1"])
+def test_a_block_that_ends_its_transaction_all_the_same_is_told(store: PostgresStore, text: str) -> None:
+    """Nothing that follows would be fenced, so nothing follows."""
+    lease = lease_of(store)
+
+    def evading() -> None:
+        with lease.transaction() as connection:
+            with pytest.raises(NotInTransaction):
+                connection.execute(text)
+            with pytest.raises(NotInTransaction):
+                connection.execute("insert into results values ('unfenced')")
+
+    with pytest.raises(NotInTransaction):
+        evading()
+
+    assert rows(store) == 0
+
+
+@pytest.mark.parametrize("text", ["/* so */ commit", "-- so\n rollback", "; end", "rollback work"])
+def test_the_end_of_a_transaction_is_recognised_behind_comments(store: PostgresStore, text: str) -> None:
+    """And what is no end is let through."""
+    with lease_of(store).transaction() as connection:
+        with pytest.raises(InvalidArgument, match=r"lease\.transaction"):
+            connection.execute(text)
+        with pytest.raises(InvalidArgument, match=r"lease\.transaction"):
+            connection.cursor().executemany(sql.SQL(text), [()])
+        connection.execute("savepoint s")
+        connection.execute("rollback work to savepoint s")
+        connection.execute("insert into results values ('mine')")
+    assert rows(store) == 1
+
+
+# Who else ends a transaction
+
+
+def test_an_owner_whose_session_was_ended_in_the_middle_is_told_why(store: PostgresStore) -> None:
+    """The driver only says that the server hung up; the store says why, and the lease knows."""
+    lease = lease_of(store)
+
+    with pytest.raises(StaleEpoch) as refused:
+        overtaken(store, lease, lambda connection: connection.execute("select 1"))
+
+    assert (refused.value.owner, refused.value.reason) == ("b", "manual")
+    assert isinstance(refused.value.__cause__, psycopg.OperationalError)
+    assert lease.lost
+    assert rows(store) == 0
+
+
+def test_an_error_of_the_blocks_own_stays_that(store: PostgresStore) -> None:
+    """Also of an owner that has lost its job, as long as the server has not hung up."""
+    unended(store)
+
+    def failing(connection: Any) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        overtaken(store, lease_of(store), failing)
+
+
+@pytest.mark.parametrize("by", ["reclaim", "claim"])
+def test_what_one_process_did_not_come_to_end_another_one_ends(place: Place, store: PostgresStore, by: str) -> None:
+    """The first has taken the job over and died: the rows of the paused owner are locked until the next sweep."""
+    taker, other = place.again(store), place.again(store)
+    unended(taker)
+    lease = lease_of(store, lease_us=1)
+    with psycopg.connect(store.database.url) as paused:
+        lease.fence(paused)
+        paused.execute("lock table results in exclusive mode")
+        assert [grant.owner for grant in taker.claim("b")] == ["b"]
+        assert outlived(store) == 1
+        with psycopg.connect(store.database.url) as waiting:
+            waiting.execute("set statement_timeout = '15s'")  # so that this test ends in any case
+            insert = Call(lambda: waiting.execute("insert into results values ('next')").rowcount)
+            until(lambda: blocked(store))
+
+            if by == "reclaim":
+                other.reclaim()
+            else:
+                other._ended_us = 0  # a second has passed
+                other.claim("c")
+
+            assert insert.result() == 1
+        with pytest.raises(psycopg.OperationalError):
+            paused.commit()
+    other.reclaim()
+    assert outlived(store) == 0
+
+
+def test_a_sweep_ends_no_current_owner(place: Place, store: PostgresStore) -> None:
+    """Neither of this store nor of the epoch that the paused one lost."""
+    store.add([new_job("b")])
+    unended(store)
+    mine = lease_of(store)
+    lost = lease_of(store)
+    with (
+        psycopg.connect(store.database.url) as paused,
+        mine.transaction() as current,
+        psycopg.connect(store.database.url) as innocent,
+    ):
+        lost.fence(paused)
+        # Somebody else's lock, of a name that looks like a fence of an epoch that is over.
+        innocent.execute("select pg_advisory_lock_shared(%s)", [mine.epoch + 5])
+        new = Lease(store, store.transfer(lost.job_id, lost.epoch, to="b", by="ops"))
+        with new.transaction() as successor:
+            place.again(store).reclaim()
+
+            assert current.execute("select 1").fetchall() == [(1,)]
+            assert successor.execute("select 1").fetchall() == [(1,)]
+            assert innocent.execute("select 1").fetchall() == [(1,)]
+        with pytest.raises(psycopg.OperationalError):
+            paused.execute("select 1")
+
+
+def test_a_takeover_that_may_not_end_a_session_is_done_all_the_same(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The schema's owner has no right over a superuser's session: that is logged once, and the fence refuses."""
+    with psycopg.connect(place.url, autocommit=True) as connection:
+        connection.execute("drop role if exists plain")
+        connection.execute("create role plain login")
+        connection.execute(
+            sql.SQL("grant create on database {} to plain").format(sql.Identifier(connection.info.dbname))
+        )
+    url = place.url.replace("postgres@", "plain@")
+    store = PostgresStore(url, schema="of a plain role")
+    try:
+        store.add([new_job("a"), new_job("b")])
+        lost = [Lease(store, grant) for grant in store.claim("worker", limit=2)]
+        caplog.set_level(logging.WARNING, "leasehold")
+        with psycopg.connect(place.url) as paused:
+            for lease in lost:
+                lease.fence(paused)
+                assert store.transfer(lease.job_id, lease.epoch, to="b", by="ops").owner == "b"
+            store.reclaim()
+
+            with pytest.raises(psycopg.Error) as refused:
+                paused.commit()
+
+        assert StaleEpoch.find(refused.value) is not None
+        assert len([record for record in caplog.records if "could not end" in record.message]) == 1
+        store.reclaim()
+        assert outlived(store) == 0
+    finally:
+        store.close()
+        with psycopg.connect(place.url, autocommit=True) as connection:
+            connection.execute("drop owned by plain cascade")
+            connection.execute("drop role plain")
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS, ids=lambda level: level.name)
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_a_fence_in_the_middle_of_a_takeover_waits_for_its_outcome(
+    store: PostgresStore, isolation: IsolationLevel, outcome: str
+) -> None:
+    """The takeover has looked for fences already, and would not come back for this one."""
+    lease = lease_of(store)
+    with session(store) as other, psycopg.connect(store.database.url) as connection:
+        connection.isolation_level = isolation
+        connection.execute("select count(*) from results")
+        other.call("transfer", "a", lease.epoch, "b", "ops", None, None, 30_000_000, 1000)
+        fence = Call(lambda: lease.fence(connection))
+        until(lambda: blocked(store))
+
+        getattr(other.connection, outcome)()
+
+        if isolation is not IsolationLevel.READ_COMMITTED:
+            with pytest.raises(StaleSnapshot):
+                fence.result()
+        elif outcome == "commit":
+            with pytest.raises(StaleEpoch):
+                fence.result()
+        else:
+            fence.result()
+        connection.rollback()
+    assert lease.lost is (outcome == "commit" and isolation is IsolationLevel.READ_COMMITTED)
+
+
+# A transaction that is idle for too long
+
+
+def test_a_block_is_idle_for_an_hour_at_most(store: PostgresStore) -> None:
+    """Or for as long as it says, or as the server's own setting does; and that ends with the block."""
+    lease = lease_of(store)
+
+    def seen(connection: Any) -> str:
+        [(value,)] = connection.execute("show idle_in_transaction_session_timeout").fetchall()
+        return str(value)
+
+    with lease.transaction() as connection:
+        assert seen(connection) == "1h"
+    with lease.transaction(idle_seconds=90) as connection:
+        assert seen(connection) == "90s"
+    with lease.transaction(idle_seconds=None) as connection:
+        assert seen(connection) == "0"
+    for wrong in (0, -1, "1h"):
+        with pytest.raises(InvalidArgument, match="idle_seconds"), lease.transaction(idle_seconds=wrong):  # type: ignore[arg-type]  # that is the point
+            pytest.fail("the block was entered")
+
+
+@pytest.mark.parametrize("notices", ["a statement", "the end of the block"])
+def test_a_block_that_was_idle_for_too_long_is_undone(store: PostgresStore, notices: str) -> None:
+    """Its owner is current, so it is not called stale: it may run the block again."""
+    lease = lease_of(store)
+
+    def silent() -> None:
+        with lease.transaction(idle_seconds=0.05) as connection:
+            connection.execute("insert into results values ('mine')")
+            backend = connection.info.backend_pid
+            until(lambda: not store.database.ask("select from pg_stat_activity where pid = %s", [backend]))
+            if notices == "a statement":
+                connection.execute("select 1")
+
+    with pytest.raises(
+        psycopg.errors.IdleInTransactionSessionTimeout if notices == "a statement" else StoreUnavailable
+    ):
+        silent()
+
+    assert rows(store) == 0
+    with lease.transaction() as connection:
+        connection.execute("insert into results values ('mine')")
+    assert rows(store) == 1
+
+
+# What the fence says when there is nothing to say
+
+
+def test_a_job_that_is_gone_is_unknown_at_the_commit(store: PostgresStore) -> None:
+    """Taken over, finished and pruned while the owner was paused: there is no current epoch to name."""
+    lease = lease_of(store)
+    unended(store)
+
+    def forgotten(connection: Any) -> None:
+        Lease(store, store.lease("a", "b")).complete()
+        assert store.prune(0) == 1
+
+    with psycopg.connect(store.database.url) as connection:
+        lease.fence(connection)
+        with pytest.raises(UnknownJob):
+            overtaken(store, lease, forgotten)
+        with pytest.raises(psycopg.Error) as refused:
+            connection.commit()
+
+    assert StaleEpoch.find(refused.value) is None
+    assert rows(store) == 0
+
+
+# Pipelines
+
+
+@pytest.mark.parametrize("settle", [False, True], ids=["fence", "complete"])
+@pytest.mark.parametrize("autocommit", [False, True], ids=["implicit", "transaction()"])
+def test_a_fence_in_a_pipeline_is_not_waited_for_and_holds(
+    store: PostgresStore, settle: bool, autocommit: bool
+) -> None:
+    """A current owner commits; of a stale one nothing that was sent behind the fence does."""
+    lease = lease_of(store)
+    unended(store)
+
+    def write(connection: psycopg.Connection[Any], what: str) -> None:
+        lease.complete(connection=connection) if settle and what == "stale" else lease.fence(connection)
+        connection.execute("insert into results values (%s)", [what])
+
+    def piped(what: str) -> None:
+        with psycopg.connect(store.database.url, autocommit=autocommit) as connection, connection.pipeline():
+            if autocommit:
+                with connection.transaction():
+                    write(connection, what)
+            else:
+                write(connection, what)
+                connection.commit()
+
+    piped("mine")
+    assert rows(store) == 1
+
+    store.transfer("a", lease.epoch, to="b", by="ops")
+    with pytest.raises(psycopg.Error) as refused:
+        piped("stale")
+
+    found = StaleEpoch.find(refused.value)
+    assert found is not None
+    assert (found.owner, found.presented) == ("b", lease.epoch)
+    assert rows(store) == 1
+
+
+def test_a_pipeline_without_a_transaction_is_refused(store: PostgresStore) -> None:
+    """Its statements commit with the next one that is waited for."""
+    lease = lease_of(store)
+
+    with psycopg.connect(store.database.url, autocommit=True) as connection, connection.pipeline():
+        connection.execute("insert into results values ('mine')")
+        with pytest.raises(NotInTransaction):
+            lease.fence(connection)
