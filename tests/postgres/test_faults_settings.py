@@ -195,7 +195,7 @@ def test_a_transaction_that_idled_too_long_is_not_taken_for_committed(seen: Rout
         assert lease is not None
 
         def idle() -> None:
-            with lease.transaction() as connection:
+            with lease.transaction(idle_seconds=None) as connection:
                 connection.execute("insert into results values ('idle')")
                 until(lambda: not is_alive(connection))
 

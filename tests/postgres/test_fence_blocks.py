@@ -349,9 +349,7 @@ def test_a_block_that_was_idle_for_too_long_is_undone(store: PostgresStore, noti
             if notices == "a statement":
                 connection.execute("select 1")
 
-    with pytest.raises(
-        psycopg.errors.IdleInTransactionSessionTimeout if notices == "a statement" else StoreUnavailable
-    ):
+    with pytest.raises(StoreUnavailable, match="nothing was committed"):
         silent()
 
     assert rows(store) == 0

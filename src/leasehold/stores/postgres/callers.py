@@ -441,7 +441,7 @@ def _begin(connection: FencedConnection, fence: str, params: tuple[Any, ...], *,
         idle = max(idle_us // 1000, 1)
         fence += f", pg_catalog.set_config('idle_in_transaction_session_timeout', '{idle}', true)"
     with psycopg.ClientCursor(connection, row_factory=tuple_row) as cursor:
-        cursor.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {fence}", params)
+        cursor.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {fence}", params)
         cursor.nextset()
         return [row[:1] for row in cursor.fetchall()]
 

@@ -95,8 +95,8 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
         case "25006":
             return StoreUnavailable(
                 f"{where} is read-only, a standby perhaps: {said}. Name the primary, or, in the URL, all hosts that "
-                "may become it and target_session_attrs=read-write. Or default_transaction_read_only is on for the role, "
-                f"the database or the server. {_NOTHING}"
+                "may become it and target_session_attrs=read-write. Or default_transaction_read_only is on for the "
+                f"role, the database or the server. {_NOTHING}"
             )
         case "55P03":
             return StoreUnavailable(
