@@ -63,6 +63,19 @@ def current_lease() -> Lease:
         ) from None
 
 
+class _Children(Counter[str]):
+    """How many children of each name a lease has added, and which of them in transactions that are still open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside: dict[int, list[tuple[str, int]]] = {}  # by the id of the connection
+
+    def uncount(self, name: str, nth: int) -> None:
+        """Count a child no more, unless another one of that name has been counted after it."""
+        if self[name] == nth:
+            self[name] -= 1
+
+
 class Lease:
     """
     The right to try, and the epoch that proves it.
@@ -79,7 +92,7 @@ class Lease:
         self._grant = grant
         self._expires_us = grant.expires_us
         self._lost = False
-        self._added: Counter[str] | None = None
+        self._added: _Children | None = None
 
     def __repr__(self) -> str:
         return f"<Lease {self.job_id!r} epoch={self.epoch} owner={self.owner!r}{' lost' if self._lost else ''}>"
@@ -227,33 +240,37 @@ class Lease:
         """
         child, name = _child({"id": name, "payload": payload, **options})
         if connection is not None:
-            return self._join(connection, lambda verbs: self._added_in(verbs, name, child), savepoint=savepoint)
+            inside = id(connection)
+            return self._join(connection, lambda verbs: self._added_in(verbs, name, child, inside), savepoint=savepoint)
         with self._counted(name) as nth:
             child = new_child(self.job_id, child, nth)
             [added] = self._told_by(lambda: self._store.add_children(self.job_id, self.epoch, [child]))
         return self._mine(added)
 
-    def _added_in(self, verbs: Transactions, name: str, child: NewJob) -> Generator[Any, Any, Added]:
-        with self._counted(name) as nth:
+    def _added_in(self, verbs: Transactions, name: str, child: NewJob, inside: int) -> Generator[Any, Any, Added]:
+        with self._counted(name, inside) as nth:
             [added] = yield from verbs.add_children(self.job_id, self.epoch, [new_child(self.job_id, child, nth)])
         return self._mine(added)
 
     @contextmanager
-    def _counted(self, name: str) -> Iterator[int]:
+    def _counted(self, name: str, inside: int | None = None) -> Iterator[int]:
         """Count one more child of that name, before it is asked for: two threads must not ask for the same one."""
         with _counting:
             if self._added is None:
-                self._added = Counter()
-            self._added[name] += 1
-            nth = self._added[name]
+                self._added = _Children()
+            added = self._added
+            added[name] += 1
+            nth = added[name]
         try:
             yield nth
         except BaseException:
             # A call that is repeated after a lost reply must ask for the same id.
             with _counting:
-                if self._added[name] == nth:
-                    self._added[name] -= 1
+                added.uncount(name, nth)
             raise
+        if inside is not None:
+            with _counting:
+                added.inside.setdefault(inside, []).append((name, nth))
 
     def _mine(self, added: Added) -> Added:
         if added.job.parent != self.job_id and not added.job.unique:
@@ -370,17 +387,17 @@ class Lease:
         verbs = transactions_of(self._store, "lease.transaction()")
         idle = _idle(idle_seconds)
         connection = None
-        with self._uncounted_if_it_fails():
-            try:
-                connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch, idle_us=idle))
-                verbs.enter(connection)
+        try:
+            connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch, idle_us=idle))
+            verbs.enter(connection)
+            with self._uncounted_if_it_fails(connection):
                 yield connection
                 self._told_by(lambda: verbs.commit(connection))
-            except BaseException as error:
-                # Also None: Ctrl-C may have come when it had begun, before it returned.
-                self._told_by(lambda: verbs.rollback(connection))
-                self._ended(verbs, connection, error)
-                raise
+        except BaseException as error:
+            # Also None: Ctrl-C may have come when it had begun, before it returned.
+            self._told_by(lambda: verbs.rollback(connection))
+            self._ended(verbs, connection, error)
+            raise
 
     def _ended(self, verbs: Transactions, connection: Any, error: BaseException) -> None:
         """Raise `StaleEpoch` instead of *error*, if the server has hung up because the job was taken over."""
@@ -391,14 +408,22 @@ class Lease:
                     raise self._told(refusal) from error
 
     @contextmanager
-    def _uncounted_if_it_fails(self) -> Iterator[None]:
-        # A child that was rolled back is not there, and the next attempt must ask for the same id.
-        before = None if self._added is None else self._added.copy()
+    def _uncounted_if_it_fails(self, connection: Any) -> Iterator[None]:
+        # A child that was rolled back is not there, and the next attempt must ask for the same id. Only those of this
+        # block: another thread may be adding children under the same lease.
+        inside = id(connection)
         try:
             yield
         except BaseException:
-            self._added = before
+            with _counting:
+                if (added := self._added) is not None:
+                    for name, nth in reversed(added.inside.get(inside, ())):
+                        added.uncount(name, nth)
             raise
+        finally:
+            with _counting:
+                if self._added is not None:
+                    self._added.inside.pop(inside, None)
 
     def fence(self, connection: Any, *, savepoint: bool = False) -> None:
         """Make the transaction that *connection* has open commit only if this epoch is current."""
@@ -527,7 +552,7 @@ class AsyncLease(Facade):
         connection = await abandonable(
             lambda _: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch, idle_us=idle)), verbs.rollback
         )
-        with lease._uncounted_if_it_fails():
+        with lease._uncounted_if_it_fails(connection):
             try:
                 verbs.enter(connection)
                 yield connection

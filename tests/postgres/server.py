@@ -150,10 +150,12 @@ class Server:
 
 
 @contextmanager
-def server(version: str, settings: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """Run a new, empty server of *version* for as long as the block lasts."""
-    with _folder(version, _memory()) as (folder, user):
-        empty, binaries = _empty(version, user)
+def server(version: str, settings: Mapping[str, str] | None = None, *, durable: bool = False) -> Iterator[Server]:
+    """Run a new, empty server of *version* for as long as the block lasts; *durable*, on a disk and as by itself."""
+    if durable:
+        settings = {"fsync": "on", "shared_buffers": "128MB", **(settings or {})}
+    with _folder(version, None if durable else _memory()) as (folder, user):
+        empty, binaries = _empty(version, user, 16 if durable else 1)
         with _running(folder, binaries, user, settings, lambda data: _copy(empty, data, user)) as running:
             yield running
 
@@ -306,14 +308,14 @@ def _running(
 
 
 @functools.cache
-def _empty(version: str, user: str | None) -> tuple[Path, Path]:
+def _empty(version: str, user: str | None, segment: int) -> tuple[Path, Path]:
     """Return the data folder of an empty server, to be copied, and where its binaries are: made once in a process."""
     kept = _folder(version)
     folder, _ = kept.__enter__()
     atexit.register(kept.__exit__, None, None, None)
     binaries = _binaries(version, folder, user)
     # Short segments of the log: there are many copies, and most of a new server is its first segment.
-    options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N", "--wal-segsize=1"]
+    options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N", f"--wal-segsize={segment}"]
     _must([binaries / "initdb", "-D", folder / "data", *options], user)
     return folder / "data", binaries
 

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from leasehold import InvalidArgument, Lease, NotInTransaction, Router, Settled, StaleEpoch
-from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres import PostgresStore, callers
 
 from .fixtures import Place, path_of, without_path
 
@@ -330,3 +330,76 @@ def test_a_settlement_that_was_committed_may_be_repeated(router: Router) -> None
 
     with pytest.raises(Settled):
         in_sync(router, "psycopg", lambda connection: lease.complete(2, connection=connection))
+
+
+def test_a_block_that_is_refused_at_its_beginning_raises_the_refusal_itself(router: Router) -> None:
+    """There is no connection to undo anything on."""
+    lease = lease_of(router)
+    router.cancel(router.job("a"), by="operator")
+
+    with pytest.raises(StaleEpoch), lease.transaction():
+        pytest.fail("it had begun")
+
+
+def test_a_block_that_is_refused_at_its_end_leaves_no_connection_to_two_others(router: Router) -> None:
+    """Refused, it is undone too: were it kept for the next one twice, two owners would share one transaction."""
+    lease = lease_of(router)
+    with pytest.raises(StaleEpoch), lease.transaction():
+        router.cancel(router.job("a"), by="operator")
+    router.add("b")
+    router.add("c")
+    one, other = router.claim_many("worker", limit=2)
+
+    with one.transaction() as first, other.transaction() as second:
+        assert first is not second
+
+
+def test_ctrl_c_when_a_block_has_begun_leaves_no_transaction_open(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come when the store has opened the transaction, and before the lease knows of it."""
+    lease = lease_of(router)
+    verbs = store_of(router).transactions
+    begin = verbs.begin
+
+    def interrupted(job_id: str, epoch: int) -> Any:
+        begun.append(begin(job_id, epoch))
+        raise KeyboardInterrupt
+
+    begun: list[Any] = []
+    monkeypatch.setattr(verbs, "begin", interrupted)
+    with pytest.raises(KeyboardInterrupt), lease.transaction():
+        pytest.fail("it had begun")
+
+    assert begun[0].info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+def test_a_connection_that_is_ended_just_when_it_is_used_again_is_replaced(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a takeover may do to it, for the sake of an owner that had it before."""
+    lease = lease_of(router)
+    with lease.transaction() as connection:
+        pid = connection.info.backend_pid
+    monkeypatch.setattr(callers, "is_alive", lambda connection: True)  # it was, when it was looked at
+    with psycopg.connect(store_of(router).database.url) as other:
+        assert other.execute("select pg_terminate_backend(%s, 60000)", [pid]).fetchone() == (True,)
+
+    with lease.transaction() as connection:
+        assert connection.info.backend_pid != pid
+
+
+def test_a_block_that_fails_takes_back_the_numbers_of_its_own_children_only(router: Router) -> None:
+    """Another thread may add children under the same lease meanwhile, and must not be made to ask for them again."""
+    lease = lease_of(router)
+
+    def failing() -> None:
+        with lease.transaction() as connection:
+            lease.add("inside", connection=connection)
+            lease.add("outside")
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        failing()
+
+    assert [lease.add(name).job.id for name in ("outside", "inside")] == ["a/outside#2", "a/inside"]

@@ -138,6 +138,7 @@ CREATE OR REPLACE FUNCTION leasehold.refusal(
 ) RETURNS text
 LANGUAGE plpgsql AS $lh$
 DECLARE
+    h record;
     j leasehold.jobs;
     l leasehold.leases;
     o leasehold.ownerships;
@@ -147,11 +148,14 @@ DECLARE
     v_settled boolean := false;
     v_facts jsonb;
 BEGIN
-    SELECT * INTO j FROM leasehold.jobs WHERE id = p_id;
+    -- In one look: between two, a lease that a transfer had granted may end, and neither would show an epoch of it.
+    SELECT x AS j, y AS l INTO h FROM leasehold.jobs AS x
+    LEFT JOIN leasehold.leases AS y ON y.seq = x.seq AND y.epoch > x.epoch WHERE x.id = p_id;
     IF NOT FOUND THEN
         RETURN '{"unknown":true}';
     END IF;
-    SELECT * INTO l FROM leasehold.leases WHERE seq = j.seq AND epoch > j.epoch;
+    j := h.j;
+    l := h.l;
     v_current := coalesce(l.epoch, j.epoch);
     IF v_current > 0 THEN
         v_reason := coalesce(l.reason, j.reason);

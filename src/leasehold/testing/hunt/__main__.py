@@ -1,0 +1,8 @@
+"""What `python -m leasehold.testing.hunt` runs."""
+
+import sys
+
+from .command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,444 @@
+"""One process of the hunt: threads that act as owners, producers and operators, at random, and report what they saw."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ...core.job import NewJob, Outcome, Progress, Settlement, Status, new_child, new_job
+from ...core.retry import Retry
+from ...errors import InvalidArgument, StaleEpoch, UnknownJob
+from ...lease import Lease
+from ...router import Router
+from ...store import Renewal
+from .effects import Effects, draw
+from .judge import Accepted, Counted, Ended, Finding, Issued, Refused, Report, Token
+from .tables import tables_of
+
+QUEUES = ("fast", "slow", "default")
+LOCKS = 6
+UNIQUES = 8
+ENOUGH = 300  # jobs that wait: then nobody adds more
+HELD = 20  # leases of one process: then it claims no more
+LEASE_SECONDS = (0.05, 4.0)
+_SEND_EVERY_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a process of the hunt is told."""
+
+    url: str
+    schema: str
+    number: int
+    threads: int
+    seed: int
+
+
+class Ticks:
+    """Numbers in the order in which they are drawn, whichever process draws them."""
+
+    def __init__(self, shared: Any) -> None:
+        self._shared = shared
+
+    def __call__(self) -> int:
+        """Draw the next one."""
+        with self._shared.get_lock():
+            self._shared.value += 1
+            return int(self._shared.value)
+
+
+def hunt_in(orders: Orders, ticks: Any, waiting: Any, stop: Any, pipe: Connection) -> None:
+    """Run the threads of one process until *stop*, and send their reports through *pipe*."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that shows the summary
+    reports = Reports(pipe)
+    with Router(orders.url, schema=orders.schema, lease_seconds=0.5, trace=orders.number % 4 == 3) as router:
+        if orders.number % 2:
+            _leave_fenced(router)
+        party = Party(orders, router, Ticks(ticks), reports, waiting, stop)
+        pipe.send([])  # ready
+        threads = [threading.Thread(target=party.act, args=[n], name=f"hunter-{n}") for n in range(orders.threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(_SEND_EVERY_SECONDS)
+                reports.send()
+    reports.send()
+    pipe.close()
+
+
+def _leave_fenced(router: Router) -> None:
+    """
+    Let takeovers of this process leave the transactions of those who lost open, as one that dies right after would.
+
+    Where they are ended within milliseconds, hardly any of them ever gets to ask the fence.
+    """
+    if hasattr(router.store, "_end_fenced"):
+        router.store._end_fenced = lambda epochs: None
+
+
+class Reports:
+    """What the threads have to say, sent in portions."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+        self._said: list[Report] = []
+
+    def say(self, report: Report) -> None:
+        """Keep a report for the next portion."""
+        with self._lock:
+            self._said.append(report)
+
+    def send(self) -> None:
+        """Send what was said."""
+        with self._lock:
+            said, self._said = self._said, []
+        if said:
+            self._pipe.send(said)
+
+
+@dataclass
+class Held:
+    """A lease, and the lock key of its job."""
+
+    lease: Lease
+    lock: str | None
+    release: list[str] = field(default_factory=lambda: ["once"])  # who pops it may release the job
+
+    def may_release(self) -> bool:
+        """Whether the caller may be the one that releases the job: all releases have the same words, see `settle`."""
+        try:
+            self.release.pop()
+        except IndexError:
+            return False
+        return True
+
+
+class Party:
+    """The leases that the threads of one process share: two of them may use the same one at the same time."""
+
+    def __init__(self, orders: Orders, router: Router, tick: Ticks, reports: Reports, waiting: Any, stop: Any) -> None:
+        self.orders = orders
+        self.router = router
+        self.tick = tick
+        self.say = reports.say
+        self.waiting = waiting
+        self.stop = stop
+        self._lock = threading.Lock()
+        self._held: dict[tuple[str, int], Held] = {}
+        self._known: list[str] = []  # ids of jobs, for the operators
+
+    def act(self, number: int) -> None:
+        """Be one hunter, until the end."""
+        hunter = Hunter(self, number)
+        try:
+            while not self.stop.is_set():
+                hunter.once()
+        finally:
+            hunter.close()
+
+    def take_in(self, held: Held) -> None:
+        """Share a new lease."""
+        with self._lock:
+            self._held[held.lease.job_id, held.lease.epoch] = held
+            self._known.append(held.lease.job_id)
+            del self._known[:-500]
+
+    def drop(self, held: Held) -> None:
+        """Forget a lease."""
+        with self._lock:
+            self._held.pop((held.lease.job_id, held.lease.epoch), None)
+
+    def some(self, rng: random.Random, most: int) -> list[Held]:
+        """Return some leases in random order."""
+        with self._lock:
+            held = list(self._held.values())
+        return rng.sample(held, min(len(held), rng.randint(1, most)))
+
+    def size(self) -> int:
+        """How many leases there are."""
+        return len(self._held)
+
+    def known(self, rng: random.Random) -> str | None:
+        """Return the id of some job that was seen lately."""
+        with self._lock:
+            return rng.choice(self._known) if self._known else None
+
+
+class Hunter:
+    """One thread."""
+
+    def __init__(self, party: Party, number: int) -> None:
+        self._party = party
+        self._router = party.router
+        self._store = party.router.store
+        self._tick = party.tick
+        self._say = party.say
+        orders = party.orders
+        self._name = f"owner-{orders.number}-{number}"
+        self._rng = random.Random(f"{orders.seed}/{orders.number}/{number}")
+        self._tokens = itertools.count()
+        self._tables = tables_of(orders.url, orders.schema)
+        self._effects = Effects(self._tables, self._tick, self._say, self._token)
+        acts: dict[Callable[[], None], int] = {
+            self.claim: 12,
+            self.effect: 60,
+            self.settle: 4,
+            self.renew: 8,
+            self.progress: 4,
+            self.child: 2,
+            self.reclaim: 1,
+            self.transfer: 4,
+            self.override: 3,
+            self.pause: 2,
+        }
+        self._acts, self._weights = list(acts), list(acts.values())
+
+    def _token(self) -> str:
+        return f"{self._name}/{next(self._tokens)}"
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._effects.close()
+
+    def once(self) -> None:
+        """Do one thing. Whatever leaves it is a finding."""
+        [act] = self._rng.choices(self._acts, self._weights)
+        try:
+            act()
+        except Exception as error:
+            self._say(
+                Finding(
+                    f"{act.__name__}: {type(error).__name__}: {error}", None, "".join(traceback.format_exception(error))
+                )
+            )
+            time.sleep(0.2)
+
+    # Producers
+
+    def produce(self) -> None:
+        """Add some jobs, of all kinds."""
+        if self._party.waiting.value > ENOUGH:
+            time.sleep(0.005)
+            return
+        rng = self._rng
+        jobs: list[dict[str, Any]] = []
+        for _ in range(rng.choice((1, 5, 20, 40))):
+            lock = f"lock-{rng.randrange(LOCKS)}" if rng.random() < 0.3 else None
+            jobs.append(
+                {
+                    "id": self._token(),
+                    "payload": {"lock": lock},
+                    "lock": lock,
+                    "queue": rng.choice(QUEUES),
+                    "priority": rng.randint(-1, 1),
+                    "unique": f"unique-{rng.randrange(UNIQUES)}" if rng.random() < 0.05 else None,
+                    "delay_seconds": rng.random() * 0.2 if rng.random() < 0.2 else None,
+                    "stall_seconds": rng.uniform(0.05, 0.4) if rng.random() < 0.1 else None,
+                    "retry": Retry(max_reclaims=rng.choice((1, 20)), max_errors=5, delay_seconds=0.01),
+                }
+            )
+        created = [added.job.id for added in self._router.add_many(jobs) if added.created]
+        asked = {job["id"] for job in jobs}
+        if not set(created) <= asked:
+            self._say(Finding(f"add_many says that it has created jobs that nobody asked for: {set(created) - asked}"))
+        for job_id in created:
+            self._say(Token(job_id, "job", job_id, 0, True))
+        self._say(Counted("jobs", len(created)))
+
+    # Owners
+
+    def claim(self) -> None:
+        """Claim a batch, unless this process holds enough; add jobs if there were too few."""
+        rng = self._rng
+        if self._party.size() > HELD:
+            return
+        limit = rng.choice((1, 1, 3, 10))
+        asked = self._tick()
+        leases = self._router.claim_many(
+            self._name,
+            limit=limit,
+            queues=None if rng.random() < 0.7 else rng.sample(QUEUES, rng.randint(1, 2)),
+            lease_seconds=rng.uniform(*LEASE_SECONDS),
+            wait_seconds=rng.choice((0, 0, 0.01)),
+        )
+        told = self._tick()
+        for lease in leases:
+            self._got(lease, asked, told, "claim")
+        if len(leases) < limit:
+            self.produce()
+
+    def _got(self, lease: Lease, asked: int, told: int, verb: str) -> None:
+        lock = (lease.payload or {}).get("lock")
+        checkpoint = (lease.checkpoint or {}).get("epoch", 0)
+        self._say(Issued(lease.job_id, lock, lease.epoch, asked, told, verb, lease.owner, checkpoint))
+        self._say(Counted("claims", 1))
+        if verb == "transfer" or lease.reason in ("timeout", "stall", "recovery"):
+            self._say(Counted("takeovers", 1))
+        self._party.take_in(Held(lease, lock))
+
+    def effect(self) -> None:
+        """Write a row in a fenced transaction."""
+        chosen = self._party.some(self._rng, 1)
+        if not chosen:
+            self.claim()
+        for held in chosen:
+            plan = draw(self._rng, self._tables, held.may_release)
+            if not self._effects.run(held.lease, held.lock, plan):
+                self._party.drop(held)
+
+    def renew(self) -> None:
+        """Renew a batch in random order."""
+        batch = self._party.some(self._rng, 20)
+        seconds = self._rng.choice((None, 20_000, 200_000))
+        wishes = [Renewal(held.lease.job_id, held.lease.epoch, seconds) for held in batch]
+        self._written("renew", batch, lambda: self._store.renew(wishes))
+
+    def progress(self) -> None:
+        """Report progress for a batch in random order, some of it with checkpoints."""
+        batch = self._party.some(self._rng, 10)
+        keeps = self._rng.random() < 0.5
+        reports = [
+            Progress(
+                held.lease.job_id,
+                held.lease.epoch,
+                self._rng.random(),
+                None,
+                f'{{"epoch":{held.lease.epoch}}}' if keeps else None,
+            )
+            for held in batch
+        ]
+        self._written("checkpoint" if keeps else "progress", batch, lambda: self._store.progress(reports))
+
+    def settle(self) -> None:
+        """Settle a batch in random order, in all ways."""
+        batch = self._party.some(self._rng, self._rng.choice((2, 2, 4, 15)))
+        plain = self._rng.random() < 0.5
+        said = [self._settlement(held, plain) for held in batch]
+        answers = self._written("settle", batch, lambda: self._store.settle(said))
+        for held, settlement, refusal in zip(batch, said, answers, strict=True):
+            self._party.drop(held)
+            for job in settlement.then:
+                self._say(Token(job.id, "job", held.lease.job_id, held.lease.epoch, refusal is None))
+        self._say(Counted("settles", sum(refusal is None for refusal in answers)))
+
+    def _settlement(self, held: Held, plain: bool) -> Settlement:
+        lease, rng = held.lease, self._rng
+        # No two settlements of a lease have the same words: to repeat one is accepted, whatever has happened since.
+        words = self._token()
+        way = 0.0 if plain else rng.random()
+        if way < 0.6:
+            then: tuple[NewJob, ...] = ()
+            if not plain and rng.random() < 0.3:
+                follow_up = new_job(words, {"lock": held.lock}, lock=held.lock)
+                then = (new_child(lease.job_id, follow_up, 1),)
+            return Settlement(lease.job_id, lease.epoch, Outcome.COMPLETE, result=f'"{words}"', then=then)
+        if way < 0.8 or not held.may_release():
+            delay = rng.randrange(1, 50_000)
+            return Settlement(lease.job_id, lease.epoch, Outcome.FAIL, error=words, delay_us=delay)
+        return Settlement(lease.job_id, lease.epoch, Outcome.RELEASE, delay_us=rng.randrange(1, 100_000))
+
+    def child(self) -> None:
+        """Add a child."""
+        for held in self._party.some(self._rng, 1):
+            token = self._token()
+            [refusal] = self._written("add", [held], functools.partial(_added, held.lease, token))
+            self._say(Token(token, "job", held.lease.job_id, held.lease.epoch, refusal is None))
+
+    def _written(self, verb: str, batch: list[Held], write: Callable[[], Any]) -> list[Any]:
+        """Write under the leases of *batch*; say what was accepted and what was refused."""
+        if not batch:
+            return []
+        asked = self._tick()
+        answers: list[Any] = write()
+        told = self._tick()
+        for held, answer in zip(batch, answers, strict=True):
+            lease = held.lease
+            if isinstance(answer, StaleEpoch):
+                self._say(Refused(lease.job_id, lease.epoch, answer.current, asked, verb, lease.owner))
+                self._say(Counted("refusals", 1))
+                self._party.drop(held)
+                self._doubt(held, answer)
+            elif isinstance(answer, UnknownJob):
+                self._say(Finding(f"{verb}: {answer}", lease.job_id))
+            else:
+                self._say(Accepted(lease.job_id, held.lock, lease.epoch, asked, told, verb, lease.owner))
+                if verb == "settle":
+                    self._say(Ended(lease.job_id, held.lock, lease.epoch, told, verb))
+        return answers
+
+    def _doubt(self, held: Held, refusal: StaleEpoch) -> None:
+        """An epoch that was refused is refused for ever."""
+        if self._rng.random() < 0.2:
+            with suppress(StaleEpoch):
+                held.lease.check()
+                self._say(Finding(f"refused, though its epoch is current: {refusal}", held.lease.job_id))
+
+    # Operators, and time
+
+    def reclaim(self) -> None:
+        """Take back what expired."""
+        ended = self._router.reclaim()
+        told = self._tick()
+        for one in ended:
+            self._say(Ended(one.job_id, None, one.epoch, told, "reclaim"))
+
+    def transfer(self) -> None:
+        """Take a running job from its owner."""
+        job_id = self._party.known(self._rng)
+        if job_id is None:
+            return
+        job = self._router.job(job_id)
+        if job.status is not Status.RUNNING:
+            return
+        asked = self._tick()
+        try:
+            lease = self._router.transfer(job, to=self._name, by="hunt", lease_seconds=self._rng.uniform(0.05, 0.5))
+        except (StaleEpoch, InvalidArgument):
+            return  # it has moved, or has ended
+        self._got(lease, asked, self._tick(), "transfer")
+
+    def override(self) -> None:
+        """Cancel a job, complete it by hand, or replay it."""
+        job_id = self._party.known(self._rng)
+        if job_id is None:
+            return
+        job = self._router.job(job_id)
+        finished = job.status not in (Status.PENDING, Status.RUNNING)
+        verb = "replay" if finished else self._rng.choice(("cancel", "complete"))
+        asked = self._tick()
+        try:
+            moved = getattr(self._router, verb)(job, by="hunt")
+        except (StaleEpoch, InvalidArgument):
+            return
+        told = self._tick()
+        # Its key is not this epoch's: a pending job holds none.
+        self._say(Issued(job_id, None, moved.epoch, asked, told, verb, None, 2**62))
+        self._say(Ended(job_id, None, moved.epoch, told, verb))
+        self._say(Counted("overrides", 1))
+        if job.status is Status.RUNNING:
+            self._say(Counted("takeovers", 1))
+
+    def pause(self) -> None:
+        """Do nothing, so that leases expire."""
+        time.sleep(self._rng.random() * 0.3)
+
+
+def _added(lease: Lease, token: str) -> list[StaleEpoch | None]:
+    try:
+        lease.add(token, {"token": token})
+    except StaleEpoch as refusal:
+        return [refusal]
+    return [None]
