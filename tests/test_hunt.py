@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from leasehold.errors import InvalidArgument
-from leasehold.stores.postgres import database
+from leasehold.stores.postgres import schema as making
 from leasehold.stores.postgres.sql import functions, in_schema
 from leasehold.testing.hunt import Evidence, Result, hunt
 from leasehold.testing.hunt.command import as_text, main
@@ -299,7 +299,7 @@ def test_a_broken_fence_is_found_within_seconds(monkeypatch: pytest.MonkeyPatch)
     """The hunt is alive: a COMMIT that asks no fence is found, with the history of its job."""
     server_url = url_of("18")
     off = "ALTER TABLE leasehold.fences DISABLE TRIGGER at_commit;"
-    monkeypatch.setattr(database, "functions", lambda schema: [*functions(schema), in_schema(off, schema)])
+    monkeypatch.setattr(making, "functions", lambda schema: [*functions(schema), in_schema(off, schema)])
 
     result = hunt(server_url, seconds=30, processes=2, seed=1)
 
@@ -314,7 +314,7 @@ def test_a_broken_store_is_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -
     """Whatever guarantee it breaks. Each was found within 3 to 15 seconds, on two cores that had much else to do."""
     server_url = url_of("18")
     function, changes = MUTANTS[mutant]
-    monkeypatch.setattr(database, "functions", lambda schema: broken(functions(schema), schema, function, changes))
+    monkeypatch.setattr(making, "functions", lambda schema: broken(functions(schema), schema, function, changes))
 
     result = hunt(server_url, seconds=180)
 

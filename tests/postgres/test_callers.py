@@ -362,7 +362,7 @@ def test_ctrl_c_when_a_block_has_begun_leaves_no_transaction_open(
     verbs = store_of(router).transactions
     begin = verbs.begin
 
-    def interrupted(job_id: str, epoch: int) -> Any:
+    def interrupted(job_id: str, epoch: int, **options: Any) -> Any:
         begun.append(begin(job_id, epoch))
         raise KeyboardInterrupt
 

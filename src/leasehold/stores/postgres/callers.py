@@ -166,6 +166,8 @@ class PostgresTransactions:
                 if refused is not None:
                     self._note(job_id, error.diag.message_detail)
                     raise refused from error
+                if sqlstate_of(error) == "25P03":  # it had been idle for too long, and had not heard of this COMMIT
+                    raise self._moved(job_id, epoch) or _unfinished() from error
                 if is_lost(error):
                     if said is not None and self._was_said(job_id, epoch, said):
                         return

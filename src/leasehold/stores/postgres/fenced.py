@@ -25,6 +25,14 @@ _LASTS = re.compile(
 )
 
 
+_PREPARES = re.compile(rb"\b(prepare|deallocate|discard)\b", re.IGNORECASE)
+# As DISCARD ALL, but for the statements that the driver has prepared, and would not know to be gone.
+_DISCARD = (
+    "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; SELECT pg_catalog.pg_advisory_unlock_all(); "
+    "DISCARD PLANS; DISCARD TEMP; DISCARD SEQUENCES"
+)
+
+
 class FencedCursor(psycopg.Cursor[Any]):
     """A cursor that leaves the end of the transaction to the lease."""
 
@@ -49,6 +57,8 @@ class FencedCursor(psycopg.Cursor[Any]):
             raise NotInTransaction(ENDED)
         if _LASTS.search(text):
             connection.touched = True
+        if _PREPARES.search(text):
+            connection.spoilt = True
         value = run()
         # One of several statements in a text, say.
         if not connection.ours and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
@@ -64,6 +74,7 @@ class FencedConnection(Connection):
     fenced: tuple[str, int] | None = None  # the job and the epoch of the transaction that it was lent for
     said: str | None = None  # how its COMMIT will settle the job
     touched = False  # whether its user may have changed what outlasts a transaction
+    spoilt = False  # whether its user may have prepared statements by name, or removed the driver's
     ended = False  # whether its user has ended the transaction all the same
 
     def lend(self) -> None:
@@ -83,10 +94,10 @@ class FencedConnection(Connection):
                 super().rollback()
             if self.touched:
                 # Settings, a role, temporary tables, locks: none of them is for the next job.
-                psycopg.Cursor(self).execute("DISCARD ALL")
+                psycopg.Cursor(self).execute(_DISCARD)
         except psycopg.Error:
             return False  # it is gone, or as good as gone; and the server undoes what it had open
-        return not self.closed
+        return not (self.closed or self.spoilt)
 
     def commit(self) -> None:
         """Refuse: the end of `with lease.transaction()` commits."""
