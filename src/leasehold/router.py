@@ -26,6 +26,19 @@ log = logging.getLogger("leasehold")
 _SELF: Final = Process("", "", "", 0, 0)  # "the process that calls"
 _CLAIM_LIMIT = 10_000
 
+_claims = itertools.count()
+_run = ""  # what the ids of all claims of this process begin with
+
+
+def _begin_run() -> None:
+    global _run
+    _run = os.urandom(8).hex() + "-"
+
+
+_begin_run()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_run)  # it counts on where its parent was
+
 
 class Router:
     """
@@ -48,8 +61,6 @@ class Router:
         self._lease_us = values.microseconds(lease_seconds, "lease_seconds")
         self._clock = clock or SystemClock()
         self._store: Store = open_store(url, clock=clock, trace=trace, schema=schema)
-        self._claims = itertools.count()
-        self._name = os.urandom(8).hex()
 
     def __repr__(self) -> str:
         return f"<Router {values.shown_url(self.url or 'memory:')}>"
@@ -170,8 +181,7 @@ class Router:
     ) -> list[Grant]:
         if process is _SELF:
             process = this_process()
-        # The process is part of it: a forked child counts on where its parent was.
-        claim_id = f"{self._name}-{process.pid if process else os.getpid()}-{next(self._claims)}"
+        claim_id = _run + str(next(_claims))
         if queues is not None:
             queues = _queues(queues)
         try:

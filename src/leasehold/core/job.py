@@ -157,6 +157,7 @@ class Outcome(StrEnum):
 
 
 _COMPLETE = Outcome.COMPLETE  # in Python 3.11 an enum's member is found through its metaclass, ten times slower
+_new_tuple = tuple.__new__  # a NamedTuple's own constructor is a Python function around it
 
 
 class Settlement(NamedTuple):
@@ -189,8 +190,7 @@ class Settlement(NamedTuple):
 
 def completion(grant: Grant, result: str | None = "null", then: tuple[NewJob, ...] = ()) -> Settlement:
     """Return what completes the lease of *grant*; nearly every settlement is made here."""
-    # The tuple's own constructor: a NamedTuple's is a Python function around it.
-    return tuple.__new__(Settlement, (grant.spec.id, grant.epoch, _COMPLETE, result, then, None, True, 0))
+    return _new_tuple(Settlement, (grant.spec.id, grant.epoch, _COMPLETE, result, then, None, True, 0))
 
 
 class Progress(NamedTuple):

@@ -40,7 +40,8 @@ def draw_epochs(last: int, count: int, now: int) -> int:
     not behind the newest forgotten epoch. A clock that stands still or steps back costs nothing else: counting goes
     on by one.
     """
-    drawn = max(last, now - 1 if now < CLOCK_LIMIT else sane(now)) + count
+    before = now - 1 if now < CLOCK_LIMIT else sane(now)
+    drawn = (last if last > before else before) + count
     if drawn >= EPOCH_LIMIT:
         raise StoreUnavailable(f"no epoch is left below 2**53: the last one was {last}.")
     return drawn

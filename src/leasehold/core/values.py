@@ -25,11 +25,16 @@ _BEFORE_HOST = re.compile(r"(://[^/?#:@]*:)[^/?#]*@")
 PASSWORD = re.compile(r"((?:ssl)?password=)[^&#]*", re.IGNORECASE)  # among the settings of a URL
 
 _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
+_NESTS = (dict, list, tuple)  # what a document may have documents in
+# json.dumps would make one at each call, as these are not its defaults.
+_to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def name(value: object, what: str) -> str:
     """Return *value* if it can name a thing: 1 to 255 characters, no NUL."""
-    if type(value) is not str and not isinstance(value, str):
+    if type(value) is str and 0 < len(value) <= NAME_LIMIT and value.isascii() and "\0" not in value:
+        return value  # nearly every name
+    if not isinstance(value, str):
         raise InvalidArgument(f"{what} must be a string, not {_shown(value)} ({type(value).__name__}).")
     if not 0 < len(value) <= NAME_LIMIT:
         raise InvalidArgument(
@@ -38,8 +43,7 @@ def name(value: object, what: str) -> str:
         )
     if "\0" in value:
         raise InvalidArgument(f"{what} must not contain NUL: {_shown(value)}.")
-    if not value.isascii():
-        _encodable(value, what)
+    _encodable(value, what)
     return str.__str__(value)  # a plain string, also for a member of a string enumeration
 
 
@@ -109,7 +113,7 @@ def encode(value: object, what: str) -> str:
         return "null"
     try:
         _only_string_keys(value, what)
-        encoded = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        encoded = _to_json(value)
     except InvalidArgument:
         raise
     except RecursionError:
@@ -153,11 +157,11 @@ def _only_string_keys(value: object, what: str) -> None:
                     f"{what} has the key {_shown(key)} ({type(key).__name__}): "
                     "keys in JSON are strings, so it would not come back as it was."
                 )
-            if not isinstance(inner, str | int | float | None):
+            if isinstance(inner, _NESTS):
                 _only_string_keys(inner, what)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, (list, tuple)):
         for inner in value:
-            if not isinstance(inner, str | int | float | None):
+            if isinstance(inner, _NESTS):
                 _only_string_keys(inner, what)
 
 

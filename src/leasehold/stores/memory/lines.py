@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
+from ...core.clock import FAR
+
 if TYPE_CHECKING:
     from .record import Record
 
@@ -20,6 +22,7 @@ Admit = Callable[["Record"], bool]  # asked about a record with a lock key; it k
 
 _EMPTY_LANES_KEPT = 64
 _ROOM = 10_000
+_CLOSE_US = 10_000  # at a few claims a millisecond, an entry for each would be most of what a claim leaves behind
 
 
 class Lane:
@@ -65,6 +68,7 @@ class Ready:
 
     def __init__(self) -> None:
         self._lanes: dict[tuple[str, int], Lane] = {}
+        self._only: Lane | None = None  # the one lane, where there is one
 
     def push(self, record: Record) -> None:
         """Let *record* wait for a claim."""
@@ -72,12 +76,13 @@ class Ready:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane()
+            self._only = lane if len(self._lanes) == 1 else None
         lane.push((record.run_us, record.seq, record.ticket, record))
 
     def take(self, queues: Collection[str] | None, limit: int, admit: Admit) -> list[Record]:
         """Remove and return up to *limit* admitted records in the order of their claim; those not asked for stay."""
-        if len(self._lanes) == 1 and queues is None:
-            return _in_turn(next(iter(self._lanes.values())), limit, admit)
+        if queues is None and self._only is not None:
+            return _in_turn(self._only, limit, admit)
         wanted = [
             (-key[1], lane)
             for key, lane in self._lanes.items()
@@ -85,6 +90,7 @@ class Ready:
         ]
         if len(self._lanes) > len(wanted) + _EMPTY_LANES_KEPT:
             self._lanes = {key: lane for key, lane in self._lanes.items() if lane.line or lane.early}
+            self._only = next(iter(self._lanes.values())) if len(self._lanes) == 1 else None
         return _in_turn(wanted[0][1], limit, admit) if len(wanted) == 1 else _merged(wanted, limit, admit)
 
     def records(self) -> Iterator[Record]:
@@ -95,9 +101,9 @@ class Ready:
 
 def _in_turn(lane: Lane, limit: int, admit: Admit) -> list[Record]:
     taken: list[Record] = []
-    line, early, pop = lane.line, lane.early, lane.line.popleft
-    while (line or early) and limit > 0:
-        _, _, ticket, record = pop() if not early else lane.pop()
+    line, early = lane.line, lane.early
+    while limit and (line or early):
+        _, _, ticket, record = lane.pop() if early else line.popleft()
         if record.ticket == ticket and (record.spec.lock is None or admit(record)):
             taken.append(record)
             limit -= 1
@@ -193,30 +199,39 @@ class Deadlines:
     """
     When to look at which leases.
 
-    Each lease has one entry, shared by the leases of a batch. A renewal leaves it where it is: when its time comes, the
-    lease is looked at, and if it was renewed meanwhile the entry goes back for the new deadline.
+    Leases that end close together share an entry, whose time is that of the first. A renewal leaves it where it is:
+    when its time comes, the leases are looked at, and one that ends later, or was renewed meanwhile, goes back.
     """
+
+    __slots__ = ("_first", "_heap", "_latest", "_number", "_room", "_size")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, list[Record]]] = []
+        self._latest: list[Record] = []  # of the newest entry, whose time is _first as long as it waits
+        self._first = FAR
         self._number = 0
         self._size = 0
         self._room = _ROOM
 
     def push(self, at: int, records: list[Record]) -> bool:
         """
-        Look at *records* at the instant *at*.
+        Look at *records* at the instant *at*, or a little earlier.
 
         Returns whether there are by now so many entries of leases that may have ended that a `rebuild` pays.
         """
-        self._number += 1
         self._size += len(records)
-        heappush(self._heap, (at, self._number, records))
+        if self._first <= at < self._first + _CLOSE_US:
+            self._latest += records
+        else:
+            self._first, self._latest = at, records.copy()
+            self._number += 1
+            heappush(self._heap, (at, self._number, self._latest))
         return self._size > self._room
 
     def pop_due(self, now: int) -> list[Record]:
         """Remove and return the records whose time to be looked at has come, some of them long settled."""
         due: list[Record] = []
+        self._first = FAR
         while self._heap and self._heap[0][0] <= now:
             due += heappop(self._heap)[2]
         self._size -= len(due)
@@ -235,5 +250,6 @@ class Deadlines:
         """Start over with one entry for each live lease."""
         self._heap = [(at, number, [record]) for number, (at, record) in enumerate(live)]
         heapify(self._heap)
+        self._first = FAR
         self._number = self._size = len(live)
         self._room = 4 * len(live) + _ROOM

@@ -33,7 +33,7 @@ from ...errors import InvalidArgument, LeaseholdError, Settled, StaleEpoch, Unkn
 from ...process import is_gone, this_process
 from ...store import Refusal
 from .lines import Deadlines, Parked, Ready, Scheduled
-from .record import Record
+from .record import DONE, PENDING, RUNNING, Record
 
 log = logging.getLogger("leasehold")
 
@@ -42,7 +42,9 @@ R = TypeVar("R")
 S = TypeVar("S", bound="State")
 
 ORDER = {status: place for place, status in enumerate(Status)}
-PENDING, RUNNING, DONE = ORDER[Status.PENDING], ORDER[Status.RUNNING], ORDER[Status.DONE]
+AT_PENDING, AT_RUNNING, AT_DONE = ORDER[PENDING], ORDER[RUNNING], ORDER[DONE]
+
+_new_tuple = tuple.__new__  # a NamedTuple's own constructor is a Python function around it
 
 _LEFT_BEHIND = 1_000  # so many void entries are kept before a rebuild pays
 
@@ -59,22 +61,31 @@ def turn(verb: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]
     def taken(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._lock:  # which its own thread may take again, and then it finds out here
             if self._inside:
-                raise InvalidArgument(
-                    f"{verb.__name__}() was called inside another verb of this store, for instance by a signal "
-                    "handler, and would find it half done. Note what is to be done, and do it outside the handler."
-                )
+                raise inside(verb.__name__)
             self._inside = True
             try:
                 return verb(self, *args, **kwargs)
-            except LeaseholdError:
-                raise
-            except BaseException:
-                self._rebuild()
+            except BaseException as error:
+                self._mend(error)
                 raise
             finally:
                 self._inside = False
 
     return cast(Callable[Concatenate[S, P], R], taken)
+
+
+def inside(verb: str) -> InvalidArgument:
+    """Return the refusal of a verb that was called while another one was under way."""
+    return InvalidArgument(
+        f"{verb}() was called inside another verb of this store, for instance by a signal handler, and would find it "
+        "half done. Note what is to be done, and do it outside the handler."
+    )
+
+
+def count_moved(tally: list[int], origin: int, place: int, count: int) -> None:
+    """Count that so many jobs have moved from one place to another."""
+    tally[origin] -= count
+    tally[place] += count
 
 
 class State:
@@ -109,6 +120,11 @@ class State:
         self._left = 0  # entries that jobs have left behind in lines and heaps
         self._next = 0  # nothing becomes due or overdue before this instant
 
+    def _mend(self, error: BaseException) -> None:
+        """Put every job back where its record says, unless *error* is a refusal, which has changed nothing."""
+        if not isinstance(error, LeaseholdError):
+            self._rebuild()
+
     def _sleep(self, until: int) -> int:
         """Let others have their turn until something changes or *until* has come; return what time it is then."""
         self._waiting += 1
@@ -138,7 +154,7 @@ class State:
             record = self._jobs[spec.id] = Record(spec, self._seq, now, self._tally(spec.queue))
             if spec.unique is not None:
                 self._unique[spec.unique] = record
-            record.tally[PENDING] += 1
+            record.tally[AT_PENDING] += 1
             self._wait(record, now)
             if self._trace:
                 self._note("added", record, now, queue=spec.queue)
@@ -168,19 +184,20 @@ class State:
         # The lock keys are held by now: an epoch drawn before its key could be smaller than that of an earlier holder.
         self._last = draw_epochs(self._last, len(taken), now)
         epoch = self._last - len(taken)
-        new, status = tuple.__new__, Status.RUNNING
-        grants: list[Grant] = []
         usual = lease_us or default_lease_us
-        usual_expires, mixed = now + usual, False
+        usual_expires = now + usual
+        grants: list[Grant] = []
+        special = False
         tally, count = taken[0].tally, 0
         for record in taken:
             spec = record.spec
             epoch += 1
             lasts, expires = usual, usual_expires
-            if spec.lease_us is not None and lease_us is None:
-                lasts, expires, mixed = spec.lease_us, now + spec.lease_us, True
-            # The tuple's own constructor: a NamedTuple's is a Python function around it.
-            grant = new(
+            if not record.plain:
+                special = True
+                lasts = lease_us or spec.lease_us or default_lease_us
+                expires = now + lasts
+            grant = record.grant = _new_tuple(
                 Grant,
                 (
                     spec,
@@ -197,37 +214,45 @@ class State:
                     lasts,
                 ),
             )
-            record.grant = grant
+            grants.append(grant)
             record.epoch = epoch
             record.expires_us = expires
             record.updated_us = now
-            record.status = status
+            record.status = RUNNING
             if record.tally is not tally:
-                tally[PENDING] -= count
-                tally[RUNNING] += count
+                count_moved(tally, AT_PENDING, AT_RUNNING, count)
                 tally, count = record.tally, 0
             count += 1
-            if spec.stall_us is not None:
-                record.stalls_us = now + spec.stall_us
-                self._look(record.stalls_us)
-                if self._stalls.push(record.stalls_us, [record]):
-                    self._stalls.rebuild([(r.stalls_us, r) for r in self._running() if r.stalls_us is not None])
-            grants.append(grant)
-        tally[PENDING] -= count
-        tally[RUNNING] += count
-        looks = [(record.expires_us, [record]) for record in taken] if mixed else [(usual_expires, taken)]
-        for expires, records in looks:
-            if expires < self._next:
-                self._next = expires
-            if self._expiries.push(expires, records):
-                self._expiries.rebuild([(record.expires_us, record) for record in self._running()])
+        count_moved(tally, AT_PENDING, AT_RUNNING, count)
+        if special:
+            self._watch(taken, now)
+        else:
+            self._expect(usual_expires, taken)
         if process is not self._own and process is not None:
             self._processes.add(process)
         return grants
 
+    def _expect(self, expires: int, records: list[Record]) -> None:
+        """Have a sweep look at the leases of *records* at the instant *expires*."""
+        if expires < self._next:
+            self._next = expires
+        if self._expiries.push(expires, records):
+            self._expiries.rebuild([(record.expires_us, record) for record in self._running()])
+
+    def _watch(self, records: list[Record], now: int) -> None:
+        """Have a sweep look at each of these leases when it expires, and when its job stalls."""
+        for record in records:
+            self._expect(record.expires_us, [record])
+        for record in records:  # only now: what has no deadline yet would not be seen to run
+            if record.spec.stall_us is not None:
+                record.stalls_us = now + record.spec.stall_us
+                self._look(record.stalls_us)
+                if self._stalls.push(record.stalls_us, [record]):
+                    self._stalls.rebuild([(r.stalls_us, r) for r in self._running() if r.stalls_us is not None])
+
     def _running(self) -> list[Record]:
         """Every record with a live lease, by seq; each of them has a deadline to be looked at."""
-        live = {record.seq: record for record in self._expiries.records() if record.status is Status.RUNNING}
+        live = {record.seq: record for record in self._expiries.records() if record.status is RUNNING}
         return [live[seq] for seq in sorted(live)]
 
     def _tally(self, queue: str) -> list[int]:
@@ -308,7 +333,7 @@ class State:
         over: dict[tuple[int, int], Record] = {}
         for record in deadlines.pop_due(now):
             at = record.expires_us if reason is Reason.TIMEOUT else record.stalls_us
-            if record.status is not Status.RUNNING or at is None:
+            if record.status is not RUNNING or at is None:
                 continue
             if at <= now:
                 over[at, record.seq] = record
@@ -360,7 +385,7 @@ class State:
         record = self._jobs.get(job_id)
         if record is None:
             return UnknownJob(job_id)
-        if record.epoch == epoch and record.status is Status.RUNNING:
+        if record.epoch == epoch and record.status is RUNNING:
             return None
         return self._refuse(record, epoch, verb, now)
 
@@ -378,7 +403,7 @@ class State:
         return record
 
     def _refuse(self, record: Record, presented: int, verb: str, now: int, actor: str | None = None) -> StaleEpoch:
-        owner = record.grant.owner if record.grant and record.status is Status.RUNNING else None
+        owner = record.grant.owner if record.grant and record.status is RUNNING else None
         kind, reason, by = StaleEpoch, record.reason if record.epoch else None, None
         if record.epoch == presented and record.grant is not None and record.completion() is not None:
             kind, reason, by = Settled, None, record.grant.owner
@@ -406,7 +431,7 @@ class State:
             self._ready.push(record)
 
     def _requeue(self, record: Record, reason: Reason, now: int, *, due: int | None = None) -> None:
-        self._move(record, Status.PENDING)
+        self._move(record, PENDING)
         record.reason = reason
         record.updated_us = now
         # Without a delay it is due at once, also if it was transferred before its time had come.
@@ -450,8 +475,12 @@ class State:
         if record.status in FINISHED:  # completed by hand after it had failed
             record.left += 1
         self._move(record, status)
-        record.updated_us = record.finished_us = now
+        record.finished_us = now
         self._finished.append(record)
+        self._give_back(record)
+
+    def _give_back(self, record: Record) -> None:
+        """End the hold that an unfinished record has on its unique key."""
         unique = record.spec.unique
         if unique is not None and self._unique.get(unique) is record:
             del self._unique[unique]
@@ -489,8 +518,8 @@ class State:
             record.ticket += 1
             record.left = 0
             grant, spec = record.grant, record.spec
-            if record.status is Status.RUNNING and (grant is None or grant.epoch != record.epoch):
-                record.status = Status.PENDING  # its lease had ended, and what was to follow did not happen
+            if record.status is RUNNING and (grant is None or grant.epoch != record.epoch):
+                record.status = PENDING  # its lease had ended, and what was to follow did not happen
             record.tally[ORDER[record.status]] += 1
             if record.status in FINISHED:
                 record.finished_us = record.finished_us or now
@@ -499,7 +528,7 @@ class State:
             record.then, record.finished_us = (), None
             if spec.unique is not None:
                 self._unique[spec.unique] = record
-            if record.status is Status.PENDING:
+            if record.status is PENDING:
                 record.grant = None
                 self._wait(record, now)
                 continue

@@ -15,8 +15,10 @@ from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, unique
 from ...core.ownership import Event, Ownership, Process, Reason, draw_epochs
 from ...errors import InvalidArgument, NoLease, StoreUnavailable
 from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
-from .record import Record
-from .state import DONE, ORDER, PENDING, RUNNING, State, turn
+from .record import DONE, PENDING, RUNNING, Record
+from .state import AT_DONE, AT_PENDING, AT_RUNNING, ORDER, State, count_moved, inside, turn
+
+_COMPLETE = Outcome.COMPLETE
 
 
 class MemoryStore(State):
@@ -52,10 +54,18 @@ class MemoryStore(State):
         wait_us: int = 0,
     ) -> list[Grant]:
         """Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first."""
-        # By position from here on: `turn` would pack and unpack the names once more.
-        return self._claim(owner, limit, queues, lease_us, default_lease_us, claim_id, process, wait_us)
+        with self._lock:  # a turn, spelled out: `turn` packs and unpacks the arguments, which costs more than the lock
+            if self._inside:
+                raise inside("claim")
+            self._inside = True
+            try:
+                return self._claim(owner, limit, queues, lease_us, default_lease_us, claim_id, process, wait_us)
+            except BaseException as error:
+                self._mend(error)
+                raise
+            finally:
+                self._inside = False
 
-    @turn
     def _claim(
         self,
         owner: str,
@@ -70,7 +80,8 @@ class MemoryStore(State):
         now = self._now()
         until = now + wait_us
         while not self._closed:
-            self._sweep(now)
+            if now >= self._next:
+                self._sweep(now)
             taken = self._ready.take(queues, limit, self._hold)
             if taken:
                 grants = self._grant(taken, owner, lease_us, default_lease_us, claim_id, process, now)
@@ -97,7 +108,7 @@ class MemoryStore(State):
         """Return the live lease of *owner* on the job."""
         record = self._find(job_id)
         grant = record.grant
-        if record.status is not Status.RUNNING or grant is None:
+        if record.status is not RUNNING or grant is None:
             raise NoLease(f"job {job_id!r} is {record.status}: nobody holds a lease on it.")
         if grant.owner != owner:
             raise NoLease(f"job {job_id!r} is leased to {grant.owner!r} (epoch {grant.epoch}), not to {owner!r}.")
@@ -165,41 +176,57 @@ class MemoryStore(State):
         self._wake_claims()
         return added
 
-    @turn
     def settle(self, settlements: Sequence[Settlement]) -> list[Refusal | None]:
         """End each lease as its owner says."""
+        with self._lock:  # a turn, spelled out as in `claim`
+            if self._inside:
+                raise inside("settle")
+            self._inside = True
+            try:
+                return self._settle(settlements)
+            except BaseException as error:
+                self._mend(error)
+                raise
+            finally:
+                self._inside = False
+
+    def _settle(self, settlements: Sequence[Settlement]) -> list[Refusal | None]:
         reply: list[Refusal | None] = []
         now = self._now()
-        find, running, done, finished = self._jobs.get, Status.RUNNING, Status.DONE, self._finished
-        complete = Outcome.COMPLETE
+        find, end, trace = self._jobs.get, self._finished.append, self._trace
+        tally: list[int] = []
+        count = 0
         for said in settlements:
             job_id, epoch, outcome, result, then, _, _, _ = said
             record = find(job_id)
-            if record is None or record.epoch != epoch or record.status is not running:
+            if record is None or record.epoch != epoch or record.status is not RUNNING:
                 reply.append(self._repeated(said, now))
                 continue
             reply.append(None)
-            if outcome is not complete:
+            if outcome is not _COMPLETE:
                 self._put_back(record, said, now)
                 continue
             # The common path of every job, so it does in one breath what _let_go and _end do.
-            spec, tally = record.spec, record.tally
             record.result = result
             record.then = then
-            record.last_error = record.stalls_us = None
-            record.status = done
-            record.updated_us = record.finished_us = now
-            tally[RUNNING] -= 1
-            tally[DONE] += 1
-            finished.append(record)
-            if spec.unique is not None and self._unique.get(spec.unique) is record:
-                del self._unique[spec.unique]
-            if spec.lock is not None:
-                self._free(spec.lock)
+            record.last_error = None
+            record.status = DONE
+            record.finished_us = now
+            end(record)
+            if record.tally is not tally:
+                if count:
+                    count_moved(tally, AT_RUNNING, AT_DONE, count)
+                tally, count = record.tally, 0
+            count += 1
+            if not record.plain:
+                self._give_back(record)
+                self._let_go(record)
             if then:  # only now: a follow-up may have the unique key that the job gave back
                 self._add(then, now)
-            if self._trace:
+            if trace:
                 self._note("completed", record, now)
+        if count:
+            count_moved(tally, AT_RUNNING, AT_DONE, count)
         self._wake_claims()
         return reply
 
@@ -244,11 +271,11 @@ class MemoryStore(State):
         if key is not None and holder is not None and holder is not record:
             raise lock_held(job_id, key, holder.spec.id, holder.epoch)
         was = record.grant.owner if record.grant else None
-        if record.status is Status.RUNNING:
+        if record.status is RUNNING:
             self._archive(record, Reason.MANUAL, now, by=by, note=note)
             self._let_go(record, wake=False)
             record.attempt += 1
-            self._move(record, Status.PENDING)  # for an instant: a grant begins there
+            self._move(record, PENDING)  # for an instant: a grant begins there
         else:
             self._leave(record)
         if key is not None:
@@ -281,17 +308,17 @@ class MemoryStore(State):
         unique = record.spec.unique
         if status not in FINISHED and unique is not None and unique in self._unique:
             raise unique_taken(job_id, unique, self._unique[unique].spec.id)
-        owner = record.grant.owner if record.grant and was is Status.RUNNING else None
-        if was is Status.RUNNING:
+        owner = record.grant.owner if record.grant and was is RUNNING else None
+        if was is RUNNING:
             self._archive(record, MOVED_BY[verb], now, by=by, note=note)
             self._let_go(record)
-        elif was is Status.PENDING:
+        elif was is PENDING:
             self._leave(record)
             self._wake(record.spec.lock)
         elif record.grant is not None:
             said = record.completion()
             assert said is not None
-            self._archive(record, Status.DONE, record.finished_us, by=record.grant.owner, said=said.fingerprint())
+            self._archive(record, DONE, record.finished_us, by=record.grant.owner, said=said.fingerprint())
         self._advance_record(record, MOVED_BY[verb], now)
         if status in FINISHED:
             if verb is Verb.FINISH:
@@ -316,7 +343,7 @@ class MemoryStore(State):
         if effect is not None and effect.known:
             raise InvalidArgument(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
         self._conclude(record, name, epoch, outcome)
-        held = record.grant if record.status is Status.RUNNING else None
+        held = record.grant if record.status is RUNNING else None
         self._note("resolved", record, now, owner=held and held.owner, name=name, by=by, note=note)
         return record.job()
 
@@ -420,7 +447,7 @@ class MemoryStore(State):
     ) -> list[Job]:
         """Return the jobs that fit, in the order of their insertion, beginning behind the job *after*."""
         first = self._find(after).seq if after is not None else 0
-        few = status is Status.RUNNING or owner is not None
+        few = status is RUNNING or owner is not None
         fitting: Iterator[Record] = (
             record
             for record in (self._running() if few else self._jobs.values())
@@ -443,10 +470,10 @@ class MemoryStore(State):
         record = self._find(job_id)
         ended = [ownership for ownership, _ in record.history or ()]
         if record.grant is not None:
-            if record.status is Status.RUNNING:
+            if record.status is RUNNING:
                 ended.append(record.ended(None, None, None, None))
             else:
-                ended.append(record.ended(Status.DONE.value, record.finished_us, record.grant.owner, None))
+                ended.append(record.ended(DONE.value, record.finished_us, record.grant.owner, None))
         return ended
 
     @turn
@@ -471,7 +498,7 @@ class MemoryStore(State):
         """Return how many jobs stand where."""
         tallies = self._tallies.items()
         total = {status: sum(tally[place] for _, tally in tallies) for status, place in ORDER.items()}
-        queues = {queue: {"pending": tally[PENDING], "running": tally[RUNNING]} for queue, tally in tallies}
+        queues = {queue: {"pending": tally[AT_PENDING], "running": tally[AT_RUNNING]} for queue, tally in tallies}
         return Counts.of(total, {queue: counted for queue, counted in queues.items() if any(counted.values())})
 
     def close(self) -> None:
