@@ -100,13 +100,29 @@ class Ready:
 
 
 def _in_turn(lane: Lane, limit: int, admit: Admit) -> list[Record]:
-    taken: list[Record] = []
+    return _first(lane, admit) if limit == 1 else _batch(lane, limit, admit)
+
+
+def _first(lane: Lane, admit: Admit) -> list[Record]:
     line, early = lane.line, lane.early
-    while limit and (line or early):
+    while line or early:
         _, _, ticket, record = lane.pop() if early else line.popleft()
         if record.ticket == ticket and (record.spec.lock is None or admit(record)):
-            taken.append(record)
-            limit -= 1
+            return [record]
+    return []
+
+
+def _batch(lane: Lane, limit: int, admit: Admit) -> list[Record]:
+    taken: list[Record] = []
+    line, early = lane.line, lane.early
+    while (line or early) and len(taken) < limit:
+        pop = lane.pop if early else line.popleft
+        taken += [
+            record
+            for _ in range(min(limit - len(taken), len(line) + len(early)))
+            for _, _, ticket, record in [pop()]
+            if record.ticket == ticket and (record.spec.lock is None or admit(record))
+        ]
     return taken
 
 

@@ -242,8 +242,7 @@ class State:
     def _watch(self, records: list[Record], now: int) -> None:
         """Have a sweep look at each of these leases when it expires, and when its job stalls."""
         for record in records:
-            self._expect(record.expires_us, [record])
-        for record in records:  # only now: what has no deadline yet would not be seen to run
+            self._expect(record.expires_us, [record])  # first: what has no deadline is not seen to run
             if record.spec.stall_us is not None:
                 record.stalls_us = now + record.spec.stall_us
                 self._look(record.stalls_us)

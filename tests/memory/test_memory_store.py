@@ -1,0 +1,195 @@
+"""What only the memory store has: deadlines that share an entry, and turns that are spelled out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from leasehold import InvalidArgument, Router
+from leasehold.core.clock import SystemClock
+from leasehold.core.job import NewJob, completion
+from leasehold.stores.memory import MemoryStore
+from leasehold.testing import ManualClock
+
+
+def _store(clock: ManualClock, count: int = 4, stall_us: int | None = None) -> MemoryStore:
+    store = MemoryStore(clock=clock)
+    store.add([NewJob(f"j{n}", stall_us=stall_us) for n in range(count)])
+    return store
+
+
+def test_leases_that_end_close_together_are_each_taken_back_at_their_own_time() -> None:
+    """They share an entry, whose time is that of the first; the others go back and are looked at again."""
+    clock = ManualClock()
+    store = _store(clock)
+    for _ in range(3):
+        store.claim("w", lease_us=1_000_000)
+        clock.advance(0.001)
+    clock.advance(0.997)
+
+    ended = []
+    for _ in range(3):
+        ended.append([ownership.job_id for ownership in store.reclaim()])
+        clock.advance(0.001)
+
+    assert ended == [["j0"], ["j1"], ["j2"]]
+    assert store.verify() == []
+
+
+def test_a_lease_that_ends_before_those_that_were_granted_earlier_is_taken_back_first() -> None:
+    """Close to the newest entry and before it: it needs one of its own."""
+    clock = ManualClock()
+    store = _store(clock)
+    store.claim("w", lease_us=1_000_000)
+    store.claim("w", lease_us=999_000)
+    clock.advance(0.999)
+
+    assert [ownership.job_id for ownership in store.reclaim()] == ["j1"]
+
+
+def test_a_lease_granted_after_its_neighbours_were_taken_back_is_not_forgotten() -> None:
+    """Its deadline is close to theirs, and their entry is gone."""
+    clock = ManualClock()
+    store = _store(clock)
+    store.claim("w", lease_us=1_000_000)
+    clock.advance(1)
+    assert len(store.reclaim()) == 1
+    [late] = store.claim("w", lease_us=5_000)
+    clock.advance(0.005)
+
+    assert [ownership.epoch for ownership in store.reclaim()] == [late.epoch]
+
+
+def test_no_stall_is_overlooked_when_the_deadlines_are_tidied_in_the_middle_of_a_claim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is being granted has to be among what runs by then."""
+    monkeypatch.setattr("leasehold.stores.memory.lines._ROOM", 1)
+    clock = ManualClock()
+    store = _store(clock, 20, stall_us=1_000_000)
+
+    granted = store.claim("w", limit=20, lease_us=60_000_000)
+    clock.advance(1)
+
+    assert {ownership.job_id for ownership in store.reclaim()} == {grant.spec.id for grant in granted}
+
+
+def test_a_batch_passes_over_what_left_and_what_waits_for_a_key_and_is_full_all_the_same() -> None:
+    """However many of the first are void or locked, as many are claimed as are there."""
+    store = MemoryStore()
+    store.add([NewJob(f"j{n}", lock="k" if n % 3 == 0 else None) for n in range(12)])
+    store.cancel("j1", 0, by="ops")
+    store.cancel("j2", 0, by="ops")
+
+    first = [grant.spec.id for grant in store.claim("w", limit=5)]
+    rest = [grant.spec.id for grant in store.claim("w", limit=100)]
+
+    assert first == ["j0", "j4", "j5", "j7", "j8"]
+    assert rest == ["j10", "j11"]
+    assert store.verify() == []
+
+
+class _Handler(SystemClock):
+    """Does something in the middle of each verb, as a signal handler would."""
+
+    def __init__(self) -> None:
+        self.strike: Callable[[], object] = lambda: None
+
+    def now(self) -> int:
+        strike, self.strike = self.strike, lambda: None
+        strike()
+        return super().now()
+
+
+@pytest.mark.parametrize("verb", ["claim", "settle", "add"])
+def test_each_verb_is_refused_inside_another_and_works_afterwards(verb: str) -> None:
+    """The message names the verb that was called inside, not the one that was under way."""
+    clock = _Handler()
+    store = MemoryStore(clock=clock)
+    store.add([NewJob("a"), NewJob("b")])
+    [grant] = store.claim("w")
+    verbs: dict[str, Callable[[], object]] = {
+        "claim": lambda: store.claim("w"),
+        "settle": lambda: store.settle([completion(grant)]),
+        "add": lambda: store.add([NewJob("c")]),
+    }
+
+    for outer in verbs.values():
+        clock.strike = verbs[verb]
+        with pytest.raises(InvalidArgument, match=rf"^{verb}\(\) was called inside another verb"):
+            outer()
+
+    assert store.settle([completion(grant)]) == [None]
+    assert len(store.claim("w", limit=5)) == 1
+    assert store.verify() == []
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+def test_ctrl_c_in_the_middle_of_a_batch_leaves_every_job_in_its_place(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claims and completions that were half done are either done or not; and are counted right."""
+
+    def strike(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    store = MemoryStore()
+    store.add([NewJob(f"j{n}", queue="ab"[n % 2], unique=f"u{n}") for n in range(20)])
+    grants = store.claim("w", limit=limit)
+    steps: list[tuple[str, Callable[[], object]]] = [
+        ("_expect", lambda: store.claim("w", limit=limit)),
+        ("_give_back", lambda: store.settle([completion(grant) for grant in grants])),
+    ]
+    for step, verb in steps:
+        with monkeypatch.context() as broken:
+            broken.setattr(store, step, strike)
+            with pytest.raises(KeyboardInterrupt):
+                verb()
+        assert store.verify() == []
+        counts, jobs = store.counts(), store.jobs()
+        assert counts[:3] == tuple(sum(job.status == s for job in jobs) for s in ("pending", "running", "done"))
+        for queue, counted in counts.queues.items():
+            mine = [job.status.value for job in jobs if job.queue == queue]
+            assert counted == {"pending": mine.count("pending"), "running": mine.count("running")}
+
+
+_FORKS = """
+import os
+from leasehold import Router
+
+router = Router(f"sqlite:///{os.environ['JOBS']}")
+router.add_many([{"id": "a"}, {"id": "b"}])
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+print(router.claim("w")._grant.claim_id, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_gives_its_claims_no_id_of_its_parents(tmp_path: Path) -> None:
+    """It counts on where its parent was, so what comes before the number must differ."""
+    environment = {**os.environ, "JOBS": str(tmp_path / "jobs.db")}
+
+    ran = subprocess.run([sys.executable, "-c", _FORKS], env=environment, capture_output=True, text=True, check=True)
+
+    theirs, mine = ran.stdout.split()
+    assert theirs != mine
+
+
+def test_claims_of_two_routers_have_ids_of_their_own() -> None:
+    """Else the leases of one could be handed to the other after a lost reply."""
+    ids = set()
+    for router in (Router(), Router()):
+        router.add("job")
+        lease = router.claim("w")
+        assert lease is not None
+        ids.add(lease._grant.claim_id)
+
+    assert len(ids) == 2
