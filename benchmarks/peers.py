@@ -31,7 +31,11 @@ class BareJob:
 
 
 class BareClaim(NamedTuple):
-    """What the bare router hands out. It has names, as leasehold's has; a plain tuple would make it a third faster."""
+    """
+    What the bare router hands out. It has names, as leasehold's has.
+
+    A plain tuple would make it about a quarter faster one by one, and up to twice as fast in batches.
+    """
 
     id: str
     epoch: int
