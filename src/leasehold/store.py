@@ -325,7 +325,8 @@ class Transactions(Protocol):
     `run_async` drive one on the caller's connection.
 
     C41.  What `begin` opened, or `fence` has passed, commits only if the epoch is current.
-    C42.  What a program wrote commits and rolls back with the caller's transaction.
+    C42.  What a program wrote commits and rolls back with the caller's transaction. A settlement that was made before
+          is `Settled`, also if it says the same (unlike C27): the caller's own rows would be written again.
     C43.  A connection that would commit each statement by itself is `NotInTransaction`; one whose driver begins a
           transaction with its first write is in one afterwards. One to another database is `InvalidArgument`.
     C44.  A refusal is recorded after the caller's transaction, and apart from it.

@@ -32,7 +32,7 @@ from .base import Joined
 from .database import Database, drive, inherited
 from .inside import enter, is_inside, refuse_inside
 from .owning import Owning
-from .rows import Program, one
+from .rows import Program, Standing, one
 
 if TYPE_CHECKING:
     from .store import SqliteStore
@@ -214,7 +214,12 @@ class SqliteTransactions:
     def settle(self, settlement: Settlement) -> Program[None]:
         """The program of `Store.settle`, for one lease; it raises the refusal."""
         yield from self._lock()
-        [refusal] = yield from self._verbs.settle([settlement], self._clock.now())
+        now = self._clock.now()
+        # Not by `settle` alone, which lets the same be said again: here the caller's rows would be written again, too.
+        held = yield from self._verbs.holding(settlement.job_id, settlement.epoch, settlement.outcome.value, now)
+        if not isinstance(held, Standing):
+            raise held
+        [refusal] = yield from self._verbs.settle([settlement], now)
         return _admitted(refusal)
 
     def _lock(self) -> Program[None]:
