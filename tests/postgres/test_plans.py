@@ -113,6 +113,7 @@ def test_the_order_of_a_claim_comes_from_its_index(crowded: PostgresStore) -> No
     """No sort, however many jobs wait."""
     ready = sql.Identifier(crowded.database.schema, "ready").as_string(None)
     with psycopg.connect(crowded.database.url) as connection:
+        connection.execute("set enable_seqscan = off; set enable_bitmapscan = off")  # as for every function
         [(plan,)] = connection.execute(
             f"explain (format json) select seq from {ready} where queue = 'queue-1' "
             "order by rank, run_at, seq limit 10 for update skip locked"
