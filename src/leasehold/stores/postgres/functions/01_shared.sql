@@ -185,7 +185,8 @@ $lh$;
 -- Keeps the record of a refusal: in the transaction of the verb, or, for one in a caller's transaction, afterwards.
 CREATE OR REPLACE FUNCTION leasehold.record_refusal(p_id text, p_owner text, p_facts jsonb, p_now bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
     v_facts jsonb := p_facts - 'alarm' - 'owner' - 'settled' - 'now';
 BEGIN
@@ -256,7 +257,8 @@ $lh$;
 -- Registers somebody who waits for jobs, for some seconds, and answers with the channel to listen to.
 CREATE OR REPLACE FUNCTION leasehold.await_jobs(p_name text, p_seconds double precision) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 BEGIN
     DELETE FROM leasehold.waiters WHERE until < clock_timestamp() - interval '1 hour';
     INSERT INTO leasehold.waiters (id, until) VALUES (p_name, clock_timestamp() + make_interval(secs => p_seconds))

@@ -130,7 +130,8 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.add(p_store uuid, p_jobs json, p_trace boolean, p_now bigint)
 RETURNS SETOF leasehold.found
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 BEGIN
     PERFORM leasehold.same_store(p_store);
     RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_trace, leasehold.instant(p_now));
@@ -145,7 +146,8 @@ CREATE OR REPLACE FUNCTION leasehold.add_alike(
     p_parent text, p_now bigint
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
     v_now bigint := leasehold.instant(p_now);
     v_run_at bigint := coalesce(p_run_at, v_now + p_delay);

@@ -234,7 +234,8 @@ CREATE OR REPLACE FUNCTION leasehold.claim(
     p_floor_seqs bigint[], p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.claimed
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, 5000);
@@ -464,7 +465,8 @@ $lh$;
 -- The verb `reclaim`, a portion of it; and what has become due, and keys that are free.
 CREATE OR REPLACE FUNCTION leasehold.reclaim(p_now bigint) RETURNS SETOF leasehold.taken_back
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, 5000);
 BEGIN
@@ -479,7 +481,8 @@ $lh$;
 -- Takes back the jobs of processes that are gone.
 CREATE OR REPLACE FUNCTION leasehold.recover(p_gone bigint[], p_now bigint) RETURNS SETOF leasehold.taken_back
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, 5000);
     l leasehold.leases;

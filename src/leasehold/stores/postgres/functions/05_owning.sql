@@ -14,7 +14,8 @@ $lh$;
 -- The verb `check`. Answers with the refusals only.
 CREATE OR REPLACE FUNCTION leasehold.check_holders(p_holders json, p_now bigint) RETURNS SETOF leasehold.answer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 BEGIN
     PERFORM leasehold.refuse_standby();
     RETURN QUERY
@@ -30,7 +31,8 @@ CREATE OR REPLACE FUNCTION leasehold.renew(
     p_renewals json, p_wait boolean, p_patience integer, p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.answer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -103,7 +105,8 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.progress(p_reports json, p_patience integer, p_trace boolean, p_now bigint)
 RETURNS SETOF leasehold.answer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -143,7 +146,8 @@ CREATE OR REPLACE FUNCTION leasehold.add_children(
     p_id text, p_epoch bigint, p_jobs json, p_patience integer, p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.found
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
     v_refused leasehold.found;
@@ -165,7 +169,8 @@ CREATE OR REPLACE FUNCTION leasehold.begin_effect(
     OUT refusal text, OUT fresh boolean, OUT effect_key text, OUT epoch bigint, OUT outcome text
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -195,7 +200,8 @@ CREATE OR REPLACE FUNCTION leasehold.end_effect(
     p_id text, p_epoch bigint, p_name text, p_outcome text, p_patience integer, p_now bigint
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
     v_seq bigint;

@@ -49,7 +49,8 @@ CREATE OR REPLACE FUNCTION leasehold.transfer(
     p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.transferred
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -121,7 +122,8 @@ CREATE OR REPLACE FUNCTION leasehold.override(
     p_verb text, p_id text, p_epoch bigint, p_by text, p_note text, p_result text, p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.moved
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -207,7 +209,8 @@ CREATE OR REPLACE FUNCTION leasehold.resolve(
     p_id text, p_epoch bigint, p_name text, p_by text, p_outcome text, p_note text, p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.moved
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -241,7 +244,8 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.prune(p_keep_us bigint, p_limit integer, p_patience integer, p_now bigint)
 RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 #variable_conflict use_column
 DECLARE
     v_before bigint := leasehold.alone(p_now, p_patience) - p_keep_us;
@@ -280,7 +284,8 @@ $lh$;
 -- 16b). Without p_epochs it is about all that are noted: who took over may have died before it came to this.
 CREATE OR REPLACE FUNCTION leasehold.end_fenced(p_epochs bigint[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
     v_ended integer := 0;
     v_lacking text;

@@ -12,7 +12,8 @@ CREATE OR REPLACE FUNCTION leasehold.fence(
     p_store uuid, p_id text, p_epoch bigint, p_verb text, p_said json, p_savepoint boolean, p_trace boolean, p_now bigint
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 #variable_conflict use_column
 DECLARE
     v_place tid;
@@ -97,7 +98,8 @@ CREATE OR REPLACE FUNCTION leasehold.fence_children(
     p_store uuid, p_id text, p_epoch bigint, p_jobs json, p_savepoint boolean, p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.found
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
     v_refused leasehold.found;
 BEGIN
@@ -114,7 +116,8 @@ $lh$;
 -- Whether an epoch has been settled with these very words.
 CREATE OR REPLACE FUNCTION leasehold.was_said(p_id text, p_epoch bigint, p_said text) RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 BEGIN
     RETURN EXISTS (
         SELECT FROM leasehold.jobs AS j
@@ -129,7 +132,8 @@ $lh$;
 -- the leases (trap 14).
 CREATE OR REPLACE FUNCTION leasehold.at_commit() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 #variable_conflict use_column
 DECLARE
     v_refusal text;

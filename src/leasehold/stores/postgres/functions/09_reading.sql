@@ -3,7 +3,8 @@
 -- The verb `claimed`: the live leases that one claim was granted.
 CREATE OR REPLACE FUNCTION leasehold.claim_leases(p_claim_id text) RETURNS SETOF leasehold.granted
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 BEGIN
     RETURN QUERY SELECT * FROM leasehold.granted AS g WHERE g.claim_id = p_claim_id ORDER BY g.epoch;
 END
@@ -13,7 +14,8 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.lease_of(p_id text, p_owner text)
 RETURNS TABLE (status text, holder text, current bigint, lease leasehold.granted)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off AS $lh$
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
 BEGIN
     RETURN QUERY
     SELECT s.status, s.owner, s.epoch, g FROM leasehold.seen AS s
