@@ -317,7 +317,7 @@ def old_transaction(run: Run) -> Iterator[Sides]:
 @row("from add to claim, idle", peer="one wide table with LISTEN/NOTIFY", goal=1 / 1.5, unit="ms p50", better="less")
 def picking_up(run: Run) -> Iterator[Sides]:
     count, stop = run.pick(30, 10), threading.Event()
-    with both(OneTable) as (store, other):
+    with both(OneTable) as (store, _):
         router = store.router
         url = router.store.database.url  # type: ignore[attr-defined]  # of a PostgreSQL store
         claimed: queue.SimpleQueue[float] = queue.SimpleQueue()
