@@ -355,6 +355,16 @@ def test_every_verb_says_that_the_file_is_gone_and_makes_none(
     assert list(path.parent.iterdir()) == []
 
 
+def test_a_file_is_gone_also_if_its_log_is_still_there(path: Path, used: tuple[Router, Lease]) -> None:
+    """What is written to the log alone would be lost."""
+    _, lease = used
+    path.unlink()
+
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="is gone"):
+            lease.complete()
+
+
 def test_a_file_that_cannot_be_opened_after_it_was_replaced_is_looked_for_again(
     path: Path, used: tuple[Router, Lease]
 ) -> None:
@@ -372,6 +382,28 @@ def test_a_file_that_cannot_be_opened_after_it_was_replaced_is_looked_for_again(
     shutil.copyfile(copy, path)
 
     assert router.add("a").created
+
+
+def test_the_path_may_be_a_link_and_what_it_links_to_may_be_replaced(path: Path, tmp_path: Path) -> None:
+    """SQLite keeps the log beside the file itself."""
+    elsewhere, link = tmp_path / "elsewhere", tmp_path / "link.db"
+    elsewhere.mkdir()
+    link.symlink_to(path)
+    with Router(f"sqlite:///{elsewhere / 'new.db'}") as other:
+        other.add("the only one")
+    with Router(f"sqlite:///{link}") as router:
+        claimed(router).complete()
+        assert router.counts().done == 1
+        before = _everything(path)
+        link.unlink()
+        link.symlink_to(elsewhere / "new.db")
+
+        assert claimed(router).job_id == "the only one"
+        assert router.counts().running == 1
+        Path(f"{elsewhere / 'new.db'}-wal").unlink()
+        with pytest.raises(StoreUnavailable, match="was restored in place"):
+            router.counts()
+    assert _everything(path) == before
 
 
 def test_a_waiting_claim_finds_the_jobs_of_a_file_that_replaced_its_own(tmp_path: Path) -> None:

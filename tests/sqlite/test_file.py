@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from leasehold.core.ownership import Reason
 from leasehold.process import this_process
 from leasehold.stores.sqlite import SqliteStore
 from leasehold.stores.sqlite.database import Database
+from leasehold.stores.sqlite.log_file import LogFile
 from leasehold.stores.sqlite.sql import migrations, split, statements
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
@@ -421,7 +423,9 @@ def test_a_claim_that_certainly_failed_raises(router: Router) -> None:
         router.claim("worker-0")
 
     assert router.job("a").status == "pending"
+    router.add("b")  # what commits next does not make certain what was drawn before
     assert claimed(router).job_id == "a"
+    assert router.events(kind="alarm") == []
 
 
 @pytest.mark.parametrize(
@@ -535,6 +539,99 @@ MEBIBYTE = 1024 * 1024
 def log_size(path: Path) -> int:
     """How long the write-ahead log is, in bytes."""
     return os.path.getsize(f"{path}-wal")
+
+
+@pytest.fixture(params=["by its link", "by its path"])
+def log_file(request: pytest.FixtureRequest, path: Path, router: Router) -> Iterator[LogFile]:
+    """The log of an open file, as Linux and as other systems let us look at it."""
+    router.add("a")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "by its path":
+            patch.delattr(os, "O_PATH", raising=False)
+        log = LogFile(str(path))
+    yield log
+    log.close()
+
+
+def test_a_log_is_there_as_long_as_its_path_names_it(path: Path, log_file: LogFile) -> None:
+    """Neither a removed one nor another in its place is the same."""
+    log, moved = Path(f"{path}-wal"), path.with_name("moved")
+    assert log_file.is_there()
+    log.rename(moved)
+    assert not log_file.is_there()
+    log.write_bytes(moved.read_bytes())
+    assert not log_file.is_there()
+    moved.rename(log)
+    assert log_file.is_there()
+    os.link(log, moved)
+    log.unlink()
+    assert not log_file.is_there()
+    log_file.close()
+    assert not log_file.is_there()
+
+
+def test_a_log_that_was_not_there_at_first_is_none(path: Path) -> None:
+    """Whatever comes to be at its path."""
+    log_file = LogFile(str(path))
+    assert not log_file.is_there()
+    Path(f"{path}-wal").touch()
+    assert not log_file.is_there()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_a_closed_store_holds_no_file_open(path: Path) -> None:
+    """Nor does one that has opened its file anew."""
+    with Router(f"sqlite:///{path}") as router:
+        for _ in range(3):
+            router.add(None)
+            os.replace(shutil.copyfile(path, path.with_name("copy")), path)
+            for suffix in ("-wal", "-shm"):
+                Path(f"{path}{suffix}").unlink()
+        router.counts()
+        assert len(open_files(path)) <= 6  # the file, its log and its index, of two connections, and the log once more
+    assert open_files(path) == []
+
+
+def open_files(path: Path) -> list[str]:
+    """Where the files are that this process has open, of those whose names begin like *path*."""
+    found = []
+    for link in os.scandir("/proc/self/fd"):
+        with suppress(OSError):
+            found.append(os.readlink(link.path))
+    return [name for name in found if name.startswith(str(path))]
+
+
+@pytest.mark.parametrize("page_bytes", [1_024, 4_096, 65_536])
+def test_the_length_of_a_log_is_what_sqlite_says_it_is(path: Path, page_bytes: int) -> None:
+    """However long its file is, and how often it began anew."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA page_size = {page_bytes}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        with closing(LogFile(str(path))) as log:
+            assert not log.is_long(1)
+            connection.execute("CREATE TABLE kept (text)")
+            for rows in (90, 30, 60, 7):
+                for number in range(rows):
+                    connection.execute("INSERT INTO kept VALUES (?)", ["x" * (number * 37 % 3_000)])
+                [(_, pages, copied)] = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                assert pages == copied
+                assert log.is_long(pages)
+                assert not log.is_long(pages + 1)
+            Path(f"{path}-wal").unlink()
+            assert not log.is_long(1)
+
+
+def test_a_log_that_begins_anew_is_written_over_and_not_cut(path: Path) -> None:
+    """To make a file longer takes another write to the disk with every commit."""
+    sizes = []
+    with Router(f"sqlite:///{path}?synchronous=normal") as router:
+        for number in range(2_000):
+            router.add(f"job-{number}")
+            sizes.append(log_size(path))
+
+    assert sizes == sorted(sizes)
+    assert sizes.count(sizes[-1]) > 100
 
 
 def test_the_log_stays_small_over_thousands_of_commits(path: Path) -> None:

@@ -20,6 +20,7 @@ from ...core.clock import Clock
 from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
 from ..migrating import Migrated, refuse_newer, refuse_older
 from .inside import Turn, refuse_inside
+from .log_file import LogFile
 from .rows import Program, one
 from .sql import Migration, Statements, migrations
 
@@ -30,7 +31,9 @@ T = TypeVar("T")
 LEAST_SQLITE = (3, 37, 0)  # STRICT tables
 SYNCHRONOUS = ("full", "normal", "extra")
 _CHECKPOINT_PAGES = 2_000
-_PAGE_BYTES = 4_096
+_LOOK_COMMITS = 32
+_LOOK_CHANGES = 1_000
+_LOG_BYTES = 32 * 1024 * 1024
 
 # Connections of a parent process that was inside a transaction when it forked. Closing one in the child could undo
 # what the parent is writing, so they are kept, unused, for as long as the child lives.
@@ -70,15 +73,15 @@ class Database:
         self._read_turn = Turn("read", self.path)
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
-        self._log: tuple[int, int] | None = None  # the write-ahead log of the open file
+        self._file: tuple[int, ...] | None = None  # inode and device
+        self._log: LogFile | None = None  # the write-ahead log, while the file is open
         self._refusal: str | None = None  # why nothing may be asked any more
         self._readers = 0
         self._forking: ExitStack | None = None
-        self._commits = self._changes = 0
+        self._commits = self._look_at = 0  # since the last look at the log; at how many changes to look again
 
     @property
-    def file(self) -> tuple[int, int] | None:
+    def file(self) -> tuple[int, ...] | None:
         """Which file was opened, None before the first one; another one after the path's file was replaced."""
         return self._file
 
@@ -179,11 +182,10 @@ class Database:
         except BaseException:
             connection.close()
             raise
-        self._log = self._log_identity()
         self._file = found or self._identity()
-        self._writer = connection
-        # What others have left in the log counts as ours: many processes that each write a little must tidy up too.
-        self._commits, self._changes = self._logged_pages() // 6, 0
+        self._log, self._writer = LogFile(self.path), connection
+        # Look at the log after the first commit: many processes that each write a little must tidy up too.
+        self._commits = self._look_at = 0
         return connection
 
     def _current_reader(self) -> sqlite3.Connection:
@@ -197,7 +199,7 @@ class Database:
         """Whether the connections are to the file that the path names now."""
         if self._file is None or self._file != self._identity():
             return False
-        if self._writer is not None and self._is_restored():
+        if self._is_restored():
             raise StoreUnavailable(_RESTORED.format(path=self.path))
         return True
 
@@ -208,23 +210,16 @@ class Database:
         SQLite itself never removes a log that is in use. What our connections see is in the one that is gone, so they
         and whoever opens the file now would each go on in a world of their own.
         """
-        log = self._log_identity()
-        # The file last: if it was replaced as well, its log is another one by right.
-        return (log is None or log != self._log) and self._file == self._identity()
+        # In the order of `current_writer`, where another thread may just now open another file: never its name with the
+        # log of the one before. And the file is looked at last: if it was replaced, its log is another one by right.
+        file, log_file = self._file, self._log
+        return log_file is not None and not log_file.is_there() and file == self._identity()
 
-    def _log_identity(self) -> tuple[int, int] | None:
+    def _identity(self) -> tuple[int, ...]:
         try:
-            status = os.stat(f"{self.path}-wal")
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
-
-    def _identity(self) -> tuple[int, int]:
-        try:
-            status = os.stat(self.path)
+            return os.stat(self.path)[1:3]
         except OSError as error:
             raise StoreUnavailable(f"the file {self.path} is gone ({error.strerror}). Nothing was changed.") from None
-        return status.st_dev, status.st_ino
 
     # Connections
 
@@ -273,8 +268,9 @@ class Database:
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         # See _tidy: SQLite's own checkpoints would run beside other processes' writes.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
-        # A log that was checkpointed and begins anew is cut, so that its size tells how much is in it.
-        connection.execute(f"PRAGMA journal_size_limit = {_CHECKPOINT_PAGES * _PAGE_BYTES // 4}")
+        # A log that begins anew keeps its length, since to write over it is twice as fast as to make it longer. Only
+        # what a long reader or a huge commit has left is cut.
+        connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
 
     def _tidy(self, writer: sqlite3.Connection) -> None:
         """
@@ -285,12 +281,11 @@ class Database:
         so nobody else either writes or checkpoints.
         """
         self._commits += 1
-        changes = writer.total_changes
-        # Each commit writes some half a dozen pages, and more of them when it changes many rows, or long ones.
-        few = self._commits * 6 + (changes - self._changes) // 4 < _CHECKPOINT_PAGES
-        if few and (self._commits < 20 or self._logged_pages() < 2 * _CHECKPOINT_PAGES):
+        if self._commits < _LOOK_COMMITS and writer.total_changes < self._look_at:
             return
-        self._commits, self._changes = 0, changes
+        self._commits, self._look_at = 0, writer.total_changes + _LOOK_CHANGES
+        if self._log is None or not self._log.is_long(_CHECKPOINT_PAGES):
+            return
         try:
             try:
                 writer.execute("BEGIN IMMEDIATE")
@@ -300,12 +295,6 @@ class Database:
                 _undo(writer)  # there is nothing to commit
         except (sqlite3.Error, LeaseholdError) as error:  # what was asked has been done; this can wait
             log.warning("could not checkpoint %s: %s; trying again later", self.path, error)
-
-    def _logged_pages(self) -> int:
-        try:
-            return os.stat(f"{self.path}-wal").st_size // _PAGE_BYTES
-        except OSError:
-            return 0
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         steps = migrations(self._schema)
@@ -364,14 +353,21 @@ class Database:
 
     def _disconnect(self) -> None:
         connections = [connection for connection in (self._reader, self._writer) if connection is not None]
+        restored = bool(connections) and os.path.exists(self.path) and self._is_restored()
+        self._forget_log()
         self._writer = self._reader = None
-        if connections and os.path.exists(self.path) and self._is_restored():
+        if restored:
             self._refusal = _RESTORED.format(path=self.path)
             for connection in connections:
                 _keep(connection)
             return
         for connection in connections:
             connection.close()
+
+    def _forget_log(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def _check_open(self) -> None:
         if self._refusal is not None:
@@ -403,6 +399,7 @@ class Database:
     def forked_child(self) -> None:
         """Start afresh in the child: the parent's locks are the parent's."""
         inherited.extend((self._writer, self._reader))
+        self._forget_log()
         refusal, file = self._refusal, self._file
         if self._forking is None and file is not None:
             refusal = (
