@@ -187,7 +187,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connecti
 
 
 OFTEN = [
-    "next_looks",
+    "look",
     "candidates",
     "queues",
     "held_locks",
@@ -214,7 +214,7 @@ OFTEN = [
     "last_epoch",
     "effect",
     "ownership",
-    "process_id",
+    "holder",
     "promote",
     "promoted",
     "seq",
@@ -222,7 +222,7 @@ OFTEN = [
     "transferred",
     "override",
 ]
-ORDERED = ["candidates", "expired", "stalled", "next_looks", "queues", "prunable", "first_parked"]
+ORDERED = ["candidates", "expired", "stalled", "look", "queues", "prunable", "first_parked"]
 
 
 @pytest.mark.parametrize("name", OFTEN)
@@ -529,6 +529,24 @@ def test_a_claim_for_somebody_else_records_no_process(path: Path, router: Router
 
     assert router.reclaim() == []
     assert router.lease("a", owner="agent-b").epoch == int(shown.stdout)
+
+
+@needs_proof
+def test_a_process_that_was_pruned_is_recorded_again(path: Path, router: Router) -> None:
+    """Its row goes when it holds nothing, and comes back with its next claim: once, however many there are."""
+    router.add("a")
+    claimed(router).complete()
+    router.prune(keep_seconds=0)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM leasehold_processes").fetchall() == [(0,)]
+    router.add_many([{"id": "b"}, {"id": "c"}])
+    for _ in range(2):
+        claimed(router)
+
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT host, boot, namespace, pid, started FROM leasehold_processes").fetchall() == [
+            this_process()
+        ]
 
 
 # The write-ahead log

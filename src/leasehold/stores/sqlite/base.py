@@ -53,9 +53,10 @@ class Base:
 
     # Epochs
 
-    def draw(self, count: int, now: int) -> Program[int]:
-        """Issue *count* epochs and return the last."""
-        [(last,)] = yield one(self.sql.last_epoch)
+    def draw(self, count: int, now: int, last: int | None = None) -> Program[int]:
+        """Issue *count* epochs and return the last; *last* is the last one so far, if the caller has just read it."""
+        if last is None:
+            [(last,)] = yield one(self.sql.last_epoch)
         if last < self.seen:
             log.error(
                 "the store's epochs went back from %d to %d: it was restored; going on above both", self.seen, last

@@ -11,8 +11,10 @@ from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, judge_reclaim, lo
 from ...core.ownership import STORE, Ownership, Process, Reason
 from ...errors import InvalidArgument, UnknownJob
 from ...store import EVENTS_AT_ONCE, Refusal
-from .owning import SWEPT_AT_ONCE, Owning
-from .rows import Program, Standing, grant_of, job_of, one
+from .owning import Owning
+from .rows import Program, Standing, grant_of, job_of, number_of, one
+
+SWEPT_AT_ONCE = 1_000
 
 
 class Moving(Owning):
@@ -22,23 +24,18 @@ class Moving(Owning):
 
     def sweep(self, now: int) -> Program[list[Ownership]]:
         """Take back what expired or stalled, and let wait what has become due; a bounded number at a time."""
-        [(expires, stalls, due)] = yield one(self.sql.next_looks)
         ended: list[Ownership] = []
-        if expires is not None and expires <= now:
-            for (job_id,) in (yield one(self.sql.expired, now, SWEPT_AT_ONCE)):
-                ended.append((yield from self.take_back(job_id, Reason.TIMEOUT, now)))
-        if stalls is not None and stalls <= now:
-            for (job_id,) in (yield one(self.sql.stalled, now, SWEPT_AT_ONCE)):
-                ended.append((yield from self.take_back(job_id, Reason.STALL, now)))
-        if due is not None and due <= now:
-            yield from self.promote(now)
+        for (job_id,) in (yield one(self.sql.expired, now, SWEPT_AT_ONCE)):
+            ended.append((yield from self.take_back(job_id, Reason.TIMEOUT, now)))
+        for (job_id,) in (yield one(self.sql.stalled, now, SWEPT_AT_ONCE)):
+            ended.append((yield from self.take_back(job_id, Reason.STALL, now)))
+        yield one(self.sql.promote, now, SWEPT_AT_ONCE)
+        yield one(self.sql.promoted, now, SWEPT_AT_ONCE)
         return ended
 
     def recover(self, gone: Sequence[Process], now: int) -> Program[list[Ownership]]:
         """Take back the jobs of processes that are gone."""
-        # Looked up by name, here: the number of a row may since have been given to a process that lives.
-        known = yield one(self.sql.processes)
-        numbers = [row[0] for row in known if Process(*row[1:]) in gone]
+        numbers = [number_of(process) for process in gone]
         ended = []
         for (job_id,) in (yield one(self.sql.leased_by_processes, json.dumps(numbers))):
             ended.append((yield from self.take_back(job_id, Reason.RECOVERY, now)))
@@ -48,7 +45,7 @@ class Moving(Owning):
 
     def processes(self) -> Program[list[Process]]:
         """Return the processes that have claimed jobs here."""
-        return [Process(*row[1:]) for row in (yield one(self.sql.processes))]
+        return [Process(*row) for row in (yield one(self.sql.processes))]
 
     def take_back(self, job_id: str, reason: Reason, now: int) -> Program[Ownership]:
         """End a lease for the store's own reasons."""

@@ -1,4 +1,4 @@
-"""The programs of producers and owners: add, claim, renew, progress, settle."""
+"""The programs of producers and owners: add, renew, progress, settle. To claim is in claiming.py."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ...core.job import Added, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key, new_state
+from ...core.job import Added, Effect, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key, new_state
 from ...core.lifecycle import FINISHED, FREED_BY, Verb, after, judge_error
-from ...core.ownership import Process, Reason
 from ...errors import InvalidArgument, UnknownJob
 from ...store import Begun, Refusal, Renewal
 from .base import Base
-from .rows import Program, Standing, job_of, many, one, retry_document, spec_of
-
-PARKED_AT_ONCE = 500
-SWEPT_AT_ONCE = 1_000
-
-Candidate = tuple[Any, ...]
+from .rows import Program, Standing, Step, job_of, many, one, retry_document
 
 
 class Owning(Base):
@@ -76,128 +70,13 @@ class Owning(Base):
                 added.append(Added(job_of(row), False))
         return added
 
-    # Claiming
-
-    def claim(
-        self,
-        owner: str,
-        limit: int,
-        queues: Sequence[str] | None,
-        lease_us: int | None,
-        default_lease_us: int,
-        claim_id: str | None,
-        process: Process | None,
-        now: int,
-    ) -> Program[tuple[list[Grant], bool]]:
-        """Lease what is due; the second value says that more may be there, behind many that were parked."""
-        taken, more = yield from self._take(limit, queues)
-        if not taken:
-            return [], more
-        process_id = None if process is None else (yield from self._process_id(process))
-        # The lock keys are known to be free by now. An epoch drawn before that could be below an earlier holder's.
-        last = yield from self.draw(len(taken), now)
-        leases, grants = [], []
-        for epoch, row in enumerate(taken, last - len(taken) + 1):
-            _, _, seq, reason, attempt, errors, checkpoint = row[:7]
-            spec = spec_of(row[7:])
-            lasts = lease_us or spec.lease_us or default_lease_us
-            leases.append(
-                (
-                    seq,
-                    epoch,
-                    owner,
-                    reason,
-                    claim_id,
-                    process_id,
-                    spec.lock,
-                    now,
-                    now + lasts,
-                    lasts,
-                    None if spec.stall_us is None else now + spec.stall_us,
-                    spec.stall_us,
-                    now,
-                )
-            )
-            grants.append(
-                Grant(
-                    spec,
-                    epoch,
-                    owner,
-                    REASONS[reason],
-                    attempt,
-                    errors,
-                    checkpoint,
-                    claim_id,
-                    process,
-                    now,
-                    now + lasts,
-                    lasts,
-                )
-            )
-            if self.trace:
-                yield from self.record(
-                    "claimed", spec.id, now, epoch=epoch, owner=owner, reason=reason, attempt=attempt
-                )
-        yield many(self.sql.insert_lease, leases)
-        return grants, more
-
-    def promote(self, now: int) -> Program[None]:
-        """Let what has become due wait in its queue."""
-        yield one(self.sql.promote, now, SWEPT_AT_ONCE)
-        yield one(self.sql.promoted, now, SWEPT_AT_ONCE)
-
-    def _take(self, limit: int, queues: Sequence[str] | None) -> Program[tuple[list[Candidate], bool]]:
-        """Remove up to *limit* claimable jobs from `ready`; park those in between whose key is held."""
-        if queues is None:
-            queues = [queue for (queue,) in (yield one(self.sql.queues))]
-        taken: list[Candidate] = []
-        keys: set[str] = set()
-        parked = 0
-        while len(taken) < limit and parked < PARKED_AT_ONCE:
-            wanting = limit - len(taken)
-            # Where some were blocked, more will be: a long line behind one key is not looked at one by one.
-            first = yield from self._first(queues, max(wanting, 64) if parked else wanting)
-            if not first:
-                return taken, False
-            wanted = {row[12] for row in first if row[12] is not None}
-            if wanted:
-                keys.update(key for (key,) in (yield one(self.sql.held_locks, json.dumps(sorted(wanted)))))
-            blocked: list[Candidate] = []
-            free: list[Candidate] = []
-            for row in first:
-                if row[12] in keys:
-                    blocked.append(row)
-                elif len(free) < wanting:
-                    free.append(row)
-                    if row[12] is not None:
-                        keys.add(row[12])
-            taken += free
-            yield many(self.sql.delete_ready, [(row[10], *row[:3]) for row in (*free, *blocked)])
-            if blocked:
-                yield many(self.sql.insert_parked, [(row[12], row[10], *row[:3]) for row in blocked])
-                parked += len(blocked)
-        return taken, parked >= PARKED_AT_ONCE
-
-    def _first(self, queues: Sequence[str], count: int) -> Program[list[Candidate]]:
-        if len(queues) == 1:
-            return (yield one(self.sql.candidates, queues[0], count))
-        heads: list[tuple[int, int, int]] = []
-        for queue in queues:
-            heads += yield one(self.sql.heads, queue, count)
-        heads.sort()
-        return (yield one(self.sql.chosen, json.dumps([seq for _, _, seq in heads[:count]])))
-
-    def _process_id(self, process: Process) -> Program[int]:
-        host, boot, namespace, pid, started = process
-        key = (pid, started, namespace, boot, host)
-        rows = (yield one(self.sql.process_id, *key)) or (yield one(self.sql.insert_process, *key))
-        return int(rows[0][0])
-
     # Holding
 
-    def holders(self, job_ids: Sequence[str]) -> Program[dict[str, tuple[Any, ...]]]:
-        """Return a row of the statement `holders` for each job that exists."""
-        return {row[0]: row for row in (yield one(self.sql.holders, json.dumps(job_ids)))}
+    def holders(self, job_ids: Sequence[str]) -> Step:
+        """The statement whose rows say who holds each job that exists."""
+        if len(job_ids) == 1:
+            return one(self.sql.holder, job_ids[0])
+        return one(self.sql.holders, json.dumps(job_ids))
 
     def refusal(self, job_id: str, epoch: int, verb: str, now: int) -> Program[Refusal]:
         """Return why *epoch* may not write, knowing that it may not."""
@@ -206,7 +85,7 @@ class Owning(Base):
 
     def check(self, holders: Sequence[tuple[str, int]], now: int) -> Program[list[Refusal | None]]:
         """Say for each epoch whether it is current."""
-        held = yield from self.holders([job_id for job_id, _ in holders])
+        held = {row[0]: row for row in (yield self.holders([job_id for job_id, _ in holders]))}
         reply: list[Refusal | None] = []
         for job_id, epoch in holders:
             row = held.get(job_id)
@@ -216,7 +95,7 @@ class Owning(Base):
 
     def renew(self, renewals: Sequence[Renewal], now: int) -> Program[list[int | Refusal]]:
         """Move each lease's deadline."""
-        held = yield from self.holders([renewal.job_id for renewal in renewals])
+        held = {row[0]: row for row in (yield self.holders([renewal.job_id for renewal in renewals]))}
         reply: list[int | Refusal] = []
         moved = []
         for job_id, epoch, lease_us in renewals:
@@ -224,7 +103,7 @@ class Owning(Base):
             if row is None or row[2] != epoch:
                 reply.append((yield from self.refusal(job_id, epoch, "renew", now)))
                 continue
-            expires = now + (lease_us or row[10])
+            expires = now + (lease_us or row[5])
             moved.append((expires, row[1]))
             reply.append(expires)
             if self.trace:
@@ -234,14 +113,14 @@ class Owning(Base):
 
     def progress(self, reports: Sequence[Progress], now: int) -> Program[list[Refusal | None]]:
         """Record that the work moves."""
-        held = yield from self.holders([report.job_id for report in reports])
+        held = {row[0]: row for row in (yield self.holders([report.job_id for report in reports]))}
         reply: list[Refusal | None] = []
         for job_id, epoch, fraction, note, checkpoint in reports:
             row = held.get(job_id)
             if row is None or row[2] != epoch:
                 reply.append((yield from self.refusal(job_id, epoch, "progress", now)))
                 continue
-            stalls = None if row[11] is None else now + row[11]
+            stalls = None if row[6] is None else now + row[6]
             yield one(self.sql.progress, fraction, note, now, stalls, row[1])
             if checkpoint is not None:
                 yield one(self.sql.put_checkpoint, row[1], checkpoint)
@@ -266,7 +145,7 @@ class Owning(Base):
 
     def settle(self, settlements: Sequence[Settlement], now: int) -> Program[list[Refusal | None]]:
         """End each lease as its owner says."""
-        held = yield from self.holders([said.job_id for said in settlements])
+        held = {row[0]: row for row in (yield self.holders([said.job_id for said in settlements]))}
         reply: list[Refusal | None] = []
         completed: list[tuple[Settlement, tuple[Any, ...]]] = []
         for said in settlements:
@@ -276,7 +155,7 @@ class Owning(Base):
                 completed = yield from self._complete(completed, now)
                 reply.append((yield from self._repeated(said, now)))
             else:
-                held[said.job_id] = (*row[:2], None, *row[3:])
+                del held[said.job_id]
                 if said.outcome is Outcome.COMPLETE:
                     completed.append((said, row))
                     if said.then:  # while the later items are unfinished, and hold their unique keys
@@ -291,16 +170,14 @@ class Owning(Base):
         self, completed: list[tuple[Settlement, tuple[Any, ...]]], now: int
     ) -> Program[list[tuple[Settlement, tuple[Any, ...]]]]:
         if completed:
-            rows = [
-                (said.result, epoch, reason, owner, granted, expires, said.fingerprint(), progress, note, now, now, seq)
-                for said, (_, seq, epoch, owner, reason, granted, expires, _, progress, note, _, _) in completed
-            ]
+            rows = [(said.result, said.fingerprint(), now, now, row[1]) for said, row in completed]
             yield many(self.sql.complete, rows)
             yield many(self.sql.delete_lease, [(row[1],) for _, row in completed])
         for said, row in completed:
             if said.then:
                 yield from self.add(said.then, now)
-            yield from self.wake(row[7])
+            if row[4] is not None:
+                yield from self.wake(row[4])
             if self.trace:
                 yield from self.record("completed", said.job_id, now, epoch=said.epoch, owner=row[3])
         return []
@@ -423,9 +300,6 @@ class Owning(Base):
             yield one(self.sql.clear_effect, standing.seq, name)
         else:
             yield one(self.sql.end_effect, epoch, outcome, standing.seq, name)
-
-
-REASONS = {reason.value: reason for reason in Reason}
 
 
 def _effect(job_id: str, name: str, row: tuple[Any, ...]) -> Effect:

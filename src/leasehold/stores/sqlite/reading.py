@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ...core.clock import FAR
 from ...core.job import Counts, Effect, Grant, Job, Status
 from ...core.lifecycle import FINISHED
 from ...core.ownership import Event, Ownership, Reason
@@ -56,11 +55,11 @@ class Reading(Base):
             raise UnknownJob(job_id)
         return int(rows[0][0])
 
-    def look(self, queues: Sequence[str] | None) -> Program[tuple[bool, int]]:
+    def waiting(self, queues: Sequence[str] | None) -> Program[tuple[bool, int]]:
         """Return whether something waits in *queues*, and when to look again even if nobody writes."""
         due = {queue for (queue,) in (yield one(self.sql.queues))}
-        looks = [at for at in (yield one(self.sql.next_looks))[0] if at is not None]
-        return bool(due if queues is None else due.intersection(queues)), min(looks, default=FAR)
+        [(next_us, *_)] = yield one(self.sql.look, None)
+        return bool(due if queues is None else due.intersection(queues)), next_us
 
     def claimed(self, claim_id: str) -> Program[list[Grant]]:
         """Return the live leases of a claim."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
@@ -106,6 +107,13 @@ def retry_document(retry: Retry) -> str | None:
 def retry_of(document: str | None) -> Retry:
     """Return the retry policy that a job keeps."""
     return DEFAULT_RETRY if document is None else Retry(**json.loads(document))
+
+
+@lru_cache(maxsize=64)
+def number_of(process: Process) -> int:
+    """Return the number of a process's row: a digest of its name, so that it is never given to another one."""
+    digest = hashlib.blake2b("\0".join(map(str, process)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
 
 
 def spec_of(row: Sequence[Any]) -> NewJob:

@@ -114,15 +114,14 @@ CREATE TABLE leasehold_checkpoints (
     checkpoint  TEXT NOT NULL
 ) STRICT;
 
--- Processes that have claimed jobs here, so that their death can be proved.
+-- Processes that have claimed jobs here, so that their death can be proved. id is a digest of the rest.
 CREATE TABLE leasehold_processes (
     id         INTEGER PRIMARY KEY,
     host       TEXT NOT NULL,
     boot       TEXT NOT NULL,
     namespace  TEXT NOT NULL,
     pid        INTEGER NOT NULL,
-    started    INTEGER NOT NULL,
-    UNIQUE (pid, started, namespace, boot, host)
+    started    INTEGER NOT NULL
 ) STRICT;
 
 -- Ownerships that ended in any other way than with a completion. settlement is what the owner said, if it was the owner.

@@ -23,7 +23,7 @@ INSERT INTO leasehold_store (one, schema_version, id, last_epoch) VALUES (1, ?, 
 SELECT last_epoch FROM leasehold_store;
 
 -- name: set_last_epoch
-UPDATE leasehold_store SET last_epoch = ?;
+UPDATE leasehold_store SET last_epoch = ? WHERE one = 1;
 
 -- name: store_id
 SELECT id FROM leasehold_store;
@@ -64,11 +64,16 @@ INSERT INTO leasehold_parked (lock, queue, rank, run_at, seq) VALUES (?, ?, ?, ?
 DELETE FROM leasehold_parked WHERE lock = ? AND queue = ? AND rank = ? AND run_at = ? AND seq = ?;
 
 
--- name: next_looks
--- The next deadlines and the next job to become due: four index seeks, whatever the number of jobs.
-SELECT (SELECT min(expires_at) FROM leasehold_leases),
-       (SELECT min(stalls_at) FROM leasehold_leases WHERE stalls_at IS NOT NULL),
-       (SELECT min(run_at) FROM leasehold_scheduled);
+-- name: look
+-- What a claim looks at first, in one statement. A seek each, whatever the number of jobs.
+SELECT min(coalesce((SELECT min(expires_at) FROM leasehold_leases), 4611686018427387904),  -- clock.FAR
+           coalesce((SELECT min(stalls_at) FROM leasehold_leases WHERE stalls_at IS NOT NULL), 4611686018427387904),
+           coalesce((SELECT min(run_at) FROM leasehold_scheduled), 4611686018427387904)),
+       (SELECT min(queue) FROM leasehold_ready),
+       (SELECT max(queue) FROM leasehold_ready),
+       EXISTS (SELECT 1 FROM leasehold_processes WHERE id = ?),
+       last_epoch
+FROM leasehold_store WHERE one = 1;
 
 -- name: promote
 INSERT INTO leasehold_ready (queue, rank, run_at, seq)
@@ -129,14 +134,11 @@ INSERT INTO leasehold_leases (
 -- name: delete_lease
 DELETE FROM leasehold_leases WHERE seq = ?;
 
--- name: process_id
-SELECT id FROM leasehold_processes WHERE pid = ? AND started = ? AND namespace = ? AND boot = ? AND host = ?;
-
 -- name: insert_process
-INSERT INTO leasehold_processes (pid, started, namespace, boot, host) VALUES (?, ?, ?, ?, ?) RETURNING id;
+INSERT INTO leasehold_processes (id, host, boot, namespace, pid, started) VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: processes
-SELECT id, host, boot, namespace, pid, started FROM leasehold_processes ORDER BY id;
+SELECT host, boot, namespace, pid, started FROM leasehold_processes ORDER BY id;
 
 -- name: delete_process
 DELETE FROM leasehold_processes WHERE id = ?;
@@ -145,10 +147,15 @@ DELETE FROM leasehold_processes WHERE id = ?;
 DELETE FROM leasehold_processes WHERE id NOT IN (SELECT process FROM leasehold_leases WHERE process IS NOT NULL);
 
 
+-- name: holder
+-- Who holds a job. Without a lease the epoch is null, and nobody may write.
+SELECT j.id, j.seq, l.epoch, l.owner, l.lock, l.lease_us, l.stall_us
+FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
+WHERE j.id = ?;
+
 -- name: holders
--- Who holds each of some jobs. Without a lease the epoch is null, and nobody may write.
-SELECT j.id, j.seq, l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, l.lock, l.progress, l.note, l.lease_us,
-       l.stall_us
+-- The same for each of some jobs.
+SELECT j.id, j.seq, l.epoch, l.owner, l.lock, l.lease_us, l.stall_us
 FROM json_each(?) AS wanted
 CROSS JOIN leasehold_jobs AS j ON j.id = wanted.value
 LEFT JOIN leasehold_leases AS l ON l.seq = j.seq;
@@ -165,10 +172,15 @@ INSERT INTO leasehold_checkpoints (seq, checkpoint) VALUES (?, ?)
 ON CONFLICT (seq) DO UPDATE SET checkpoint = excluded.checkpoint;
 
 -- name: complete
-UPDATE leasehold_jobs
-SET status = 'done', result = ?, last_error = NULL, epoch = ?, reason = ?, owner = ?, granted_at = ?, expires_at = ?,
-    settlement = ?, progress = coalesce(?, progress), note = coalesce(?, note), updated_at = ?, finished_at = ?
-WHERE seq = ?;
+-- Before the lease is deleted: the job keeps what is known of the ownership that completed it.
+UPDATE leasehold_jobs AS j
+SET status = 'done', result = ?, last_error = NULL, settlement = ?, updated_at = ?, finished_at = ?,
+    (epoch, reason, owner, granted_at, expires_at, progress, note) = (
+        SELECT l.epoch, l.reason, l.owner, l.granted_at, l.expires_at, coalesce(l.progress, j.progress),
+               coalesce(l.note, j.note)
+        FROM leasehold_leases AS l WHERE l.seq = j.seq
+    )
+WHERE j.seq = ?;
 
 -- name: back
 -- What the end of a lease leaves on the job, other than a completion.

@@ -19,9 +19,9 @@ from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
 from ..migrating import Migrated
 from .callers import JoinedVerbs, SqliteTransactions
+from .claiming import Claiming
 from .database import Database
 from .inside import holds, refuse_inside
-from .moving import Moving
 from .reading import Reading
 from .rows import Program
 from .sql import statements
@@ -33,7 +33,7 @@ T = TypeVar("T")
 _POLL_SECONDS = 0.005
 
 
-class Verbs(Moving, Reading):
+class Verbs(Claiming, Reading):
     """Every program of the store."""
 
 
@@ -138,13 +138,11 @@ class SqliteStore:
         verbs = self._verbs
         queues = None if queues is None else sorted(set(queues))
 
-        def program(now: int) -> Program[tuple[list[Grant], bool]]:
-            yield from verbs.sweep(now)
-            return (yield from verbs.claim(owner, limit, queues, lease_us, default_lease_us, claim_id, process, now))
-
         countdown = Countdown(self._clock, wait_us)
         while True:
-            grants, more = self._write(program)
+            grants, more = self._write(
+                lambda now: verbs.claim(owner, limit, queues, lease_us, default_lease_us, claim_id, process, now)
+            )
             if grants:
                 return grants
             if more or self._recover():
@@ -161,7 +159,7 @@ class SqliteStore:
             seen = database.version()
             if seen != version:
                 version = seen
-                ready, look = database.read(verbs.look(queues))
+                ready, look = database.read(verbs.waiting(queues))
                 if ready:
                     return True
             if now >= look or self._recover():

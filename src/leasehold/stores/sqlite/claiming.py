@@ -1,0 +1,124 @@
+"""The program of a claim: what is swept first, which jobs are taken, and what is granted for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ...core.job import Grant
+from ...core.ownership import Process, Reason
+from .moving import Moving
+from .rows import Program, many, number_of, one, spec_of
+
+PARKED_AT_ONCE = 500
+
+Candidate = tuple[Any, ...]
+
+
+class Claiming(Moving):
+    """How a job gets an owner."""
+
+    def claim(
+        self,
+        owner: str,
+        limit: int,
+        queues: Sequence[str] | None,
+        lease_us: int | None,
+        default_lease_us: int,
+        claim_id: str | None,
+        process: Process | None,
+        now: int,
+    ) -> Program[tuple[list[Grant], bool]]:
+        """Lease what is due; the second value says that more may be there, behind many that were parked."""
+        number = None if process is None else number_of(process)
+        [look] = yield one(self.sql.look, number)
+        if look[0] <= now:
+            yield from self.sweep(now)
+            [look] = yield one(self.sql.look, number)
+        _, first, last, known, last_epoch = look
+        if first is None:
+            return [], False
+        if queues is None:
+            queues = [first] if first == last else [queue for (queue,) in (yield one(self.sql.queues))]
+        taken, more = yield from self._take(limit, queues)
+        if not taken:
+            return [], more
+        if process is not None and not known:
+            yield one(self.sql.insert_process, number, *process)
+        # The lock keys are known to be free by now. An epoch drawn before that could be below an earlier holder's.
+        epoch = (yield from self.draw(len(taken), now, last_epoch)) - len(taken)
+        leases, grants = [], []
+        for row in taken:
+            epoch += 1
+            _, _, seq, reason, attempt, errors, checkpoint = row[:7]
+            spec = spec_of(row[7:])
+            lasts = lease_us or spec.lease_us or default_lease_us
+            until, stall_us = now + lasts, spec.stall_us
+            stalls = None if stall_us is None else now + stall_us
+            leases.append(
+                (seq, epoch, owner, reason, claim_id, number, spec.lock, now, until, lasts, stalls, stall_us, now)
+            )
+            # The tuple's own constructor: a NamedTuple's is a Python function around it.
+            why = REASONS[reason]
+            facts = (spec, epoch, owner, why, attempt, errors, checkpoint, claim_id, process, now, until, lasts)
+            grants.append(tuple.__new__(Grant, facts))
+            if self.trace:
+                yield from self.record(
+                    "claimed", spec.id, now, epoch=epoch, owner=owner, reason=reason, attempt=attempt
+                )
+        yield many(self.sql.insert_lease, leases)
+        return grants, more
+
+    def _take(self, limit: int, queues: Sequence[str]) -> Program[tuple[list[Candidate], bool]]:
+        """Remove up to *limit* claimable jobs from `ready`; park those in between whose key is held."""
+        taken: list[Candidate] = []
+        keys: set[str] = set()
+        parked = 0
+        while len(taken) < limit and parked < PARKED_AT_ONCE:
+            wanting = limit - len(taken)
+            # Where some were blocked, more will be: a long line behind one key is not looked at one by one.
+            count = max(wanting, 64) if parked else wanting
+            if len(queues) == 1:
+                first = yield one(self.sql.candidates, queues[0], count)
+            else:
+                first = yield from self._merged(queues, count)
+            if not first:
+                return taken, False
+            free: list[Candidate] = first[:wanting]
+            blocked: list[Candidate] = []
+            wanted = {row[12] for row in first if row[12] is not None}
+            if wanted:
+                keys.update(key for (key,) in (yield one(self.sql.held_locks, json.dumps(sorted(wanted)))))
+                free, blocked = _divided(first, wanting, keys)
+            taken += free
+            yield many(self.sql.delete_ready, [(row[10], row[0], row[1], row[2]) for row in free + blocked])
+            if blocked:
+                yield many(self.sql.insert_parked, [(row[12], row[10], *row[:3]) for row in blocked])
+                parked += len(blocked)
+        return taken, parked >= PARKED_AT_ONCE
+
+    def _merged(self, queues: Sequence[str], count: int) -> Program[list[Candidate]]:
+        """Return the first candidates of several queues."""
+        heads: list[tuple[int, int, int]] = []
+        for queue in queues:
+            heads += yield one(self.sql.heads, queue, count)
+        heads.sort()
+        return (yield one(self.sql.chosen, json.dumps([seq for _, _, seq in heads[:count]])))
+
+
+def _divided(candidates: Sequence[Candidate], wanting: int, keys: set[str]) -> tuple[list[Candidate], list[Candidate]]:
+    """Return who of *candidates* is free to be taken, and who is blocked by one of the *keys*; add those taken now."""
+    free: list[Candidate] = []
+    blocked: list[Candidate] = []
+    for row in candidates:
+        if row[12] in keys:
+            blocked.append(row)
+        elif len(free) < wanting:
+            free.append(row)
+            if row[12] is not None:
+                keys.add(row[12])
+    return free, blocked
+
+
+REASONS = {reason.value: reason for reason in Reason}
