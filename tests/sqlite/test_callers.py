@@ -504,13 +504,13 @@ def test_a_thread_past_its_transaction_is_not_refused_for_that_of_another(
     elsewhere = Elsewhere(transaction)
     assert entered.wait(10)
     database = router.store.database  # type: ignore[attr-defined]  # a SqliteStore
-    turn = database.writing
+    write = database.write
 
-    def writing() -> Any:
+    def writing(*args: Any) -> Any:
         leave.set()  # only when this thread has not been refused, and is about to wait
-        return turn()
+        return write(*args)
 
-    monkeypatch.setattr(database, "writing", writing)
+    monkeypatch.setattr(database, "write", writing)
     try:
         router.add("c")
     finally:

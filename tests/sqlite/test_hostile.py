@@ -365,7 +365,20 @@ def test_a_turn_is_given_back_after_ctrl_c_behind_taking_it(monkeypatch: pytest.
     monkeypatch.setattr(turn, "_take", interrupted)
     with pytest.raises(KeyboardInterrupt), turn.taken(1):
         pass
+    with pytest.raises(KeyboardInterrupt):
+        turn.run(1, int)
     monkeypatch.undo()
+    with turn.taken(0):
+        pass
+
+
+def test_a_turn_that_nobody_can_give_back_is_free() -> None:
+    """As when Ctrl-C comes where the end of its `with` would have begun."""
+    turn = Turn("write", "jobs.db")
+    taken = turn.taken(1)
+    taken.__enter__()
+    del taken
+
     with turn.taken(0):
         pass
 
@@ -374,12 +387,16 @@ def test_turns_exclude_each_other_and_lose_nobody() -> None:
     """Eight threads count to four thousand, each step in two."""
     turn, count = Turn("write", "jobs.db"), [0]
 
+    def add_one() -> None:
+        before = count[0]
+        threading.Event().wait(0)
+        count[0] = before + 1
+
     def step() -> None:
-        for _ in range(500):
+        for _ in range(250):
             with turn.taken(30):
-                before = count[0]
-                threading.Event().wait(0)
-                count[0] = before + 1
+                add_one()
+            turn.run(30, add_one)
 
     threads = [threading.Thread(target=step) for _ in range(8)]
     for thread in threads:

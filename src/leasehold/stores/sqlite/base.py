@@ -39,17 +39,22 @@ class Base:
     # Around a transaction of our own; the write lock is held
 
     def begun(self, program: Program[T]) -> Program[T]:
-        """Run *program* after recording what could not be recorded before."""
-        self.drawn, self.recorded = 0, len(self.apart)
-        if self.recorded:
-            yield many(self.sql.insert_event, [self.apart[i] for i in range(self.recorded)])
+        """Return *program*, after recording what could not be recorded before."""
+        self.drawn = self.recorded = 0
+        return self._recording(program) if self.apart else program
+
+    def _recording(self, program: Program[T]) -> Program[T]:
+        self.recorded = len(self.apart)
+        yield many(self.sql.insert_event, [self.apart[i] for i in range(self.recorded)])
         return (yield from program)
 
     def committed(self) -> None:
         """Remember what the transaction has made certain."""
-        self.seen = max(self.seen, self.drawn)
-        for _ in range(self.recorded):
+        if self.drawn > self.seen:
+            self.seen = self.drawn
+        while self.recorded:
             self.apart.popleft()
+            self.recorded -= 1
 
     # Epochs
 

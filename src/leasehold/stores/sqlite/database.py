@@ -13,12 +13,13 @@ import sqlite3
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from ...core.clock import Clock
 from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
 from ..migrating import Migrated, refuse_newer, refuse_older
+from .base import Base
 from .inside import Turn, refuse_inside
 from .log_file import LogFile
 from .rows import Program, one
@@ -92,36 +93,34 @@ class Database:
 
     # Transactions
 
-    def write(self, make: Callable[[int], Program[T]], committed: Callable[[], None]) -> T:
+    def write(self, make: Callable[[int], Program[T]], verbs: Base) -> T:
         """
-        Run the program that *make* returns in a write transaction of its own, and return its value.
+        Run the program of *verbs* that *make* returns in a write transaction of its own, and return its value.
 
-        *committed* is called between the commit and the next writer's turn. The clock is read once the write lock is
-        held: however long that took, a lease begins when it is granted.
+        The clock is read once the write lock is held: however long that took, a lease begins when it is granted.
         """
-        with self.writing():
-            return self.write_in_turn(make, committed)
+        return self._write_turn.run(self.busy_seconds, self.write_in_turn, make, verbs)
 
-    def write_soon(self, make: Callable[[int], Program[T]], committed: Callable[[], None]) -> T:
+    def write_soon(self, make: Callable[[int], Program[T]], verbs: Base) -> T:
         """Write likewise, but wait only for a moment: for those who asked for something else."""
         with self.writing(_MOMENT):
             connection = self.current_writer()
             try:
                 connection.execute(f"PRAGMA busy_timeout = {int(min(_MOMENT, self.busy_seconds) * 1000)}")
-                return self.write_in_turn(make, committed)
+                return self.write_in_turn(make, verbs)
             finally:
                 connection.execute(f"PRAGMA busy_timeout = {int(self.busy_seconds * 1000)}")
 
-    def write_in_turn(self, make: Callable[[int], Program[T]], committed: Callable[[], None]) -> T:
+    def write_in_turn(self, make: Callable[[int], Program[T]], verbs: Base) -> T:
         """Write likewise; the turn to write is held."""
         connection = self.current_writer()
         try:
             connection.execute("BEGIN IMMEDIATE")
-            value = drive(connection, make(self._clock.now()))
+            value = drive(connection, verbs.begun(make(self._clock.now())))
             if self.point:
                 self.point("before commit")
             connection.execute("COMMIT")
-            committed()
+            verbs.committed()
             if self.point:
                 self.point("after commit")
         except BaseException as error:
@@ -159,15 +158,13 @@ class Database:
             except sqlite3.Error as error:
                 raise self.explained(error) from error
 
-    @contextmanager
-    def writing(self, seconds: float | None = None) -> Iterator[None]:
+    def writing(self, seconds: float | None = None) -> AbstractContextManager[None]:
         """Hold this process's turn to write; wait up to *seconds* for it, or as long as the file may be busy."""
-        with self._write_turn.taken(self.busy_seconds if seconds is None else min(seconds, self.busy_seconds)):
-            self._check_open()
-            yield
+        return self._write_turn.taken(self.busy_seconds if seconds is None else min(seconds, self.busy_seconds))
 
     def current_writer(self) -> sqlite3.Connection:
         """Return the connection that writes; the turn to write is held. A file that was replaced is opened anew."""
+        self._check_open()
         if self._file is not None and not self._is_current():
             log.warning("the file %s was replaced; opening the new one", self.path)
             with self._read_turn.taken(self.busy_seconds):
@@ -451,12 +448,11 @@ class Database:
 
 def drive(connection: sqlite3.Connection, program: Program[T]) -> T:
     """Run *program* on *connection*, in whatever transaction it has, and return the program's value."""
-    cursor = connection.cursor()
-    cursor.row_factory = None
+    cursor, send = connection.cursor(), program.send
     answer: Any = None
     try:
         while True:
-            sql, params, several = program.send(answer)
+            sql, params, several = send(answer)
             answer = cursor.executemany(sql, params) if several else cursor.execute(sql, params).fetchall()
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # typed as the program is

@@ -8,12 +8,16 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from ...core.clock import patience
 from ...errors import InvalidArgument, StoreUnavailable
 
 _LOOK_SECONDS = 0.05
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class _Joined(NamedTuple):
@@ -39,13 +43,12 @@ def is_inside(connection: Any) -> bool:
 
 def holds(path: str) -> bool:
     """Return whether this very context is known to hold the write lock of the file at *path*."""
-    joined = _joined.get()
-    return bool(joined) and any(one.is_open() for one in joined if one.path == os.path.realpath(path))
+    return any(one.is_open() for one in _joined.get() if one.path == os.path.realpath(path))
 
 
 def refuse_inside(path: str) -> None:
     """Refuse to wait for the write lock of the file at *path* if this very context holds it."""
-    if holds(path):
+    if _joined.get() and holds(path):
         raise InvalidArgument(
             "a transaction is open here, which holds the file's only write lock: pass connection=… to join it, "
             "or end it first. Without, this call would wait for itself."
@@ -75,8 +78,7 @@ class Turn:
     @contextmanager
     def taken(self, seconds: float) -> Iterator[None]:
         """Hold the turn; wait up to *seconds* for it."""
-        mine = _Ticket(threading.current_thread())
-        held = self._held
+        mine, held = _Ticket(threading.current_thread()), self._held
         try:
             self._take(mine, seconds)
             yield
@@ -84,10 +86,28 @@ class Turn:
             # Python handles signals after calls, and there is none before the turn is given back.
             if "by" in held and held["by"] is mine:
                 del held["by"]
-                with suppress(RuntimeError):  # nobody has waited since the last time
-                    self._freed.release()
+                self._wake_one()
+
+    def run(self, seconds: float, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Hold the turn for a call, which is several times faster than `with`; wait up to *seconds* for it."""
+        mine, held = _Ticket(threading.current_thread()), self._held
+        try:
+            self._take(mine, seconds)
+            return call(*args, **kwargs)
+        finally:
+            # As above.
+            if "by" in held and held["by"] is mine:
+                del held["by"]
+                self._wake_one()
+
+    def _wake_one(self) -> None:
+        if self._freed.locked():  # else nobody has waited since the last time
+            with suppress(RuntimeError):  # nor now: another has had its turn meanwhile
+                self._freed.release()
 
     def _take(self, mine: _Ticket, seconds: float) -> None:
+        if self._held.setdefault("by", mine) is mine:
+            return
         left = patience(seconds)
         while (holder := self._held.setdefault("by", mine)) is not mine:
             if holder.thread is mine.thread:

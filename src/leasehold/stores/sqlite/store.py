@@ -67,8 +67,9 @@ class SqliteStore:
 
     def _write(self, make: Callable[[int], Program[T]]) -> T:
         refuse_inside(self.database.path)
-        value = self.database.write(lambda now: self._verbs.begun(make(now)), self._verbs.committed)
-        self.changed()
+        value = self.database.write(make, self._verbs)
+        if self._awaited:
+            self.changed()
         return value
 
     def _admitted(self, make: Callable[[int], Program[T | Refusal]]) -> T:
@@ -85,14 +86,14 @@ class SqliteStore:
         """
         if self._verbs.apart and not holds(self.database.path):
             try:
-                self.database.write_soon(lambda now: self._verbs.begun(_nothing()), self._verbs.committed)
+                self.database.write_soon(lambda now: _nothing(), self._verbs)
             except LeaseholdError as error:
                 log.debug("%d refusals are still to be recorded: %s", len(self._verbs.apart), error)
 
     def record_refusals(self) -> None:
         """Record them; the turn to write is held."""
         if self._verbs.apart:
-            self.database.write_in_turn(lambda now: self._verbs.begun(_nothing()), self._verbs.committed)
+            self.database.write_in_turn(lambda now: _nothing(), self._verbs)
 
     def record_all(self) -> None:
         """Record them as the last thing that is asked of this store: wait for it, and say so if it cannot be done."""
@@ -108,10 +109,12 @@ class SqliteStore:
         # the lock itself does not.
         self._changing = threading.RLock()
         self._changed = threading.Condition(self._changing)
+        self._awaited = False
 
     def changed(self) -> None:
         """Wake the claims of this process that wait; those of others look at the file."""
         with self._changing:
+            self._awaited = False
             self._changed.notify_all()
 
     # Producers
@@ -167,6 +170,7 @@ class SqliteStore:
             if countdown.left() <= 0:
                 return False
             with self._changing:
+                self._awaited = True
                 self._changed.wait(_POLL_SECONDS)
 
     def claimed(self, claim_id: str) -> list[Grant]:
