@@ -69,7 +69,9 @@ class PostgresTransactions:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[FencedConnection] = []
-        self._begun = threading.local()  # .connection: what this thread has begun and nobody has entered yet
+        self._begun = (
+            threading.local()
+        )  # .connection: what this thread has begun and nobody has entered; .holder: for whom
         self._apart: deque[tuple[str, str]] = deque()  # refusals that their own transaction could not record
 
     def forked(self) -> None:
@@ -117,7 +119,7 @@ class PostgresTransactions:
 
     def _open(self, connection: FencedConnection, job_id: str, epoch: int, idle_us: int | None) -> None:
         connection.fenced = job_id, epoch
-        self._begun.connection = connection
+        self._begun.connection, self._begun.holder = connection, (job_id, epoch)
         _run(
             self.fence(job_id, epoch),
             lambda step: _begin(connection, *self._statement(step, False), idle_us=idle_us),
@@ -179,6 +181,11 @@ class PostgresTransactions:
                 if sqlstate_of(error) in ("40001", REFUSED_SQLSTATE) and (moved := self._moved(job_id, epoch)):
                     raise moved from error
                 raise self._database.explained(error) from error
+        except BaseException:
+            # Whoever hears of this undoes the block: by then, a connection that was kept might be somebody else's.
+            connection.ours = True
+            connection.close()
+            raise
         finally:
             self._put(connection)
             self.record()
@@ -213,6 +220,8 @@ class PostgresTransactions:
         if connection is None or connection.fenced is None:
             self._begun.connection = None
             return
+        if connection.fenced != getattr(self._begun, "holder", connection.fenced):
+            return  # Ctrl-C came when it was committed and kept, and it is somebody else's
         holder, error = connection.fenced, sys.exc_info()[1]
         was_lost = connection.info.transaction_status == pq.TransactionStatus.UNKNOWN
         self._undo(connection)
