@@ -565,10 +565,15 @@ def log_file(request: pytest.FixtureRequest, path: Path, router: Router) -> Iter
     router.add("a")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "by its path":
-            patch.delattr(os, "O_PATH", raising=False)
+            patch.setattr(os, "readlink", no_links)
         log = LogFile(str(path))
     yield log
     log.close()
+
+
+def no_links(path: str) -> str:
+    """What there is where there is no /proc."""
+    raise FileNotFoundError(path)
 
 
 def test_a_log_is_there_as_long_as_its_path_names_it(path: Path, log_file: LogFile) -> None:
@@ -592,8 +597,29 @@ def test_a_log_that_was_not_there_at_first_is_none(path: Path) -> None:
     """Whatever comes to be at its path."""
     log_file = LogFile(str(path))
     assert not log_file.is_there()
+    assert not log_file.is_long(1)
     Path(f"{path}-wal").touch()
     assert not log_file.is_there()
+
+
+def test_a_log_that_is_removed_as_it_is_opened_is_not_there(
+    path: Path, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Linux says of it then stays the same, too."""
+    router.add("a")
+    readlink = os.readlink
+
+    def removed(link: str) -> str:
+        os.rename(f"{path}-wal", path.with_name("moved"))
+        return readlink(link)
+
+    monkeypatch.setattr(os, "readlink", removed)
+    log_file = LogFile(str(path))
+    monkeypatch.undo()
+
+    assert not log_file.is_there()
+    os.rename(path.with_name("moved"), f"{path}-wal")
+    log_file.close()
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
@@ -626,9 +652,8 @@ def test_the_length_of_a_log_is_what_sqlite_says_it_is(path: Path, page_bytes: i
         connection.execute(f"PRAGMA page_size = {page_bytes}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("CREATE TABLE kept (text)")
         with closing(LogFile(str(path))) as log:
-            assert not log.is_long(1)
-            connection.execute("CREATE TABLE kept (text)")
             for rows in (90, 30, 60, 7):
                 for number in range(rows):
                     connection.execute("INSERT INTO kept VALUES (?)", ["x" * (number * 37 % 3_000)])
@@ -636,8 +661,6 @@ def test_the_length_of_a_log_is_what_sqlite_says_it_is(path: Path, page_bytes: i
                 assert pages == copied
                 assert log.is_long(pages)
                 assert not log.is_long(pages + 1)
-            Path(f"{path}-wal").unlink()
-            assert not log.is_long(1)
 
 
 def test_a_log_that_begins_anew_is_written_over_and_not_cut(path: Path) -> None:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 LEAST_SQLITE = (3, 37, 0)  # STRICT tables
 SYNCHRONOUS = ("full", "normal", "extra")
-_CHECKPOINT_PAGES = 2_000
+_CHECKPOINT_PAGES = 1_000
 _LOOK_COMMITS = 32
 _LOOK_CHANGES = 1_000
 _LOG_BYTES = 32 * 1024 * 1024

@@ -10,21 +10,21 @@ class LogFile:
     """
     The log of a file that is open.
 
-    SQLite locks the file and never its log, so that the log may be opened and closed beside it.
+    SQLite locks the file and never its log, so that the log may be open here as well, and be closed.
     """
 
     def __init__(self, file: str) -> None:
         self._path = f"{os.path.realpath(file)}-wal"  # SQLite puts it beside the file, not beside a link to it
-        self._identity = _identity(self._path)
         self._handle: int | None = None
+        self._identity: tuple[int, ...] | None = None
         self._link = self._name = ""
-        if hasattr(os, "O_PATH"):
-            with suppress(OSError):
-                self._handle = os.open(self._path, os.O_PATH | os.O_CLOEXEC)
-                self._link = f"/proc/self/fd/{self._handle}"
-                self._name = os.readlink(self._link)
-        if _identity(self._path) != self._identity or _identity(self._link) != self._identity:
-            self._name = ""  # it was replaced just now
+        with suppress(OSError):
+            self._handle = os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            self._identity = os.fstat(self._handle)[1:3]
+            self._link = f"/proc/self/fd/{self._handle}"
+            self._name = os.readlink(self._link)
+        if not self._is_at_path():
+            self._name = ""  # another one is there by now
 
     def close(self) -> None:
         """Look at it no more."""
@@ -37,15 +37,21 @@ class LogFile:
         """
         Return whether the path still names this log.
 
-        Linux tells where an open file is. To ask for the file that is at the path would do, but since Linux 6.13
-        whoever looks at the times of a file makes the next write to it slower, by a fifth of a commit.
+        Linux tells where an open file is. To look at what is at the path would tell, too, but since Linux 6.13 whoever
+        looks at the times of a file makes the next write to it slower, by a fifth of a commit.
         """
         try:
             if self._name and os.readlink(self._link) == self._name:
                 return True
         except OSError:
             pass
-        return self._identity is not None and self._identity == _identity(self._path)
+        return self._is_at_path()
+
+    def _is_at_path(self) -> bool:
+        try:
+            return os.stat(self._path)[1:3] == self._identity
+        except OSError:
+            return False
 
     def is_long(self, pages: int) -> bool:
         """
@@ -54,17 +60,12 @@ class LogFile:
         Its length does not tell, which stays what it ever was. But before each page are two numbers of the log's
         header, and they are others after each beginning.
         """
-        try:
-            with open(self._path, "rb", buffering=0) as file:
-                header = file.read(32)
-                file.seek(32 + (pages - 1) * (24 + int.from_bytes(header[8:12], "big")) + 8)
-                return len(header) == 32 and file.read(8) == header[16:24]
-        except OSError:
-            return False
+        header = self._read(0, 32)
+        page_bytes = int.from_bytes(header[8:12], "big")
+        return len(header) == 32 and self._read(32 + (pages - 1) * (24 + page_bytes) + 8, 8) == header[16:24]
 
-
-def _identity(path: str) -> tuple[int, ...] | None:
-    try:
-        return os.stat(path)[1:3]
-    except OSError:
-        return None
+    def _read(self, where: int, count: int) -> bytes:
+        if self._handle is None:
+            return b""
+        os.lseek(self._handle, where, os.SEEK_SET)
+        return os.read(self._handle, count)
