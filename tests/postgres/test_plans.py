@@ -17,21 +17,27 @@ from leasehold.stores.postgres import PostgresStore
 
 from .fixtures import Place
 
-PENDING, DONE, BLOCKED = 4_000, 2_000, 1_000
+FEW, MANY = (4_000, 2_000, 1_000), (1_000_000, 1_000_000, 100_000)  # pending, done, blocked behind one key
 
 
-@pytest.fixture
-def crowded(place: Place) -> Iterator[PostgresStore]:
+@pytest.fixture(params=[FEW, pytest.param(MANY, marks=pytest.mark.soak)], ids=["few", "many"])
+def crowded(request: pytest.FixtureRequest, place: Place) -> Iterator[PostgresStore]:
     """A store with many jobs pending, done, and parked behind one key; never analyzed since it was empty."""
+    pending, done, blocked = request.param
     store = place.store()
-    store.add([new_job(f"done-{number}") for number in range(DONE)])
-    while grants := store.claim("worker", limit=1_000):
-        store.settle([Settlement(grant.spec.id, grant.epoch, Outcome.COMPLETE, "null") for grant in grants])
+    for first in range(0, done, 10_000):
+        store.add([new_job(f"done-{number}") for number in range(first, min(first + 10_000, done))])
+        while grants := store.claim("worker", limit=1_000):
+            store.settle([Settlement(grant.spec.id, grant.epoch, Outcome.COMPLETE, "null") for grant in grants])
     key = os.urandom(4).hex()  # of which no earlier test has left dead entries
-    store.add([new_job(f"blocked-{number}", lock=key, priority=1) for number in range(BLOCKED)])
-    while store.claim("worker", limit=10):
-        pass
-    store.add([new_job(f"pending-{number}", queue=f"queue-{number % 3}") for number in range(PENDING)])
+    for first in range(0, blocked, 10_000):
+        last = min(first + 10_000, blocked)
+        store.add([new_job(f"blocked-{number}", lock=key, priority=1) for number in range(first, last)])
+        for _ in range(3):  # each parks up to ten thousand
+            store.claim("worker", limit=10)
+    for first in range(0, pending, 10_000):
+        numbers = range(first, min(first + 10_000, pending))
+        store.add([new_job(f"pending-{number}", queue=f"queue-{number % 3}") for number in numbers])
     store.claim("worker")  # which steps over the dead entries of those that are parked, once
     yield store
     assert store.verify() == []
