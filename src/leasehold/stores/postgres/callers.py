@@ -184,7 +184,8 @@ class PostgresTransactions:
         except BaseException:
             # Whoever hears of this undoes the block: by then, a connection that was kept might be somebody else's.
             connection.ours = True
-            connection.close()
+            if connection.made_in == os.getpid():  # a child process must not end its parent's session
+                connection.close()
             raise
         finally:
             self._put(connection)

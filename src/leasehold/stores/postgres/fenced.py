@@ -38,17 +38,20 @@ class FencedCursor(psycopg.Cursor[Any]):
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
         """Run *query*, unless it would end the transaction."""
-        return self._fenced(query, lambda: super(FencedCursor, self).execute(query, params, **options))
+        several = not params  # a text without parameters may have several statements
+        return self._fenced(query, several, lambda: super(FencedCursor, self).execute(query, params, **options))
 
     def executemany(self, query: Any, params_seq: Any, **options: Any) -> None:
         """Run *query* for each of *params_seq*, likewise."""
-        self._fenced(query, lambda: super(FencedCursor, self).executemany(query, params_seq, **options))
+        self._fenced(query, False, lambda: super(FencedCursor, self).executemany(query, params_seq, **options))
 
-    def _fenced(self, query: Any, run: Callable[[], Any]) -> Any:
+    def _fenced(self, query: Any, several: bool, run: Callable[[], Any]) -> Any:
         connection = self.connection
         assert isinstance(connection, FencedConnection)
         text = _bytes(query, connection)
-        if ends := _ENDS.match(text):
+        # Behind every semicolon, also of a literal: which of them end a statement is more than this knows of SQL.
+        begins = [0, *(end.end() for end in re.finditer(b";", text))] if several else [0]
+        if ends := next(filter(None, (_ENDS.match(text, at) for at in begins)), None):
             raise InvalidArgument(
                 f"{ends[1].split()[0].decode().upper()} inside lease.transaction(): the end of the block commits, and "
                 "an exception in it rolls back. What followed a commit of your own would be unfenced."

@@ -28,8 +28,10 @@ class Floors:
         self._began_us = now
         return _NONE
 
-    def keep(self, floors: tuple[Any, ...], *, bottom: bool) -> None:
-        """Remember what a claim has found; *bottom*: it has looked from the bottom."""
+    def keep(self, floors: tuple[Any, ...], *, lent: tuple[Any, ...], bottom: bool) -> None:
+        """Remember what a claim has found with the floors that it was *lent*; *bottom*: it looked from the bottom."""
+        if not bottom and lent is not self._floors:
+            return  # another one has looked from the bottom meanwhile, or has been quicker
         if bottom:
             now = self._timer.now()
             self._until_us = now + min(max((now - self._began_us) * _SHARE, _OFTEN_US), _RARELY_US)

@@ -156,7 +156,7 @@ class PostgresStore:
                 self._trace,
             )
             now, fenced, more, bottom, next_us, *found = rows[0][:FIRST]
-            self._floors.keep(tuple(found), bottom=bottom)
+            self._floors.keep(tuple(found), lent=floors, bottom=bottom)
             if fenced:
                 self._end_fenced(fenced)
             self._end_outlived()

@@ -298,7 +298,9 @@ BEGIN
     END IF;
 
     LOOP
-        v_queues := coalesce(p_queues, leasehold.queues(v_known));
+        v_queues := coalesce(
+            p_queues, leasehold.queues(ARRAY(SELECT q COLLATE "C" FROM unnest(v_known) AS k(q) ORDER BY 1))
+        );
         IF cardinality(v_queues) = 1 THEN
             v_wanted := ARRAY[p_limit - cardinality(v_seqs)];
         ELSE
@@ -393,10 +395,15 @@ BEGIN
 
     IF v_seqs = '{}' THEN
         IF p_lowered IS NOT NULL THEN
-            RETURN QUERY SELECT * FROM leasehold.claim(
+            FOR v_told IN SELECT * FROM leasehold.claim(
                 p_owner, p_limit, p_queues, p_lease_us, p_default_us, p_claim_id, p_host, p_boot, p_namespace, p_pid,
                 p_started, NULL, NULL, NULL, NULL, NULL, NULL, p_trace, p_now
-            );
+            ) LOOP
+                IF v_told.now IS NOT NULL THEN
+                    v_told.fenced := v_fenced || v_told.fenced;
+                END IF;
+                RETURN NEXT v_told;
+            END LOOP;
             RETURN;
         END IF;
         v_told.next_us := least(

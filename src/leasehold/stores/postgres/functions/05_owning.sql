@@ -219,7 +219,11 @@ CREATE OR REPLACE FUNCTION leasehold.conclude(p_seq bigint, p_name text, p_epoch
 LANGUAGE plpgsql AS $lh$
 BEGIN
     IF p_outcome IS NULL THEN
-        DELETE FROM leasehold.effects WHERE seq = p_seq AND name = p_name;
+        -- What is known stays known.
+        DELETE FROM leasehold.effects WHERE seq = p_seq AND name = p_name AND outcome IS NULL;
+        IF NOT FOUND THEN
+            PERFORM FROM leasehold.effects WHERE seq = p_seq AND name = p_name;
+        END IF;
     ELSE
         UPDATE leasehold.effects SET epoch = p_epoch, outcome = p_outcome WHERE seq = p_seq AND name = p_name;
     END IF;

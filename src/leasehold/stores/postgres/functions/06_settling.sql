@@ -133,7 +133,8 @@ BEGIN
             owner = e.owner, granted_at = e.granted_at, expires_at = e.expires_at,
             settlement = coalesce(e.said, 'complete'), progress = coalesce(e.progress, j.progress),
             note = coalesce(e.note, j.note), updated_at = v_now, finished_at = v_now
-        FROM ended AS e WHERE j.ctid = e.job
+        -- The epoch too: some versions of PostgreSQL do not compare a place again after they have waited.
+        FROM ended AS e WHERE j.ctid = e.job AND j.epoch < e.epoch
         RETURNING j.seq, j.unique_key, e.ord, e.lock
     ), finished AS (
         INSERT INTO leasehold.finished (finished_at, seq, status) SELECT v_now, seq, 'done' FROM done
