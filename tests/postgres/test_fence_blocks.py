@@ -137,20 +137,29 @@ def test_a_forked_child_has_connections_of_its_own(store: PostgresStore) -> None
     os.close(writer)
 
 
-@pytest.mark.parametrize("text", ["select 1; commit", "insert into results values ('x'); rollback; select 1"])
-def test_a_block_that_ends_its_transaction_all_the_same_is_told(store: PostgresStore, text: str) -> None:
-    """Nothing that follows would be fenced, so nothing follows."""
+def test_a_block_that_ends_its_transaction_all_the_same_is_told(store: PostgresStore) -> None:
+    """Below the driver's own verbs, say. Nothing that follows would be fenced, so nothing follows."""
     lease = lease_of(store)
 
     def evading() -> None:
         with lease.transaction() as connection:
-            with pytest.raises(NotInTransaction):
-                connection.execute(text)
+            connection.pgconn.exec_(b"commit")
             with pytest.raises(NotInTransaction):
                 connection.execute("insert into results values ('unfenced')")
 
     with pytest.raises(NotInTransaction):
         evading()
+
+    assert rows(store) == 0
+
+
+@pytest.mark.parametrize("text", ["select 1; commit", "insert into results values ('x'); rollback; select 1"])
+def test_a_block_is_not_ended_by_a_later_statement_of_a_text(store: PostgresStore, text: str) -> None:
+    """Nor is the first one run."""
+    lease = lease_of(store)
+
+    with lease.transaction() as connection, pytest.raises(InvalidArgument, match=r"lease\.transaction"):
+        connection.execute(text)
 
     assert rows(store) == 0
 

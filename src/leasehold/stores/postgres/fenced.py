@@ -56,17 +56,13 @@ class FencedCursor(psycopg.Cursor[Any]):
                 f"{ends[1].split()[0].decode().upper()} inside lease.transaction(): the end of the block commits, and "
                 "an exception in it rolls back. What followed a commit of your own would be unfenced."
             )
-        if connection.ended:
-            raise NotInTransaction(ENDED)
+        connection.note_end()
         if _LASTS.search(text):
             connection.touched = True
         if _PREPARES.search(text):
             connection.spoilt = True
         value = run()
-        # One of several statements in a text, say.
-        if not connection.ours and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
-            connection.ended = True
-            raise NotInTransaction(ENDED)
+        connection.note_end()
         return value
 
 
@@ -87,6 +83,15 @@ class FencedConnection(Connection):
         self.ours = self.touched = self.ended = False
         self.said = None
         self.reply_seconds = None  # how long the caller's statements may take is the caller's affair
+
+    def note_end(self) -> None:
+        """Raise `NotInTransaction` if its user has ended the transaction: what followed would not be fenced."""
+        if self.ours:
+            return
+        if self.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+            self.ended = True
+        if self.ended:
+            raise NotInTransaction(ENDED)
 
     def cleared(self) -> bool:
         """Undo what is open, and what its user has left in the session; return whether it can be lent again."""
