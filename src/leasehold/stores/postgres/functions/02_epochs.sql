@@ -81,6 +81,8 @@ BEGIN
     END IF;
     v_next := leasehold.raise_epochs(p_now);
     UPDATE leasehold.store SET fingerprint = leasehold.fingerprint();
+    -- What was claimed and forgotten waits again, below the floors; and the number by which they are known was forgotten too.
+    PERFORM setval('leasehold.lowered', v_next);
     PERFORM leasehold.record('advanced', NULL, p_now, v_next, NULL, jsonb_build_object('was', v_was, 'is', v_here));
 END
 $lh$;
