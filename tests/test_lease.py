@@ -1,4 +1,8 @@
-"""What an owner holds, on every store: the behaviour of a Lease beyond the store's own verbs."""
+"""
+What an owner holds, on every store: the behaviour of a Lease beyond the store's own verbs.
+
+One file, though a long one: each verb is a few short tests on the same lease.
+"""
 
 from __future__ import annotations
 

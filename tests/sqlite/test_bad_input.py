@@ -4,6 +4,8 @@ What is wrong is refused before anything is changed, and the message says what i
 Broken on purpose, in a copy, each of these was found here:
 - a newer schema that is used: jobs were added to it;
 - SQLite's own errors let through: missing folder, folder, no database, full disk, no permission.
+
+One file, though a long one: it is a list, and a reader looks for one line of it.
 """
 
 from __future__ import annotations

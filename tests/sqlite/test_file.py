@@ -7,6 +7,8 @@ Broken on purpose, in a copy, each of these was found here:
 - a claim that does not ask for its leases after a lost reply: it raised, and the jobs waited for their deadline;
 - a transfer that keeps the earlier owner's process: its death took the job from the later owner;
 - no checkpoint: the log grew with every commit.
+
+One file, though a long one: its parts share what opens, replaces and looks at the same file.
 """
 
 from __future__ import annotations

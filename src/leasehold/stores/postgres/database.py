@@ -186,10 +186,6 @@ class Database:
         """Return the statement that calls one of our functions."""
         return f"SELECT * FROM {self._quoted}{function}({', '.join(['%s'] * count)})"
 
-    def plain_query(self, function: str, placeholders: list[str]) -> str:
-        """Return the same for a driver to which a percent sign means nothing."""
-        return f"SELECT * FROM {in_schema('leasehold.' + function, self.schema)}({', '.join(placeholders)})"
-
     def _ask(self, query: str, params: Any, what: str, patient: bool) -> list[Row]:
         with self.connection(patient=patient) as connection:
             if self.point is not None:

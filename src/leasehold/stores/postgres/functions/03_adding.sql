@@ -152,36 +152,24 @@ DECLARE
     v_now bigint := leasehold.instant(p_now);
     v_run_at bigint := coalesce(p_run_at, v_now + p_delay);
 BEGIN
-    IF v_run_at <= v_now THEN
-        IF p_run_at IS NOT NULL THEN
-            PERFORM leasehold.lower_floors();
-        END IF;
-        WITH made AS (
-            INSERT INTO leasehold.jobs (
-                seq, id, task, queue, priority, run_at, lock, retry, max_errors, max_reclaims, lease_us, stall_us, parent,
-                payload, created_at, updated_at
-            )
-            SELECT nextval('leasehold.seqs'), w.id, p_task, p_queue, p_priority, v_run_at, p_lock, p_retry, p_max_errors,
-                   p_max_reclaims, p_lease_us, p_stall_us, p_parent, w.payload, v_now, v_now
-            FROM unnest(p_ids, p_payloads) AS w(id, payload)
-            RETURNING seq
-        )
-        INSERT INTO leasehold.ready (queue, rank, run_at, seq, lock)
-        SELECT p_queue, -p_priority, v_run_at, seq, p_lock FROM made;
-    ELSE
-        WITH made AS (
-            INSERT INTO leasehold.jobs (
-                seq, id, task, queue, priority, run_at, lock, retry, max_errors, max_reclaims, lease_us, stall_us, parent,
-                payload, created_at, updated_at
-            )
-            SELECT nextval('leasehold.seqs'), w.id, p_task, p_queue, p_priority, v_run_at, p_lock, p_retry, p_max_errors,
-                   p_max_reclaims, p_lease_us, p_stall_us, p_parent, w.payload, v_now, v_now
-            FROM unnest(p_ids, p_payloads) AS w(id, payload)
-            RETURNING seq
-        )
-        INSERT INTO leasehold.scheduled (run_at, seq, queue, rank, lock)
-        SELECT v_run_at, seq, p_queue, -p_priority, p_lock FROM made;
+    IF p_run_at IS NOT NULL THEN
+        PERFORM leasehold.lower_floors();
     END IF;
+    WITH made AS (
+        INSERT INTO leasehold.jobs (
+            seq, id, task, queue, priority, run_at, lock, retry, max_errors, max_reclaims, lease_us, stall_us, parent,
+            payload, created_at, updated_at
+        )
+        SELECT nextval('leasehold.seqs'), w.id, p_task, p_queue, p_priority, v_run_at, p_lock, p_retry, p_max_errors,
+               p_max_reclaims, p_lease_us, p_stall_us, p_parent, w.payload, v_now, v_now
+        FROM unnest(p_ids, p_payloads) AS w(id, payload)
+        RETURNING seq
+    ), ready AS (
+        INSERT INTO leasehold.ready (queue, rank, run_at, seq, lock)
+        SELECT p_queue, -p_priority, v_run_at, seq, p_lock FROM made WHERE v_run_at <= v_now
+    )
+    INSERT INTO leasehold.scheduled (run_at, seq, queue, rank, lock)
+    SELECT v_run_at, seq, p_queue, -p_priority, p_lock FROM made WHERE v_run_at > v_now;
     PERFORM leasehold.wake();
     RETURN v_now;
 EXCEPTION WHEN unique_violation THEN
