@@ -14,7 +14,6 @@ from typing import Any, Generic, TypeVar
 import psycopg
 
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.postgres.rows import granted
 
 T = TypeVar("T")
 
@@ -38,8 +37,8 @@ class Session:
 
     def claim(self, limit: int = 10) -> list[str]:
         """Claim, and stay in the transaction; return the ids of what was got."""
-        _, *rows = self.call("claim", "other", limit, None, None, 30_000_000, None, *[None] * 11, False)
-        return [granted(row, "other", None, None, 0).spec.id for row in rows]
+        rows = self.call("claim", "other", limit, None, None, 30_000_000, None, *[None] * 11, False)
+        return [id_ for row in rows for id_ in row[2] or ()]
 
 
 @contextmanager

@@ -75,7 +75,7 @@ BREAKAGES: dict[str, tuple[str, list[str]]] = {
         [r"job 'leased' is unfinished and in 2 places"],
     ),
     "parked and leased": (
-        "insert into leases select (parked), nextval('epochs'), 'w', 'claim', null, null, 'k', 0, 1, 1, null, null, 0",
+        "insert into leases select (parked), nextval('epochs'), 0, 1, 1, 0, 'w', 'claim', null, null, 'k'",
         [r"job 'parked' is unfinished and in 2 places", r"job 'parked' runs without its lock"],
     ),
     "done, and ready": (
@@ -84,7 +84,7 @@ BREAKAGES: dict[str, tuple[str, list[str]]] = {
     ),
     "a place without a job": ("insert into ready values ('q', 0, 0, 999)", [r"row 999 is in a place and not a job"]),
     "a lease without a job": (
-        "insert into leases select 999, nextval('epochs'), 'w', 'claim', null, null, null, 0, 1, 1, null, null, 0",
+        "insert into leases select 999, nextval('epochs'), 0, 1, 1, 0, 'w', 'claim'",
         [r"row 999 is a lease that ended, and nothing says that it is to be removed"],
     ),
     "a lease that has ended, for ever": (
@@ -139,12 +139,32 @@ BREAKAGES: dict[str, tuple[str, list[str]]] = {
         [r"job 'done' is done and its record among the finished ones differs"],
     ),
     "a finished job that is none": (
-        "insert into finished values (1, 999, 'done')",
+        "insert into finished values (1, 'done', array[999])",
         [r"row 999 of finished belongs to no job"],
     ),
     "unfinished, and among the finished": (
-        "insert into finished values (1, (ready), 'done')",
+        "insert into finished values (1, 'done', array[(ready)])",
         [r"job 'ready' is unfinished and its record among the finished ones differs"],
+    ),
+    "finished twice": (
+        "insert into finished select * from finished where status = 'done'",
+        [r"row \d+ is among the finished ones 2 times"],
+    ),
+    "a job that has finished, and has not": (
+        "update jobs set finished_at = null where id = 'done'; update finished set finished_at = 1",
+        [
+            r"job 'done' is done and its record among the finished ones differs",
+            r"job 'done' contradicts itself",
+        ],
+    ),
+    "an owner without a settlement": (
+        "update jobs set settlement = null where id = 'done'",
+        [r"job 'done' contradicts itself"],
+    ),
+    "a lease of no length": ("update leases set lease_us = 0", [r"the lease of row \d+ contradicts itself"]),
+    "a lease that may stall, and never does": (
+        "update leases set stall_us = 1",
+        [r"the lease of row \d+ contradicts itself"],
     ),
     "a unique key that is free": ("delete from uniques", [r"job 'leased' and its unique key differ"]),
     "a unique key that is kept": (

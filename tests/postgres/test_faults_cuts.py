@@ -266,7 +266,7 @@ def test_a_claim_that_waits_and_is_cut_says_so_or_has_its_job(proxy: Proxy, stag
     """Between two polls, the first of which found nothing."""
     stage.seen.add("later", delay_seconds=3600)
     assert stage.router.claim("worker") is None
-    proxy.cut(Where.AFTER, ".claim(")
+    proxy.cut(Where.AFTER, ".claim")
 
     with pytest.raises(StoreUnavailable, match=r"may or may not have happened"):
         stage.router.claim("worker", wait_seconds=20)

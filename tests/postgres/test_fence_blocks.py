@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -192,6 +194,61 @@ def test_an_owner_whose_session_was_ended_in_the_middle_is_told_why(store: Postg
     assert isinstance(refused.value.__cause__, psycopg.OperationalError)
     assert lease.lost
     assert rows(store) == 0
+
+
+def in_a_block(kind: str, lease: Lease, work: Callable[[Any], object]) -> None:
+    """Do *work* in a block of that kind."""
+    if kind == "sync":
+        with lease.transaction() as connection:
+            work(connection)
+        return
+
+    async def block() -> None:
+        async with lease.aio.transaction() as connection:
+            work(connection)
+
+    asyncio.run(block())
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("taken", [True, False], ids=["taken over", "current"])
+def test_a_statement_on_a_lost_connection_is_explained(store: PostgresStore, kind: str, taken: bool) -> None:
+    """By who has the job now, or as a store that did not answer; the driver's error is the cause."""
+    unended(store)
+    lease = lease_of(store)
+
+    def work(connection: Any) -> None:
+        connection.execute("insert into results values ('mine')")
+        if taken:
+            store.transfer("a", lease.epoch, to="b", by="ops")
+        with psycopg.connect(store.database.url, autocommit=True) as operator:
+            operator.execute("select pg_terminate_backend(%s, 10000)", [connection.info.backend_pid])
+        connection.execute("select 1")
+
+    with pytest.raises(StaleEpoch if taken else StoreUnavailable) as ended:
+        in_a_block(kind, lease, work)
+
+    assert isinstance(ended.value.__cause__, psycopg.OperationalError)
+    assert lease.lost == taken
+    assert rows(store) == 0
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_an_error_of_a_blocks_own_is_raised_as_it_is(store: PostgresStore, kind: str) -> None:
+    """With where it came from, and nothing else."""
+    problem = KeyError("mine")
+
+    def work(connection: Any) -> None:
+        raise problem
+
+    with pytest.raises(KeyError) as raised:
+        in_a_block(kind, lease_of(store), work)
+
+    assert raised.value is problem
+    assert problem.__context__ is None
+    names = [frame.name for frame in traceback.extract_tb(problem.__traceback__)]
+    assert names[-1] == "work"
+    assert not any("undo" in name for name in names)
 
 
 def test_an_error_of_the_blocks_own_stays_that(store: PostgresStore) -> None:

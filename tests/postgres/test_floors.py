@@ -10,12 +10,13 @@ import psycopg
 import pytest
 
 from leasehold.core.job import Grant, Outcome, Settlement, new_job
+from leasehold.errors import Settled
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.floors import Floors
 from leasehold.testing import ManualClock
 
 from .fixtures import Place
-from .staging import session
+from .staging import session, until
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def store(place: Place, timer: ManualClock) -> Iterator[PostgresStore]:
     made._floors = Floors(timer)
     made.add([new_job(f"job-{number}") for number in range(5)])
     assert ids(made) == ["job-0"]
-    assert made._floors.lent()[0] is not None
+    assert made._floors.lent() is not None
     yield made
     assert made.verify() == []
 
@@ -106,6 +107,31 @@ def test_a_job_that_was_taken_back_keeps_its_place(store: PostgresStore) -> None
     assert ids(store) == ["job-1"]
 
 
+def test_a_job_that_stalled_keeps_its_place(store: PostgresStore) -> None:
+    """Likewise, though its lease is not over."""
+    store.add([new_job("stalls", priority=1, stall_seconds=0.000_001)])
+    assert ids(store) == ["stalls"]
+
+    assert ids(store) == ["stalls"]
+
+
+def test_a_job_that_becomes_due_comes_in_its_place(store: PostgresStore) -> None:
+    """Before those that waited all the time, if it is of a higher priority."""
+    store.add([new_job("later", priority=1, delay_seconds=0.001)])
+    due = "select extract(epoch from clock_timestamp()) * 1000000 > %s"
+    until(lambda: bool(store.database.ask(due, [store.job("later").run_us])[0][0]))
+
+    assert ids(store) == ["later"]
+
+
+def test_a_claim_of_many_gets_them_all(store: PostgresStore) -> None:
+    """In their order, also if they are more than are told in a row."""
+    store.add([new_job(f"more-{number}") for number in range(300)])
+
+    assert ids(store, 250) == [f"job-{number}" for number in range(1, 5)] + [f"more-{number}" for number in range(246)]
+    assert ids(store, 100) == [f"more-{number}" for number in range(246, 300)]
+
+
 def test_a_lock_that_becomes_free_wakes_the_job_in_its_place(store: PostgresStore) -> None:
     """Parked below the floor, it waits there again."""
     store.add([new_job("holder", lock="k", priority=1), new_job("behind", lock="k", priority=1)])
@@ -131,6 +157,46 @@ def test_a_queue_that_was_empty_is_seen(store: PostgresStore) -> None:
     store.add([new_job("before", queue="a", priority=2), new_job("behind", queue="z", priority=1)])
 
     assert ids(store, 2) == ["before", "behind"]
+
+
+@pytest.mark.parametrize("queue", ["a", "z"])
+def test_another_queue_alone_is_seen(store: PostgresStore, queue: str) -> None:
+    """Whichever side of the one that has a floor it is on."""
+    store.add([new_job("other", queue=queue, priority=1)])
+
+    assert ids(store) == ["other"]
+
+
+def test_trap_2_also_a_short_claim_is_never_an_asynchronous_commit(store: PostgresStore) -> None:
+    """Whatever the session's setting, the transaction that issues an epoch waits for the disk."""
+    floors = store._floors.lent()
+    assert floors is not None
+    lowered, swept, [queue], [rank], [run_at], [seq] = floors
+    asked = ("other", 1, None, None, 30_000_000, None, *[None] * 5)
+    with session(store) as other:
+        other.connection.execute("set session synchronous_commit = off")
+        other.connection.commit()
+
+        [row, *rest] = other.call("claim_next", *asked, lowered, swept, queue, rank, run_at, seq)
+        assert [row[2], *(more[2] for more in rest)] == [None, ["job-1"]]
+        [(setting,)] = other.connection.execute("show synchronous_commit").fetchall()
+        assert setting == "on"
+        other.connection.commit()
+
+
+def test_a_completion_that_a_snapshot_has_made_is_known(store: PostgresStore) -> None:
+    """Its lease could not be removed there; said again it is heard, and other words are refused."""
+    [grant] = store.claim("worker")
+    said = Settlement(grant.spec.id, grant.epoch, Outcome.COMPLETE, "null")
+    with psycopg.connect(store.database.url) as own:
+        own.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        store.transactions.run(own, store.transactions.settle(said))
+
+    assert store.settle([said]) == [None]
+    [refused] = store.settle([said._replace(result="1")])
+
+    assert isinstance(refused, Settled)
+    assert ids(store) == ["job-2"]
 
 
 def test_an_old_transaction_of_somebody_else_does_not_make_claims_slower(store: PostgresStore) -> None:

@@ -7,15 +7,17 @@ from contextlib import closing
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from leasehold import InvalidArgument
-from leasehold.core.job import new_job
+from leasehold.core.job import Progress, new_job
 from leasehold.lease import Lease
-from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres import PostgresStore, rows
 from leasehold.stores.postgres.floors import Floors
 from leasehold.testing import ManualClock
 
 from .fixtures import Place
+from .staging import Call, blocked, session, until
 
 
 @pytest.fixture
@@ -93,3 +95,56 @@ def test_a_claim_that_looks_again_tells_of_the_transactions_that_its_first_look_
         assert ended == [grant.epoch]
         with pytest.raises(psycopg.Error):
             connection.commit()
+
+
+def test_a_claim_can_take_more_jobs_than_it_tidies_up_after(place: Place, store: PostgresStore) -> None:
+    """A transaction of a snapshot ends a lease and cannot remove it; a claim first removes some, and may take more."""
+    store.add([new_job(f"j-{number}") for number in range(250)])
+    grants = store.claim("worker", limit=250)
+    with closing(place.connect(store)) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        for grant in grants:
+            Lease(store, grant).release(connection=connection)
+        connection.commit()
+
+    again = store.claim("other", limit=250)
+
+    assert len(again) == 250
+    assert min(grant.epoch for grant in again) > max(grant.epoch for grant in grants)
+    store.reclaim()  # what is tidied up then is not the new leases
+    assert store.check([(grant.spec.id, grant.epoch) for grant in again]) == [None] * 250
+
+
+def test_a_claim_takes_what_is_put_back_between_its_two_statements(place: Place, store: PostgresStore) -> None:
+    """The first statement sees that there is nothing to tidy up; the second one sees the job, and its ended lease."""
+    store.add([new_job("floor"), new_job("a")])
+    store.claim("worker")
+    lease = Lease(store, store.transfer("a", 0, to="agent", by="operator"))
+    with closing(place.connect(store)) as connection, session(store) as other:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        lease.release(connection=connection)
+        leases = sql.Identifier(store.database.schema, "leases")
+        other.connection.execute(sql.SQL("lock table {} in share mode").format(leases))
+        claim = Call(lambda: store.claim("other"))
+        until(lambda: blocked(store))
+        connection.commit()
+        other.connection.rollback()
+
+        [grant] = claim.result()
+
+    assert (grant.spec.id, grant.epoch > lease.epoch) == ("a", True)
+
+
+def test_a_checkpoint_is_not_kept_in_memory(store: PostgresStore) -> None:
+    """What most jobs share is remembered as text; a thousand checkpoints of a megabyte would be too."""
+    store.add([new_job("a")])
+    [grant] = store.claim("worker")
+    checkpoint = '"' + "x" * 100_000 + '"'
+    assert store.progress([Progress("a", grant.epoch, checkpoint=checkpoint)]) == [None]
+    Lease(store, grant).release()
+    rows._other.cache_clear()
+
+    [again] = store.claim("worker")
+
+    assert again.checkpoint == checkpoint
+    assert rows._other.cache_info().currsize == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import psycopg
 import pytest
@@ -171,7 +170,7 @@ def test_every_text_comes_back_as_it_was(place: Place, text: str) -> None:
     document = json.dumps(text)
     assert store.progress([Progress(text, grant.epoch, 0.5, text, document)]) == [None]
     [child] = store.add_children(
-        text, grant.epoch, [replace(new_job(f"{text}/", task=text, queue="other"), parent=text)]
+        text, grant.epoch, [new_job(f"{text}/", task=text, queue="other")._replace(parent=text)]
     )
     begun = store.begin_effect(text, grant.epoch, text)
     store.end_effect(text, grant.epoch, text, document)

@@ -111,7 +111,7 @@ def test_a_key_that_becomes_free_is_not_searched_for(crowded: PostgresStore) -> 
 
     read = counted(crowded, lambda: crowded.claim("worker"), 10)
 
-    assert read.pop("freed", 0) <= 2  # the key itself, which is the only one there
+    assert read.pop("freed", 0) <= 3  # the key itself, which is the only one there, at each look
     assert read == {}
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -137,7 +137,7 @@ class Case:
 
 def children(case: Case) -> list[Any]:
     """What a parent adds."""
-    return [replace(new_job(f"{case.id}/child"), parent=case.id)]
+    return [new_job(f"{case.id}/child")._replace(parent=case.id)]
 
 
 P, W, OP, R = {"producer"}, {"worker"}, {"operator"}, {"operator", "reader"}
@@ -184,7 +184,7 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
 
 def test_every_verb_is_among_them() -> None:
     """A verb that is added to the contract is also given to somebody."""
-    verbs = {name for name in vars(Store) if not name.startswith("_")} - {"transactions", "close"}
+    verbs = {name for name in vars(Store) if not name.startswith("_")} - {"transactions", "close", "wake"}
 
     assert verbs == {name for name in VERBS if ":" not in name}
 
@@ -294,6 +294,21 @@ def test_a_worker_commits_rows_of_its_own_under_the_fence(world: World) -> None:
 
     assert world.owner.job(case.id).status == "done"
     assert (case.id,) in world.execute("select id from rows_of_its_own")
+
+
+def test_a_worker_fences_in_a_pipeline(world: World) -> None:
+    """Where nobody waits for the fence's answer."""
+    case = Case(world.owner).claimed()
+    store = world.store("worker")
+    with psycopg.connect(store.database.url, autocommit=True) as connection:
+        with connection.pipeline(), connection.transaction():
+            store.transactions.run(connection, store.transactions.settle(case.completion()))
+
+        with pytest.raises(psycopg.Error) as refused, connection.pipeline(), connection.transaction():
+            store.transactions.run(connection, store.transactions.fence(case.id, case.epoch))
+
+    assert world.owner.job(case.id).status == "done"
+    assert isinstance(StaleEpoch.find(refused.value), StaleEpoch)
 
 
 def test_a_stale_worker_is_refused_inside_its_commit_with_the_facts(world: World) -> None:

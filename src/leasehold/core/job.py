@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, TypedDict
@@ -28,9 +28,12 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True, slots=True)
-class NewJob:
-    """What a producer asks for, checked and in the form that stores keep. Made by `new_job`."""
+class NewJob(NamedTuple):
+    """
+    What a producer asks for, checked and in the form that stores keep. Made by `new_job`, and by `task.job`.
+
+    An empty id stands for "none yet", and no store gets to see it: whoever adds the job gives it one.
+    """
 
     id: str
     document: str = "null"
@@ -50,6 +53,10 @@ class NewJob:
     def payload(self) -> Any:
         """The payload, decoded anew at each look."""
         return values.decode(self.document)
+
+    def like(self, id: str, document: str) -> NewJob:
+        """Return the same wish with another id and payload."""
+        return _new_tuple(NewJob, (id, document, *self[2:]))
 
     def due(self, now: int) -> int:
         """Return the instant from which the job may be claimed, if it is added at *now*."""
@@ -118,7 +125,7 @@ def new_child(parent: str, child: NewJob, nth: int) -> NewJob:
     name = f"{parent}/{own}" + (f"#{nth}" if nth > 1 else "")
     if len(name) > values.NAME_LIMIT:
         name = "child:" + hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
-    return replace(child, id=name, parent=parent)
+    return child._replace(id=name, parent=parent)
 
 
 def child_name(task: str | None, document: str) -> str:
@@ -346,7 +353,7 @@ def new_state(spec: NewJob, now: int) -> Job:
     """Return the job that *spec* becomes when it is added at *now*."""
     run_us = spec.due(now)
     if spec.run_us is not None or spec.delay_us:
-        spec = replace(spec, run_us=None, delay_us=0)  # said once, in run_us of the job
+        spec = spec._replace(run_us=None, delay_us=0)  # said once, in run_us of the job
     return Job(
         spec, Status.PENDING, 0, None, None, 0, 0, 0, run_us, None, None, None, None, None, None, None, now, now, None
     )

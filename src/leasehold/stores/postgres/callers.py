@@ -49,6 +49,7 @@ Steps = Generator[Step, list[Row], T]
 
 REFUSED_SQLSTATE = "LH001"  # of a fence's refusal inside COMMIT; the facts are in its DETAIL
 _SAVEPOINT: Any = object()  # stands for what whoever runs a program says about savepoints
+_PIPED: Any = object()  # and for whether it waits for answers
 
 
 class PostgresTransactions:
@@ -284,7 +285,7 @@ class PostgresTransactions:
         yield from self._fence(settlement_.job_id, settlement_.epoch, settlement_.outcome.value, said)
 
     def _fence(self, job_id: str, epoch: int, verb: str, said: str | None) -> Steps[None]:
-        args = (self._database.store_id, job_id, epoch, verb, said, _SAVEPOINT, self._trace, self._now())
+        args = (self._database.store_id, job_id, epoch, verb, said, _SAVEPOINT, _PIPED, self._trace, self._now())
         [(refused,)] = yield "fence", args
         if refused is not None:
             self._note(job_id, refused)
@@ -324,14 +325,22 @@ class PostgresTransactions:
         try:
             if isinstance(connection, psycopg.Connection):
                 piped = _is_piped(connection)
-                if piped and connection.autocommit:
-                    with connection.pipeline():
-                        pass  # waits for what was sent: only then is it known whether a transaction is open
-                refuse_autocommit(connection)
+                # Inside `with connection.transaction()` the driver itself knows. (It does not say so to others; if it
+                # keeps it elsewhere one day, the server is asked.)
+                if not (piped and getattr(connection, "_num_transactions", False)):
+                    if piped and connection.autocommit:
+                        with connection.pipeline():
+                            pass  # waits for what was sent: only then is it known whether a transaction is open
+                    refuse_autocommit(connection)
                 cursor = connection.cursor(row_factory=tuple_row)
 
                 def ask(step: Step) -> list[Row]:
-                    rows = _ask(cursor, *self._statement(step, savepoint, piped=piped))
+                    sql, params = self._statement(step, savepoint, piped=piped)
+                    if piped and step[0] == "fence":
+                        cursor.execute(sql, params)
+                        rows: list[Row] = [(None,)]  # its answer comes with the pipeline's
+                    else:
+                        rows = _ask(cursor, sql, params)
                     if isinstance(connection, FencedConnection) and (said := _said(step[1])):
                         connection.said = said
                     return rows
@@ -400,6 +409,8 @@ class PostgresTransactions:
         for arg in args:
             if arg is _SAVEPOINT:
                 arg = savepoint
+            elif arg is _PIPED:
+                arg = piped
             if arg is None or isinstance(arg, bool):
                 places.append("NULL" if arg is None else str(arg))
             elif isinstance(arg, uuid.UUID):
@@ -408,8 +419,6 @@ class PostgresTransactions:
                 params.append(arg)
                 places.append(style if style == "%s" else f"${len(params)}")
         head = "SELECT" if function == "fence" else "SELECT * FROM"
-        if piped and function == "fence":
-            function = "fence_or_fail"
         return f"{head} {self._quoted[style]}{function}({', '.join(places)})", tuple(params)
 
     def _explained(self, error: BaseException) -> BaseException:
@@ -469,14 +478,12 @@ def _run(program: Program[T], run: Callable[[Step], list[Row]]) -> T:
 
 def _ask(cursor: Any, sql: str, params: tuple[Any, ...]) -> list[Row]:
     cursor.execute(sql, params)
-    if ".fence_or_fail(" in sql:
-        return [(None,)]  # its answer comes with the pipeline's
     return [tuple(row) for row in cursor.fetchall()]
 
 
 def _said(args: tuple[Any, ...]) -> str | None:
     """Return how a step settles a lease, if it does: see `PostgresTransactions._fence`."""
-    return args[4] if len(args) == 8 and isinstance(args[4], str) else None
+    return args[4] if len(args) == 9 and isinstance(args[4], str) else None
 
 
 def _unfinished() -> StoreUnavailable:

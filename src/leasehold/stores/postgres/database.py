@@ -13,8 +13,8 @@ import select
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import psycopg
@@ -39,10 +39,15 @@ REPLY_SECONDS = 60.0  # how long a server that we asked something may say nothin
 AGAIN_SECONDS = 5.0  # how long a question whose reply was lost is asked again
 _LONGEST_PAUSE_SECONDS = 0.5
 _TRIES = 5  # of a transaction that was given up
+_GIVEN_UP_SECONDS = 0.02  # at most, before the next try
 # Not done, and may be asked again: a deadlock, a conflict; and a function that a migration has changed while it waited.
 _GIVEN_UP = {"40P01", "40001", "42804", "0A000"}
 _LITERALS = {None: "NULL", True: "true", False: "false"}
-_COMMON = {"add_alike": "add", "complete": "settle"}  # the common cases of a verb, which is what a test waits for
+_COMMON = {
+    "add_alike": "add",
+    "claim_next": "claim",
+    "complete": "settle",
+}  # the common cases of a verb, which is what a test waits for
 _CHANGED = {"42883", "42P01", "42703", "42704"}  # a function, a table, a column or a type is not there
 
 
@@ -87,6 +92,30 @@ class Connection(psycopg.Connection[Any]):
 
 
 ConnectionT = TypeVar("ConnectionT", bound=Connection)
+
+
+class _Lent:
+    """Lends a connection for a block; a class, since a generator takes twice as long over it."""
+
+    __slots__ = ("_connection", "_database", "_patient")
+
+    def __init__(self, database: Database, patient: bool) -> None:
+        self._database = database
+        self._patient = patient
+
+    def __enter__(self) -> Connection:
+        self._connection = connection = self._database.borrow()
+        connection.reply_seconds = None if self._patient else self._database.reply_seconds
+        return connection
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if isinstance(error, psycopg.Error):
+                if sqlstate_of(error) == "25006":
+                    self._connection.close()  # the address may lead to a primary by now, and this session never will
+                raise self._database.explained(error) from error
+        finally:
+            self._database.give(self._connection)
 
 
 class Database:
@@ -148,24 +177,27 @@ class Database:
         return self._asked(query, params, what, again=again, patient=patient)[0]
 
     def _asked(self, query: str, params: Any, what: str, *, again: bool, patient: bool) -> tuple[list[Row], bool]:
-        self.open()
+        if self.store_id is None:
+            self.open()
         lost: StoreUnavailable | None = None
-        left, pause, tries = patience(AGAIN_SECONDS), 0.0, _TRIES
+        left, pause, tries = None, 0.0, _TRIES
         while True:
             try:
                 return self._ask(query, params, what, patient), lost is not None
             except StoreUnavailable as error:
                 code = sqlstate_of(error.__cause__)
                 if code in _GIVEN_UP and tries > 1:
-                    tries -= 1  # nothing has happened
+                    tries -= 1  # nothing has happened; whom it met must come first, or they meet again
+                    self._pause.wait(random.uniform(0, _GIVEN_UP_SECONDS))
                     continue
                 if lost is None:
                     if not (again and is_unknown(error)):
                         raise
-                    lost, left = error, patience(AGAIN_SECONDS)
+                    lost = error
                 # From here on, "nothing was changed" would be said of the last try only.
                 elif not _is_gone(error):
                     raise unknown(f"{lost} Asked again, it answered: {error}") from error.__cause__
+                left = left or patience(AGAIN_SECONDS)
                 if left() <= pause:
                     raise lost from lost.__cause__
             # Not at once: whoever has just restarted is asked by everybody.
@@ -206,13 +238,16 @@ class Database:
             with connection.transaction():
                 return connection.execute(query, params).fetchall()
 
-    @contextmanager
-    def connection(self, *, patient: bool = False) -> Iterator[Connection]:
+    def connection(self, *, patient: bool = False) -> AbstractContextManager[Connection]:
         """
         Lend a connection that commits each statement by itself; what goes wrong on it is explained.
 
         A server that says nothing for `reply_seconds` is given up, unless *patient*.
         """
+        return _Lent(self, patient)
+
+    def borrow(self) -> Connection:
+        """Return a connection of whoever asks, once there is one; `give` takes it back."""
         self._check_open()
         if not self._free.acquire(timeout=self._wait_seconds):
             raise StoreUnavailable(
@@ -220,16 +255,15 @@ class Database:
                 "(connections, wait_seconds): fewer threads, or more connections. Nothing was changed."
             )
         try:
-            connection = self._take()
-            connection.reply_seconds = None if patient else self.reply_seconds
-            try:
-                yield connection
-            except psycopg.Error as error:
-                if sqlstate_of(error) == "25006":
-                    connection.close()  # the address may lead to a primary by now, and this session never will
-                raise self.explained(error) from error
-            finally:
-                self._give(connection)
+            return self._take()
+        except BaseException:
+            self._free.release()
+            raise
+
+    def give(self, connection: Connection) -> None:
+        """Take back what was borrowed."""
+        try:
+            self._give(connection)
         finally:
             self._free.release()
 
@@ -257,7 +291,7 @@ class Database:
             return
         if connection.closed:
             return
-        if connection.info.transaction_status == pq.TransactionStatus.IDLE:
+        if connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
             with self._lock:
                 if not self._closed:
                     self._idle.append(connection)
@@ -398,7 +432,7 @@ def is_alive(connection: psycopg.Connection[Any]) -> bool:
         return False
     try:
         poll = select.poll()
-        poll.register(connection.fileno(), select.POLLIN)
+        poll.register(connection.pgconn.socket, select.POLLIN)
         for _ in range(8):  # the server's last words come before the end, and each read takes only what is there
             if not poll.poll(0):
                 return not connection.closed

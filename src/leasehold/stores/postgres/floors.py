@@ -8,7 +8,8 @@ from ...core.clock import Clock
 
 # Between two looks from the bottom: twenty times as long as one takes, within these bounds.
 _OFTEN_US, _RARELY_US, _SHARE = 100_000, 5_000_000, 20
-_NONE: tuple[Any, ...] = (None,) * 6
+
+Found = list[Any] | None  # two numbers, and for each queue its name and its place, in four lists; as a claim tells it
 
 
 class Floors:
@@ -16,23 +17,24 @@ class Floors:
 
     def __init__(self, timer: Clock) -> None:
         self._timer = timer
-        self._floors = _NONE
+        self._floors: Found = None
         self._began_us = 0
         self._until_us = 0
 
-    def lent(self) -> tuple[Any, ...]:
-        """Return the floors for the next claim; those of nothing, if it should look from the bottom."""
+    def lent(self) -> Found:
+        """Return the floors for the next claim; None, if it should look from the bottom."""
         now = self._timer.now()
         if self._began_us <= now < self._until_us:
             return self._floors
         self._began_us = now
-        return _NONE
+        return None
 
-    def keep(self, floors: tuple[Any, ...], *, lent: tuple[Any, ...], bottom: bool) -> None:
+    def keep(self, floors: Found, *, lent: Found, bottom: bool) -> None:
         """Remember what a claim has found with the floors that it was *lent*; *bottom*: it looked from the bottom."""
         if not bottom and lent is not self._floors:
             return  # another one has looked from the bottom meanwhile, or has been quicker
         if bottom:
             now = self._timer.now()
             self._until_us = now + min(max((now - self._began_us) * _SHARE, _OFTEN_US), _RARELY_US)
-        self._floors = floors
+        # A claim that has found nothing tells none; those from which it has looked hold as they did.
+        self._floors = floors or self._floors

@@ -45,6 +45,7 @@ KINDS = {
     "worker": Kind(
         (
             "claim",
+            "claim_next",
             "claim_leases",
             "lease_of",
             "check_holders",

@@ -8,6 +8,9 @@
 -- narrow rows; the wide row of the job itself is written when it is added, and when a lease on it ends. That write is a
 -- HOT update: nothing that it changes is in an index of `jobs`, nor in an index's WHERE. So what must be found by status
 -- has narrow tables of its own: `finished` and `uniques`.
+--
+-- What must hold within a row is told by `verify`, and not by constraints: those would be read and compiled anew for each
+-- statement that writes, which is a tenth of what a claim or a completion costs.
 
 -- Epochs. CACHE 1: a session that kept some in reserve would issue them after greater ones.
 CREATE SEQUENCE leasehold.epochs AS bigint MINVALUE 1 MAXVALUE 9007199254740991 CACHE 1 NO CYCLE;
@@ -29,53 +32,52 @@ CREATE TABLE leasehold.store (
 
 -- A job: what the producer asked for, and what has become of it.
 CREATE TABLE leasehold.jobs (
+    -- What has a fixed length and is never null comes first: whoever reads a later column steps over the earlier ones.
     seq           bigint PRIMARY KEY,
-    id            text COLLATE "C" NOT NULL UNIQUE CHECK (id <> ''),
-    status        text NOT NULL DEFAULT 'unfinished' CHECK (status IN ('unfinished', 'done', 'failed', 'cancelled')),
-    task          text COLLATE "C",
-    queue         text COLLATE "C" NOT NULL,
-    priority      integer NOT NULL,
+    epoch         bigint NOT NULL DEFAULT 0,  -- of what happened last; a live lease has a greater one
     run_at        bigint NOT NULL,
-    lock          text COLLATE "C",
-    unique_key    text COLLATE "C",
-    retry         text,  -- null: the default
-    max_errors    integer NOT NULL,  -- of the retry policy, also the default's
-    max_reclaims  integer NOT NULL,
-    lease_us      bigint CHECK (lease_us > 0),
-    stall_us      bigint CHECK (stall_us > 0),
-    parent        text COLLATE "C",
-    payload       text NOT NULL,
+    created_at    bigint NOT NULL,
+    updated_at    bigint NOT NULL,
+    priority      integer NOT NULL,
     attempt       integer NOT NULL DEFAULT 0,
     errors        integer NOT NULL DEFAULT 0,
     reclaims      integer NOT NULL DEFAULT 0,
-    epoch         bigint NOT NULL DEFAULT 0,  -- of what happened last; a live lease has a greater one
+    max_errors    integer NOT NULL,  -- of the retry policy, also the default's
+    max_reclaims  integer NOT NULL,
+    id            text COLLATE "C" NOT NULL UNIQUE,
+    payload       text NOT NULL,
+    queue         text COLLATE "C" NOT NULL,
+    status        text NOT NULL DEFAULT 'unfinished',  -- or done, failed, cancelled
     reason        text NOT NULL DEFAULT 'claim',
+    task          text COLLATE "C",
+    lock          text COLLATE "C",
+    unique_key    text COLLATE "C",
+    retry         text,  -- null: the default
+    lease_us      bigint,
+    stall_us      bigint,
+    parent        text COLLATE "C",
     result        text,
     last_error    text,
     progress      double precision,
     note          text,
-    created_at    bigint NOT NULL,
-    updated_at    bigint NOT NULL,
     finished_at   bigint,
     -- The ownership that completed it. All other ended ownerships are rows of their own.
-    owner         text COLLATE "C",
     granted_at    bigint,
     expires_at    bigint,
-    settlement    text,
-    CHECK ((status = 'unfinished') = (finished_at IS NULL)),
-    CHECK ((owner IS NULL) = (settlement IS NULL) AND (owner IS NULL) = (granted_at IS NULL)),
-    CHECK (owner IS NULL OR status = 'done')
+    owner         text COLLATE "C",
+    settlement    text
 ) WITH (fillfactor = 45);  -- a batch ends all jobs of a page at once, and the new versions must fit beside the old
 
 CREATE INDEX jobs_parent ON leasehold.jobs (parent) WHERE parent IS NOT NULL;
 
--- Finished jobs, for those who count or prune them.
+-- Finished jobs, for those who count or prune them: a row for those that finished together.
 CREATE TABLE leasehold.finished (
     finished_at  bigint NOT NULL,
-    seq          bigint NOT NULL,
-    status       text NOT NULL CHECK (status IN ('done', 'failed', 'cancelled')),
-    PRIMARY KEY (finished_at, seq)
+    status       text NOT NULL,
+    seqs         bigint[] NOT NULL
 );
+
+CREATE INDEX finished_order ON leasehold.finished (finished_at);
 
 -- The unique keys of unfinished jobs.
 CREATE TABLE leasehold.uniques (
@@ -126,21 +128,20 @@ CREATE TABLE leasehold.freed (
 -- row never changes: a takeover deletes the row, which waits for a fence's FOR KEY SHARE, and a renewal does not.
 CREATE TABLE leasehold.leases (
     seq         bigint PRIMARY KEY,
-    epoch       bigint NOT NULL CHECK (epoch > 0),
-    owner       text COLLATE "C" NOT NULL CHECK (owner <> ''),
+    epoch       bigint NOT NULL,
+    granted_at  bigint NOT NULL,
+    expires_at  bigint NOT NULL,
+    lease_us    bigint NOT NULL,
+    updated_at  bigint NOT NULL,
+    owner       text COLLATE "C" NOT NULL,
     reason      text NOT NULL,
     claim_id    text,
     process     bigint,
     lock        text COLLATE "C",
-    granted_at  bigint NOT NULL,
-    expires_at  bigint NOT NULL,
-    lease_us    bigint NOT NULL CHECK (lease_us > 0),
     stalls_at   bigint,
     stall_us    bigint,
-    updated_at  bigint NOT NULL,
     progress    double precision,
-    note        text,
-    CHECK ((stalls_at IS NULL) = (stall_us IS NULL))
+    note        text
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0);
 
@@ -241,6 +242,18 @@ FROM leasehold.jobs AS j
 LEFT JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
 LEFT JOIN leasehold.checkpoints AS c ON c.seq = j.seq;
 
+-- A job as a claim needs it. others is what most jobs do not have: null, or a JSON array of all of it.
+CREATE VIEW leasehold.claimable AS
+SELECT j.seq, j.id, j.payload, j.task, j.queue, j.reason, j.lock, j.lease_us, j.stall_us,
+       CASE WHEN j.reason <> 'claim' OR j.attempt <> 0 OR j.errors <> 0 OR j.priority <> 0
+                OR num_nonnulls(j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent) > 0
+           THEN json_build_array(
+               j.reason, j.attempt, j.errors, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent,
+               -- The first owner finds none.
+               CASE WHEN j.attempt > 0 THEN (SELECT c.checkpoint FROM leasehold.checkpoints AS c WHERE c.seq = j.seq) END
+           )::text END AS others
+FROM leasehold.jobs AS j;
+
 -- A live lease, in the shape of a grant.
 CREATE VIEW leasehold.granted AS
 SELECT l.epoch, l.owner, l.reason, j.attempt, j.errors, c.checkpoint, l.claim_id, l.granted_at, l.expires_at, l.lease_us,
@@ -278,12 +291,10 @@ CREATE TYPE leasehold.transferred AS (
     lease_us bigint, stall_us bigint, parent text
 );
 CREATE TYPE leasehold.claimed AS (
-    -- In the first row only: what there is to say of all. next_us: after how long to look again, if there was nothing.
-    now bigint, fenced bigint[], again boolean, bottom boolean, next_us bigint,
-    lowered bigint, swept bigint, queues text, ranks text, run_ats text, seqs text,  -- the floors
-    epoch bigint, reason text, attempt integer, errors integer, checkpoint text, given_us bigint,
-    id text, payload text, task text, queue text, priority integer, lock text, unique_key text, retry text,
-    lease_us bigint, stall_us bigint, parent text
+    told text,  -- in the first row: what there is to say of all, as JSON (see `claim`)
+    -- The grants, up to a hundred in a row. Null tasks: none has one; queues: all are of "default"; others: nothing that
+    -- is not mostly so. (A row for each grant takes the client twice as long.)
+    epochs bigint[], ids text[], payloads text[], tasks text[], queues text[], others text[]
 );
 CREATE TYPE leasehold.taken_back AS (
     job_id text, epoch bigint, owner text, began text, granted_at bigint, expires_at bigint, ended text, ended_at bigint,

@@ -58,7 +58,8 @@ WHERE number > %(after)s AND (%(job_id)s::pg_catalog.text IS NULL OR job_id = %(
 ORDER BY number LIMIT %(limit)s;
 
 -- name: counts
-SELECT status, NULL AS queue, pg_catalog.count(*) FROM leasehold.finished GROUP BY status
+SELECT status, NULL AS queue, pg_catalog.sum(pg_catalog.cardinality(seqs))::pg_catalog.int8
+FROM leasehold.finished GROUP BY status
 UNION ALL
 SELECT 'pending', queue, pg_catalog.count(*) FROM (
     SELECT queue FROM leasehold.ready UNION ALL SELECT queue FROM leasehold.scheduled

@@ -21,22 +21,23 @@ from ...core.job import (
     effect_key,
     new_state,
 )
-from ...core.lifecycle import Verb, after, lock_held, unique_taken
+from ...core.lifecycle import Verb
 from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process, sane
-from ...errors import InvalidArgument, LeaseholdError, NoLease, StoreUnavailable, UnknownJob
+from ...errors import LeaseholdError, NoLease, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
 from ..migrating import Migrated
+from .answers import admitted_children, why_not
 from .callers import PostgresTransactions
 from .database import Database
 from .faults import sqlstate_of, unknown
 from .floors import Floors
 from .rights import grants, revocations
 from .rows import (
-    FIRST,
     Row,
     added,
     alike,
+    array,
     as_json,
     completions,
     event_of,
@@ -44,6 +45,7 @@ from .rows import (
     granted,
     job_of,
     ownership_of,
+    places,
     refusal_of,
     settlement,
     taken_back,
@@ -59,6 +61,7 @@ BATCH_PATIENCE_MS = 200  # of a batch, with somebody else's lock; then it is spl
 PATIENCE_MS = 10_000  # of a single one
 END_OUTLIVED_EVERY_US = 1_000_000
 _POLL_BY_HAND_SECONDS = 0.005  # where the clock is moved by hand, nobody tells us that it was
+_NOBODY = (None,) * 5  # of a process
 _AGAIN = 20  # how often a claim that met others looks again at once
 
 
@@ -81,6 +84,7 @@ class PostgresStore:
         self.database = Database(url, schema, now=self._now, connections=connections, wait_seconds=wait_seconds)
         self.transactions = PostgresTransactions(self, self.database, self._now, trace=trace)
         self._waiting = Waiting(self.database)
+        self._woken = 0  # how often claims that wait were told to return
         self._floors = Floors(self._timer)
         self._recovered_us = 0
         self._ended_us = self._timer.now()
@@ -139,29 +143,37 @@ class PostgresStore:
     ) -> list[Grant]:
         """Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first."""
         named = None if queues is None else sorted(set(queues))
-        here = process or (None, None, None, None, None)
+        woken = self._woken
+        text = array(named) if named else None if named is None else "{}"
+        asked = (owner, limit, text, lease_us, default_lease_us, claim_id, *(process or _NOBODY))
         until, again = self._timer.now() + wait_us, 0  # how long to wait is the caller's affair, and on its clock
         while True:
             floors = self._floors.lent()
-            rows = self._call(
-                "claim",
-                owner,
-                limit,
-                named,
-                lease_us,
-                default_lease_us,
-                claim_id,
-                *here,
-                *floors,
-                self._trace,
-            )
-            now, fenced, more, bottom, next_us, *found = rows[0][:FIRST]
-            self._floors.keep(tuple(found), lent=floors, bottom=bottom)
+            if floors is not None and len(floors[2]) == 1 and named in (None, floors[2]) and not self._trace:
+                lowered, swept, [queue], [rank], [run_at], [seq] = floors
+                rows = self._call("claim_next", *asked, lowered, swept, queue, rank, run_at, seq)
+            else:
+                rows = self._call("claim", *asked, *places(floors), self._trace)
+            now, fenced, more, bottom, next_us, found = json.loads(rows[0][0])
+            self._floors.keep(found, lent=floors, bottom=bottom)
             if fenced:
                 self._end_fenced(fenced)
             self._end_outlived()
-            if len(rows) > 1:
-                return [granted(row, owner, claim_id, process, now) for row in rows[1:]]
+            grants = [
+                grant
+                for row in rows
+                for grant in granted(
+                    row,
+                    owner,
+                    claim_id=claim_id,
+                    process=process,
+                    now=now,
+                    lease_us=lease_us,
+                    default_us=default_lease_us,
+                )
+            ]
+            if grants:
+                return grants
             if more and again < _AGAIN:  # others are deciding about keys right now, or many jobs were parked
                 again += 1
                 continue
@@ -169,12 +181,17 @@ class PostgresStore:
             if self._recover():
                 continue
             left = until - self._timer.now()
-            if left <= 0:
+            if left <= 0 or self._woken != woken:
                 return []
             if self._clock is not None:
                 self._waiting.pause(_POLL_BY_HAND_SECONDS)
             else:
                 self._waiting.wait(left if next_us is None else max(min(left, next_us), 0))
+
+    def wake(self) -> None:
+        """Make the claims that wait here, on other threads, return soon: one that listens, after its next poll."""
+        self._woken += 1
+        self._waiting.wake()
 
     def claimed(self, claim_id: str) -> list[Grant]:
         """Return the live leases that the claim *claim_id* granted."""
@@ -273,9 +290,9 @@ class PostgresStore:
         left = list(range(len(settlements)))
         if not self._trace and (plain := completions(settlements)) is not None:
             [(done,)] = self._call("complete", *plain, patience_ms, again=True)
-            if done is not None and len(done) == len(settlements):
+            if done is None:
                 return [None] * len(settlements)
-            done = set(done or ())
+            done = set(done)
             left = [number for number in left if number + 1 not in done]
         # What is not plain, or not as it should be: one by one.
         reply: list[Refusal | None] = [None] * len(settlements)
@@ -295,7 +312,9 @@ class PostgresStore:
             patience_ms = BATCH_PATIENCE_MS if parts and len(items) > 1 else PATIENCE_MS
             part = parts.pop() if parts else late.pop(0)
             try:
-                answers = verb([items[number] for number in part], patience_ms) if part else []
+                if len(part) == len(items):
+                    return verb(items, patience_ms) if items else []
+                answers = verb([items[number] for number in part], patience_ms)
             except StoreUnavailable as error:
                 if sqlstate_of(error.__cause__) != "55P03":
                     raise _of_a_part(error, len(reply), len(items)) from error.__cause__
@@ -330,7 +349,7 @@ class PostgresStore:
         args = (job_id, epoch, name, outcome, PATIENCE_MS, self._now())
         [(answer,)], lost = self.database.call_again("end_effect", *args)
         if answer is not None and not (lost and outcome is None and "begun" in json.loads(answer)):
-            raise _why_not(job_id, epoch, "once", answer, name=name)
+            raise why_not(job_id, epoch, "once", answer, name=name)
 
     # Operators
 
@@ -349,7 +368,7 @@ class PostgresStore:
         [row] = self._call("transfer", job_id, epoch, to, by, note, lease_us, default_lease_us, PATIENCE_MS)
         answer, fenced, *grant = row
         if answer is not None:
-            raise _why_not(job_id, epoch, Verb.TRANSFER, answer)
+            raise why_not(job_id, epoch, Verb.TRANSFER, answer)
         if fenced:
             self._end_fenced(fenced)
         return grant_of(grant)
@@ -382,7 +401,7 @@ class PostgresStore:
     def _moved(self, row: Row, job_id: str, epoch: int, verb: str, *, name: str = "") -> Job:
         answer, fenced, *job = row
         if answer is not None:
-            raise _why_not(job_id, epoch, verb, answer, name=name)
+            raise why_not(job_id, epoch, verb, answer, name=name)
         if fenced:
             self._end_fenced(fenced)
         return job_of(job)
@@ -561,30 +580,3 @@ def _of_a_part(error: StoreUnavailable, done: int, count: int) -> StoreUnavailab
     if not done:
         return error
     return unknown(f"{done} of {count} are done. Of the others: {error} To say the same again is safe.")
-
-
-def admitted_children(job_id: str, epoch: int, jobs: Sequence[NewJob], rows: list[Row]) -> list[Added]:
-    """Return the answer to an add of children, or raise the refusal that stands where a note would."""
-    refused = next(row[24] for row in rows if row[0] == 0)
-    if refused is not None:
-        raise refusal_of(job_id, epoch, "add", refused)
-    return added(jobs, rows)
-
-
-def _why_not(job_id: str, epoch: int, verb: str, answer: str, *, name: str = "") -> Exception:
-    """Return why a verb was not done, from the function's answer."""
-    facts = json.loads(answer)
-    if "status" in facts:
-        try:
-            after(Verb(verb), Status(facts["status"]), job_id)
-        except InvalidArgument as refused:
-            return refused
-    if "lock" in facts:
-        return lock_held(job_id, facts["lock"], facts["holder"], facts["epoch"])
-    if "unique" in facts:
-        return unique_taken(job_id, facts["unique"], facts["holder"])
-    if "begun" in facts:
-        return InvalidArgument(f"job {job_id!r} has begun no effect named {name!r}.")
-    if "known" in facts:
-        return InvalidArgument(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
-    return refusal_of(job_id, epoch, str(verb), answer)

@@ -33,17 +33,24 @@ $lh$;
 -- The beginning of a verb in a transaction of its own; p_patience is how many milliseconds it may wait for a lock.
 CREATE OR REPLACE FUNCTION leasehold.alone(p_now bigint, p_patience integer) RETURNS bigint
 LANGUAGE plpgsql AS $lh$
+DECLARE
+    v_now bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_patience text := set_config('lock_timeout', p_patience::text, true);
 BEGIN
-    -- Each statement of a verb must see what was committed while the one before it waited for a lock (trap 6).
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION USING ERRCODE = 'LH005', MESSAGE = 'verbs run in read committed transactions of their own';
+    IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('synchronous_commit') = 'off'
+        OR v_now >= 4503599627370496
+    THEN
+        -- Each statement of a verb must see what was committed while the one before it waited for a lock (trap 6).
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            RAISE EXCEPTION USING ERRCODE = 'LH005', MESSAGE = 'verbs run in read committed transactions of their own';
+        END IF;
+        -- An epoch that a crash could take back might be issued twice (trap 2).
+        IF current_setting('synchronous_commit') = 'off' THEN
+            PERFORM set_config('synchronous_commit', 'on', true);
+        END IF;
+        PERFORM leasehold.instant(v_now);  -- which refuses it
     END IF;
-    PERFORM set_config('lock_timeout', p_patience::text, true);
-    -- An epoch that a crash could take back might be issued twice (trap 2).
-    IF current_setting('synchronous_commit') = 'off' THEN
-        PERFORM set_config('synchronous_commit', 'on', true);
-    END IF;
-    RETURN leasehold.instant(p_now);
+    RETURN v_now;
 END
 $lh$;
 
@@ -134,7 +141,7 @@ $lh$;
 
 -- Why an epoch may not write, as JSON; null if it may. It is recorded, unless p_record says that it cannot be here.
 CREATE OR REPLACE FUNCTION leasehold.refusal(
-    p_id text, p_epoch bigint, p_verb text, p_now bigint, p_record boolean
+    p_id text, p_epoch bigint, p_verb text, p_now bigint, p_record boolean, p_by text DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql AS $lh$
 DECLARE
@@ -172,7 +179,7 @@ BEGIN
         v_reason := CASE WHEN o.settlement IS NULL THEN o.ended END;
     END IF;
     v_facts := jsonb_build_object(
-        'presented', p_epoch, 'current', v_current, 'verb', p_verb, 'reason', v_reason, 'by', v_by
+        'presented', p_epoch, 'current', v_current, 'verb', p_verb, 'reason', v_reason, 'by', coalesce(p_by, v_by)
     );
     v_facts := v_facts || jsonb_build_object('alarm', p_epoch > leasehold.last_epoch());
     IF p_record THEN

@@ -11,23 +11,19 @@ END
 $lh$;
 
 -- What differs between this server and any other that could have the same data: a promoted standby (timeline), a copied
--- data directory or one after a crash (start of the postmaster), a restored dump (OIDs). See traps 1 to 3.
+-- data directory or one after a crash (start of the postmaster), a restored dump (OIDs). See traps 1 to 3. The start of
+-- the postmaster, to the microsecond, also stands for the system identifier, which would be read from a file each time.
+-- Plain SQL, which is put in the place of its call; not for a standby.
 CREATE OR REPLACE FUNCTION leasehold.here() RETURNS text
-LANGUAGE plpgsql VOLATILE AS $lh$
-BEGIN
-    IF pg_is_in_recovery() THEN
-        PERFORM leasehold.refuse_standby();
-    END IF;
-    RETURN concat_ws(
+LANGUAGE sql VOLATILE AS $lh$
+    SELECT concat_ws(
         '/',
-        (SELECT system_identifier FROM pg_control_system()),
         -- pg_control_checkpoint() would still show the old timeline after a promotion.
         left(pg_walfile_name(pg_current_wal_lsn()), 8),
-        (SELECT oid FROM pg_database WHERE datname = current_database()),
+        pg_relation_filepath('leasehold.store'::regclass),  -- it begins with the database's OID
         'leasehold.store'::regclass::oid,
         extract(epoch FROM pg_postmaster_start_time())
-    );
-END
+    )
 $lh$;
 
 -- What this transaction writes into the row of the store: where it is, and its own number, which the row will have as its
@@ -67,11 +63,13 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.trust_epochs(p_now bigint) RETURNS void
 LANGUAGE plpgsql AS $lh$
 DECLARE
-    v_here text := leasehold.here();
+    v_here text;
     v_was text;
     v_known boolean;
     v_next bigint;
 BEGIN
+    PERFORM leasehold.refuse_standby();
+    v_here := leasehold.here();
     IF EXISTS (SELECT FROM leasehold.store WHERE fingerprint = concat_ws('/', v_here, xmin)) THEN
         RETURN;
     END IF;

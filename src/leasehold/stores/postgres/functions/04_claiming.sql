@@ -59,7 +59,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.finish(j leasehold.jobs, p_status text, p_now bigint) RETURNS void
 LANGUAGE plpgsql AS $lh$
 BEGIN
-    INSERT INTO leasehold.finished (finished_at, seq, status) VALUES (p_now, j.seq, p_status);
+    INSERT INTO leasehold.finished (finished_at, status, seqs) VALUES (p_now, p_status, ARRAY[j.seq]);
     IF j.unique_key IS NOT NULL THEN
         DELETE FROM leasehold.uniques WHERE unique_key = j.unique_key AND seq = j.seq;
     END IF;
@@ -227,6 +227,9 @@ $lh$;
 -- (lower_floors), and then the floors are not used; but what is added in a transaction that commits late may come to wait
 -- below one. So a claim that finds nothing looks again from the bottom, and the store asks without floors every now and
 -- then (trap 8). The same holds for deadlines: p_swept is the last instant that was seen to.
+--
+-- It tells: the instant; the epochs that open fences still name; whether to look again at once; whether it looked from the
+-- bottom; after how long to look again, if there was nothing; and the floors.
 CREATE OR REPLACE FUNCTION leasehold.claim(
     p_owner text, p_limit integer, p_queues text[], p_lease_us bigint, p_default_us bigint, p_claim_id text,
     p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint,
@@ -239,7 +242,9 @@ SET plan_cache_mode = force_generic_plan AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, 5000);
-    v_told leasehold.claimed;
+    v_first leasehold.claimed;
+    v_next bigint;
+    v_floors json;
     v_fenced bigint[];
     v_again boolean := false;
     v_from bigint := coalesce(p_swept, -1);
@@ -395,35 +400,30 @@ BEGIN
 
     IF v_seqs = '{}' THEN
         IF p_lowered IS NOT NULL THEN
-            FOR v_told IN SELECT * FROM leasehold.claim(
+            FOR v_first IN SELECT * FROM leasehold.claim(
                 p_owner, p_limit, p_queues, p_lease_us, p_default_us, p_claim_id, p_host, p_boot, p_namespace, p_pid,
                 p_started, NULL, NULL, NULL, NULL, NULL, NULL, p_trace, p_now
             ) LOOP
-                IF v_told.now IS NOT NULL THEN
-                    v_told.fenced := v_fenced || v_told.fenced;
+                IF v_first.told IS NOT NULL AND v_fenced IS NOT NULL THEN
+                    v_first.told := jsonb_set(
+                        v_first.told::jsonb, '{1}',
+                        to_jsonb(v_fenced) || coalesce(nullif(v_first.told::jsonb->1, 'null'), '[]')
+                    );
                 END IF;
-                RETURN NEXT v_told;
+                RETURN NEXT v_first;
             END LOOP;
             RETURN;
         END IF;
-        v_told.next_us := least(
+        v_next := least(
             (SELECT min(expires_at) FROM leasehold.leases), (SELECT min(stalls_at) FROM leasehold.leases),
             (SELECT min(run_at) FROM leasehold.scheduled)
         ) - v_now;
     END IF;
-    v_told.now := v_now;
-    v_told.fenced := v_fenced;
-    v_told.again := v_again;
-    v_told.bottom := p_lowered IS NULL;
     IF v_busy = '{}' AND cardinality(v_known) BETWEEN 1 AND 50 THEN  -- what is busy is still there, below
-        v_told.lowered := v_lowered;
-        v_told.swept := v_swept;
-        v_told.queues := v_known::text;
-        v_told.ranks := v_ranks::text;
-        v_told.run_ats := v_runs::text;
-        v_told.seqs := v_afters::text;
+        v_floors := json_build_array(v_lowered, v_swept, v_known, v_ranks, v_runs, v_afters);
     END IF;
-    RETURN NEXT v_told;
+    v_first.told := json_build_array(v_now, v_fenced, v_again, p_lowered IS NULL, v_next, v_floors);
+    RETURN NEXT v_first;
     IF v_seqs = '{}' THEN
         RETURN;
     END IF;
@@ -436,36 +436,133 @@ BEGIN
     IF p_host IS NOT NULL THEN
         v_process := leasehold.process_id(p_host, p_boot, p_namespace, p_pid, p_started);
     END IF;
+    -- Leases that callers' transactions have ended and could not remove, and that `unpark` has not come to.
+    IF EXISTS (SELECT FROM leasehold.freed WHERE seq IS NOT NULL) THEN
+        DELETE FROM leasehold.leases WHERE seq = ANY (v_seqs);
+    END IF;
     -- The epochs come last, when rows and keys are held: one that was drawn earlier could be below that of somebody who
     -- had the key in between (trap 4).
-    RETURN QUERY
-    WITH taken AS MATERIALIZED (
-        SELECT j.seq, nextval('leasehold.epochs') AS issued, coalesce(p_lease_us, j.lease_us, p_default_us) AS lasts,
-               j.reason, j.attempt, j.errors, j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry,
-               j.lease_us, j.stall_us, j.parent
-        FROM unnest(v_seqs) AS s(seq)
-        CROSS JOIN LATERAL (SELECT * FROM leasehold.jobs WHERE seq = s.seq OFFSET 0) AS j
-    ), leased AS (
-        INSERT INTO leasehold.leases (
-            seq, epoch, owner, reason, claim_id, process, lock, granted_at, expires_at, lease_us, stalls_at, stall_us,
-            updated_at
+    FOR i IN 0 .. (cardinality(v_seqs) - 1) / 100 LOOP
+        RETURN QUERY
+        WITH taken AS MATERIALIZED (
+            SELECT j.seq, nextval('leasehold.epochs') AS issued, coalesce(p_lease_us, j.lease_us, p_default_us) AS lasts,
+                   j.id, j.payload, j.task, j.queue, j.reason, j.lock, j.stall_us, j.others
+            FROM unnest(v_seqs[i * 100 + 1 : i * 100 + 100]) AS s(seq)
+            CROSS JOIN LATERAL (SELECT * FROM leasehold.claimable WHERE seq = s.seq OFFSET 0) AS j
+        ), leased AS (
+            INSERT INTO leasehold.leases (
+                seq, epoch, owner, reason, claim_id, process, lock, granted_at, expires_at, lease_us, stalls_at, stall_us,
+                updated_at
+            )
+            SELECT t.seq, t.issued, p_owner, t.reason, p_claim_id, v_process, t.lock, v_now, v_now + t.lasts, t.lasts,
+                   v_now + t.stall_us, t.stall_us, v_now
+            FROM taken AS t
         )
-        SELECT t.seq, t.issued, p_owner, t.reason, p_claim_id, v_process, t.lock, v_now, v_now + t.lasts, t.lasts,
-               v_now + t.stall_us, t.stall_us, v_now
-        FROM taken AS t
-    )
-    SELECT NULL::bigint, NULL::bigint[], NULL::boolean, NULL::boolean, NULL::bigint, NULL::bigint, NULL::bigint,
-           NULL::text, NULL::text, NULL::text, NULL::text, t.issued, t.reason, t.attempt, t.errors,
-           -- The first owner finds none.
-           CASE WHEN t.attempt > 0 THEN (SELECT c.checkpoint FROM leasehold.checkpoints AS c WHERE c.seq = t.seq) END,
-           t.lasts, t.id, t.payload, t.task, t.queue, t.priority, t.lock, t.unique_key, t.retry, t.lease_us, t.stall_us,
-           t.parent
-    FROM taken AS t;
+        SELECT NULL, array_agg(issued), array_agg(id), array_agg(payload),
+               CASE WHEN count(task) > 0 THEN array_agg(task) END,
+               CASE WHEN count(*) FILTER (WHERE queue <> 'default') > 0 THEN array_agg(queue) END,
+               CASE WHEN count(others) > 0 THEN array_agg(others) END
+        FROM taken;
+    END LOOP;
     IF p_trace THEN
         PERFORM leasehold.record(
             'claimed', j.id, v_now, l.epoch, p_owner, jsonb_build_object('reason', l.reason, 'attempt', j.attempt)
         ) FROM leasehold.leases AS l JOIN leasehold.jobs AS j ON j.seq = l.seq WHERE l.seq = ANY (v_seqs) ORDER BY l.epoch;
     END IF;
+END
+$lh$;
+
+-- The verb `claim` as it mostly is: of the one queue that has a floor, and there is nothing else to see to. All of it is
+-- two statements, since each one costs as much as some jobs do. Where anything is otherwise, `claim` is asked.
+CREATE OR REPLACE FUNCTION leasehold.claim_next(
+    p_owner text, p_limit integer, p_queues text[], p_lease_us bigint, p_default_us bigint, p_claim_id text,
+    p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint,
+    p_lowered bigint, p_swept bigint, p_queue text, p_rank integer, p_run_at bigint, p_after bigint, p_now bigint
+) RETURNS SETOF leasehold.claimed
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_plain boolean;
+    v_process bigint;
+BEGIN
+    SELECT v_now < 4503599627370496 AND p_limit <= 100
+        AND current_setting('transaction_isolation') = 'read committed' AND current_setting('synchronous_commit') <> 'off'
+        AND NOT pg_is_in_recovery()
+        AND EXISTS (SELECT FROM leasehold.store WHERE fingerprint = concat_ws('/', leasehold.here(), xmin))
+        AND p_lowered = (SELECT last_value + is_called::integer FROM leasehold.lowered)
+        AND NOT EXISTS (SELECT FROM leasehold.leases WHERE expires_at > p_swept AND expires_at <= v_now)
+        AND NOT EXISTS (SELECT FROM leasehold.leases WHERE stalls_at > p_swept AND stalls_at <= v_now)
+        AND NOT EXISTS (SELECT FROM leasehold.scheduled WHERE run_at > p_swept AND run_at <= v_now)
+        -- A job of a higher priority, or of another queue.
+        AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue = p_queue AND rank < p_rank)
+        AND (p_queues = ARRAY[p_queue] OR p_queues IS NULL
+             AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue < p_queue)
+             AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue > p_queue))
+        AND set_config('lock_timeout', '5000', true) IS NOT NULL,
+        CASE WHEN p_host IS NOT NULL THEN (
+            SELECT id FROM leasehold.processes
+            WHERE pid = p_pid AND started = p_started AND namespace = p_namespace AND boot = p_boot AND host = p_host
+        ) END
+    INTO v_plain, v_process;
+    IF v_plain AND (v_process IS NOT NULL OR p_host IS NULL) THEN
+        RETURN QUERY
+        WITH first AS MATERIALIZED (
+            -- SKIP LOCKED: what somebody else is taking is theirs; a claim waits for nobody.
+            SELECT ctid AS place, rank, run_at, seq, lock FROM leasehold.ready
+            WHERE queue = p_queue AND (rank, run_at, seq) > (p_rank, p_run_at, p_after)
+            ORDER BY rank, run_at, seq LIMIT p_limit
+            FOR UPDATE SKIP LOCKED
+        ), last AS MATERIALIZED (
+            -- In this statement, which sees the jobs that a caller's transaction has just put back, also what it has left.
+            SELECT count(lock) = 0 AND count(*) > 0 AND NOT EXISTS (SELECT FROM leasehold.freed) AS free,
+                   (array_agg(rank))[count(*)] AS rank, (array_agg(run_at))[count(*)] AS run_at,
+                   (array_agg(seq))[count(*)] AS seq
+            FROM first
+        ), left_ready AS (
+            DELETE FROM leasehold.ready WHERE ctid = ANY (ARRAY(SELECT place FROM first WHERE (SELECT free FROM last)))
+        ), taken AS MATERIALIZED (
+            -- The epochs come last, when the rows are held (trap 4).
+            SELECT j.seq, nextval('leasehold.epochs') AS issued, coalesce(p_lease_us, j.lease_us, p_default_us) AS lasts,
+                   j.id, j.payload, j.task, j.queue, j.reason, j.stall_us, j.others
+            FROM first AS f CROSS JOIN LATERAL (SELECT * FROM leasehold.claimable WHERE seq = f.seq OFFSET 0) AS j
+            WHERE (SELECT free FROM last)
+        ), leased AS (
+            INSERT INTO leasehold.leases (
+                seq, epoch, owner, reason, claim_id, process, granted_at, expires_at, lease_us, stalls_at, stall_us,
+                updated_at
+            )
+            SELECT t.seq, t.issued, p_owner, t.reason, p_claim_id, v_process, v_now, v_now + t.lasts, t.lasts,
+                   v_now + t.stall_us, t.stall_us, v_now
+            FROM taken AS t
+        )
+        SELECT json_build_array(v_now, NULL, false, false, NULL, json_build_array(
+                   p_lowered, v_now, ARRAY[p_queue], ARRAY[l.rank], ARRAY[l.run_at], ARRAY[l.seq]
+               ))::text, t.*
+        FROM last AS l CROSS JOIN (
+            SELECT array_agg(issued), array_agg(id), array_agg(payload),
+                   CASE WHEN count(task) > 0 THEN array_agg(task) END,
+                   CASE WHEN p_queue <> 'default' THEN array_agg(queue) END,
+                   CASE WHEN count(others) > 0 THEN array_agg(others) END
+            FROM taken
+        ) AS t WHERE l.free;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        IF NOT EXISTS (
+            SELECT FROM leasehold.ready WHERE queue = p_queue AND (rank, run_at, seq) > (p_rank, p_run_at, p_after)
+        ) THEN
+            -- There is nothing above the floor: from the bottom, at once.
+            p_lowered := NULL;
+            p_swept := NULL;
+        END IF;
+    END IF;
+    RETURN QUERY SELECT * FROM leasehold.claim(
+        p_owner, p_limit, p_queues, p_lease_us, p_default_us, p_claim_id, p_host, p_boot, p_namespace, p_pid, p_started,
+        p_lowered, p_swept, ARRAY[p_queue], ARRAY[p_rank], ARRAY[p_run_at], ARRAY[p_after], false, p_now
+    );
 END
 $lh$;
 

@@ -1,5 +1,32 @@
 -- How an owner ends its lease.
 
+-- Makes the job of a lease done, and answers with its number.
+CREATE OR REPLACE FUNCTION leasehold.complete_one(l leasehold.leases, p_result text, p_said text, p_now bigint)
+RETURNS bigint
+LANGUAGE plpgsql AS $lh$
+DECLARE
+    v_seq bigint;
+    v_unique text;
+BEGIN
+    UPDATE leasehold.jobs AS j SET
+        status = 'done', result = p_result, last_error = NULL, epoch = l.epoch, reason = l.reason, owner = l.owner,
+        granted_at = l.granted_at, expires_at = l.expires_at, settlement = p_said,
+        progress = coalesce(l.progress, j.progress), note = coalesce(l.note, j.note), updated_at = p_now,
+        finished_at = p_now
+    WHERE j.seq = l.seq AND j.epoch < l.epoch
+    RETURNING j.seq, j.unique_key INTO v_seq, v_unique;
+    IF v_seq IS NULL THEN
+        -- Nobody changes a job without its lease; whoever did must not leave it without both.
+        RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a job was changed while its lease was being settled';
+    END IF;
+    INSERT INTO leasehold.finished (finished_at, status, seqs) VALUES (p_now, 'done', ARRAY[v_seq]);
+    IF v_unique IS NOT NULL THEN
+        DELETE FROM leasehold.uniques WHERE unique_key = v_unique AND seq = v_seq;
+    END IF;
+    RETURN v_seq;
+END
+$lh$;
+
 -- Settles one lease. Answers with the refusal, or null. The lease is locked, or is locked here; with p_joined, this runs
 -- inside a caller's COMMIT, in whatever isolation.
 CREATE OR REPLACE FUNCTION leasehold.settle_one(
@@ -35,13 +62,7 @@ BEGIN
     END IF;
 
     IF p_outcome = 'complete' THEN
-        UPDATE leasehold.jobs SET
-            status = 'done', result = p_result, last_error = NULL, epoch = l.epoch, reason = l.reason, owner = l.owner,
-            granted_at = l.granted_at, expires_at = l.expires_at, settlement = p_said,
-            progress = coalesce(l.progress, progress), note = coalesce(l.note, note), updated_at = p_now,
-            finished_at = p_now
-        WHERE seq = l.seq;
-        PERFORM leasehold.finish(j, 'done', p_now);
+        PERFORM leasehold.complete_one(l, p_result, p_said, p_now);
     ELSE
         v_errors := j.errors + (p_outcome = 'fail')::integer;
         v_final := p_outcome = 'fail' AND NOT (p_retry AND v_errors < j.max_errors);
@@ -94,7 +115,7 @@ END
 $lh$;
 
 -- The verb `settle` for completions without follow-ups, of different jobs. Answers with the numbers of those that it has
--- done; the others are for the function below. No results: all of them null.
+-- done, null for all; the others are for the function below. No results: all of them null.
 CREATE OR REPLACE FUNCTION leasehold.complete(
     p_ids text[], p_epochs bigint[], p_results text[], p_said text[], p_patience integer, p_now bigint
 ) RETURNS integer[]
@@ -106,10 +127,26 @@ DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
     v_ended bigint;
     v_ords integer[];
-    v_seqs bigint[];
     v_locks text[];
     v_uniques text[];
+    v_seqs bigint[];  -- of those with a unique key
+    l leasehold.leases;
 BEGIN
+    IF cardinality(p_ids) = 1 THEN
+        -- The same in small steps, which are half the work where there is one.
+        DELETE FROM leasehold.leases
+        WHERE seq = (SELECT seq FROM leasehold.jobs WHERE id = p_ids[1] AND epoch < p_epochs[1]) AND epoch = p_epochs[1]
+        RETURNING * INTO l;
+        IF NOT FOUND THEN
+            RETURN '{}';
+        END IF;
+        v_ended := leasehold.complete_one(l, coalesce(p_results[1], 'null'), coalesce(p_said[1], 'complete'), v_now);
+        IF l.lock IS NOT NULL THEN
+            INSERT INTO leasehold.freed (lock) VALUES (l.lock);
+            PERFORM leasehold.wake();
+        END IF;
+        RETURN NULL;
+    END IF;
     WITH said AS MATERIALIZED (
         -- LATERAL with OFFSET 0: one look into an index for each, whatever the tables looked like when this was planned.
         SELECT s.ord, s.result, s.said, j.place AS job, l.place AS lease
@@ -137,13 +174,14 @@ BEGIN
         FROM ended AS e WHERE j.ctid = e.job AND j.epoch < e.epoch
         RETURNING j.seq, j.unique_key, e.ord, e.lock
     ), finished AS (
-        INSERT INTO leasehold.finished (finished_at, seq, status) SELECT v_now, seq, 'done' FROM done
+        INSERT INTO leasehold.finished (finished_at, status, seqs)
+        SELECT v_now, 'done', array_agg(seq) FROM done HAVING count(*) > 0
     )
-    SELECT (SELECT count(*) FROM ended), array_agg(ord), array_agg(seq), array_agg(lock) FILTER (WHERE lock IS NOT NULL),
-           array_agg(unique_key) FILTER (WHERE unique_key IS NOT NULL)
-    INTO v_ended, v_ords, v_seqs, v_locks, v_uniques FROM done;
+    SELECT (SELECT count(*) FROM ended), array_agg(ord), array_agg(lock) FILTER (WHERE lock IS NOT NULL),
+           array_agg(unique_key) FILTER (WHERE unique_key IS NOT NULL), array_agg(seq) FILTER (WHERE unique_key IS NOT NULL)
+    INTO v_ended, v_ords, v_locks, v_uniques, v_seqs FROM done;
     IF v_ended <> coalesce(cardinality(v_ords), 0) THEN
-        -- Nobody changes a job without its lease; whoever did must not leave it without both.
+        -- As in `complete_one`.
         RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a job was changed while its lease was being settled';
     END IF;
     IF v_uniques IS NOT NULL THEN
@@ -153,7 +191,7 @@ BEGIN
         INSERT INTO leasehold.freed (lock) SELECT unnest(v_locks);
         PERFORM leasehold.wake();
     END IF;
-    RETURN v_ords;
+    RETURN CASE WHEN v_ended < cardinality(p_ids) THEN coalesce(v_ords, '{}') END;
 END
 $lh$;
 

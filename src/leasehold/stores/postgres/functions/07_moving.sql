@@ -74,7 +74,7 @@ BEGIN
     j := h.j;
     l := h.l;
     IF j.seq IS NULL OR coalesce(l.epoch, j.epoch) <> p_epoch THEN
-        v_answer.answer := leasehold.refusal(p_id, p_epoch, 'transfer', v_now, true);
+        v_answer.answer := leasehold.refusal(p_id, p_epoch, 'transfer', v_now, true, p_by);
     ELSIF j.status <> 'unfinished' THEN
         v_answer.answer := json_build_object('status', j.status);
     ELSIF l.seq IS NULL AND j.lock IS NOT NULL THEN
@@ -142,7 +142,7 @@ BEGIN
     j := h.j;
     l := h.l;
     IF j.seq IS NULL OR coalesce(l.epoch, j.epoch) <> p_epoch THEN
-        v_answer.answer := leasehold.refusal(p_id, p_epoch, p_verb, v_now, true);
+        v_answer.answer := leasehold.refusal(p_id, p_epoch, p_verb, v_now, true, p_by);
     ELSIF (p_verb = 'replay') = (j.status = 'unfinished') AND NOT (p_verb = 'finish' AND j.status = 'failed') THEN
         v_answer.answer := json_build_object('status', CASE WHEN l.seq IS NOT NULL THEN 'running'
                                              WHEN j.status = 'unfinished' THEN 'pending' ELSE j.status END);
@@ -173,7 +173,7 @@ BEGIN
             VALUES (j.seq, j.epoch, j.owner, j.reason, j.granted_at, j.expires_at, 'done', j.finished_at, j.owner, NULL,
                     j.settlement);
         END IF;
-        DELETE FROM leasehold.finished WHERE finished_at = j.finished_at AND seq = j.seq;
+        PERFORM leasehold.forget_finished(j.finished_at, ARRAY[j.seq]);
     END IF;
     v_epoch := nextval('leasehold.epochs');
     UPDATE leasehold.jobs SET
@@ -223,7 +223,7 @@ BEGIN
     j := h.j;
     l := h.l;
     IF j.seq IS NULL OR coalesce(l.epoch, j.epoch) <> p_epoch THEN
-        v_answer.answer := leasehold.refusal(p_id, p_epoch, 'resolve', v_now, true);
+        v_answer.answer := leasehold.refusal(p_id, p_epoch, 'resolve', v_now, true, p_by);
     ELSIF EXISTS (SELECT FROM leasehold.effects WHERE seq = j.seq AND name = p_name AND outcome IS NOT NULL) THEN
         v_answer.answer := '{"known":true}';
     ELSE
@@ -240,6 +240,17 @@ BEGIN
 END
 $lh$;
 
+-- Removes jobs from the record of those that finished at that instant.
+CREATE OR REPLACE FUNCTION leasehold.forget_finished(p_at bigint, p_seqs bigint[]) RETURNS void
+LANGUAGE plpgsql AS $lh$
+#variable_conflict use_column
+BEGIN
+    UPDATE leasehold.finished SET seqs = ARRAY(SELECT u.seq FROM unnest(seqs) AS u(seq) WHERE u.seq <> ALL (p_seqs))
+    WHERE finished_at = p_at AND seqs && p_seqs;
+    DELETE FROM leasehold.finished WHERE finished_at = p_at AND seqs = '{}';
+END
+$lh$;
+
 -- The verb `prune`. Answers with how many jobs it removed.
 CREATE OR REPLACE FUNCTION leasehold.prune(p_keep_us bigint, p_limit integer, p_patience integer, p_now bigint)
 RETURNS bigint
@@ -250,20 +261,21 @@ SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
     v_before bigint := leasehold.alone(p_now, p_patience) - p_keep_us;
     v_seqs bigint[];
+    v_instants bigint[];
+    v_instant bigint;
 BEGIN
     -- Rows that somebody is replaying are left to the next call.
     SELECT array_agg(seq) INTO v_seqs FROM (
-        SELECT j.seq FROM leasehold.finished AS f JOIN leasehold.jobs AS j ON j.seq = f.seq
+        SELECT j.seq FROM leasehold.finished AS f CROSS JOIN unnest(f.seqs) AS u(seq)
+        JOIN leasehold.jobs AS j ON j.seq = u.seq
         WHERE f.finished_at < v_before
           AND NOT EXISTS (SELECT FROM leasehold.jobs AS p WHERE p.id = j.parent AND p.status = 'unfinished')
-        ORDER BY f.finished_at, f.seq LIMIT p_limit
+        ORDER BY f.finished_at LIMIT p_limit
         FOR UPDATE OF j SKIP LOCKED
     ) AS old;
     -- What was replayed before it was locked here is unfinished now.
     WITH removed AS (
         DELETE FROM leasehold.jobs WHERE seq = ANY (v_seqs) AND status <> 'unfinished' RETURNING seq, finished_at
-    ), forgotten AS (
-        DELETE FROM leasehold.finished AS f USING removed AS r WHERE f.finished_at = r.finished_at AND f.seq = r.seq
     ), ownerships AS (
         DELETE FROM leasehold.ownerships WHERE seq IN (SELECT seq FROM removed)
     ), effects AS (
@@ -271,7 +283,10 @@ BEGIN
     ), checkpoints AS (
         DELETE FROM leasehold.checkpoints WHERE seq IN (SELECT seq FROM removed)
     )
-    SELECT array_agg(seq) INTO v_seqs FROM removed;
+    SELECT array_agg(seq), array_agg(DISTINCT finished_at) INTO v_seqs, v_instants FROM removed;
+    FOREACH v_instant IN ARRAY coalesce(v_instants, '{}') LOOP
+        PERFORM leasehold.forget_finished(v_instant, v_seqs);
+    END LOOP;
     DELETE FROM leasehold.events WHERE at < v_before;
     -- A process that is claiming at this moment may lose its row; then its leases end by their deadline only.
     DELETE FROM leasehold.processes AS p WHERE NOT EXISTS (SELECT FROM leasehold.leases WHERE process = p.id);

@@ -4,12 +4,14 @@
 -- compares the epoch inside COMMIT, whoever sends it: a pause before it passes nothing, and no lock is held before it.
 
 -- Fences the caller's transaction, and notes how its COMMIT shall settle the lease. Answers with the refusal,
--- or null. p_savepoint: the caller knows that it is in a savepoint, and that it will not be rolled back.
+-- or null. p_savepoint: the caller knows that it is in a savepoint, and that it will not be rolled back. p_piped: it does
+-- not wait for the answer before it goes on, so that a refusal is an error: nothing that was sent behind it can commit.
 --
 -- This look locks nothing: the comparison that counts is the COMMIT's. It tells the loser early, and while there is
 -- somebody who can record it. All of it is one statement, since this is run in every transaction of an owner.
 CREATE OR REPLACE FUNCTION leasehold.fence(
-    p_store uuid, p_id text, p_epoch bigint, p_verb text, p_said json, p_savepoint boolean, p_trace boolean, p_now bigint
+    p_store uuid, p_id text, p_epoch bigint, p_verb text, p_said json, p_savepoint boolean, p_piped boolean,
+    p_trace boolean, p_now bigint
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
@@ -18,6 +20,7 @@ SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
     v_place tid;
     v_sub boolean;
+    v_refusal text;
 BEGIN
     INSERT INTO leasehold.fences AS f (job_id, epoch, verb, said, now, trace)
     SELECT p_id, p_epoch, p_verb, p_said, p_now, p_trace
@@ -28,7 +31,11 @@ BEGIN
     -- A row written in a savepoint has the savepoint's own transaction id.
     RETURNING f.ctid, f.xmin <> pg_current_xact_id()::xid INTO v_place, v_sub;
     IF v_place IS NULL THEN
-        RETURN leasehold.not_fenced(p_store, p_id, p_epoch, p_verb, p_said, p_savepoint, p_trace, p_now);
+        v_refusal := leasehold.not_fenced(p_store, p_id, p_epoch, p_verb, p_said, p_savepoint, p_trace, p_now);
+        IF p_piped AND v_refusal IS NOT NULL THEN
+            PERFORM leasehold.refuse(p_id, p_epoch, p_verb, v_refusal);
+        END IF;
+        RETURN v_refusal;
     END IF;
     -- The trigger is queued by the insertion, and keeps the row's values: nothing has to stay behind.
     DELETE FROM leasehold.fences WHERE ctid = v_place;
@@ -55,7 +62,7 @@ BEGIN
         -- Somebody is taking the job over at this moment, and has looked for fences already. Wait for the outcome.
         PERFORM pg_advisory_xact_lock_shared(leasehold.fence_of(p_epoch));
         IF v_latest THEN
-            RETURN leasehold.fence(p_store, p_id, p_epoch, p_verb, p_said, p_savepoint, p_trace, p_now);
+            RETURN leasehold.fence(p_store, p_id, p_epoch, p_verb, p_said, p_savepoint, false, p_trace, p_now);
         END IF;
     -- Also if the same was said before, and heard: the caller's rows would be written again.
     ELSIF v_latest OR v_seen >= p_epoch OR p_epoch > leasehold.last_epoch() OR v_seen IS NULL THEN
@@ -63,21 +70,6 @@ BEGIN
     END IF;
     -- This snapshot knows the job from before it was claimed, or taken over. Who has it cannot be seen here.
     RAISE EXCEPTION USING ERRCODE = 'LH004', MESSAGE = 'this snapshot is older than the claim';
-END
-$lh$;
-
--- The same as `fence`, for who does not wait for the answer before going on: a refusal is an error, so that nothing
--- that was sent behind it can commit.
-CREATE OR REPLACE FUNCTION leasehold.fence_or_fail(
-    p_store uuid, p_id text, p_epoch bigint, p_verb text, p_said json, p_savepoint boolean, p_trace boolean, p_now bigint
-) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
-DECLARE
-    v_refusal text := leasehold.fence(p_store, p_id, p_epoch, p_verb, p_said, p_savepoint, p_trace, p_now);
-BEGIN
-    IF v_refusal IS NOT NULL THEN
-        PERFORM leasehold.refuse(p_id, p_epoch, p_verb, v_refusal);
-    END IF;
 END
 $lh$;
 
@@ -104,7 +96,7 @@ DECLARE
     v_refused leasehold.found;
 BEGIN
     v_refused.ord := 0;
-    v_refused.note := leasehold.fence(p_store, p_id, p_epoch, 'add', NULL, p_savepoint, p_trace, p_now);
+    v_refused.note := leasehold.fence(p_store, p_id, p_epoch, 'add', NULL, p_savepoint, false, p_trace, p_now);
     IF v_refused.note IS NULL THEN
         RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_trace, leasehold.instant(p_now));
     ELSE

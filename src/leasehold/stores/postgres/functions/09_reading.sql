@@ -42,6 +42,8 @@ BEGIN
     ), places (seq) AS (
         SELECT seq FROM leasehold.ready UNION ALL SELECT seq FROM leasehold.scheduled
         UNION ALL SELECT seq FROM leasehold.parked UNION ALL SELECT seq FROM live
+    ), over (seq, finished_at, status) AS (
+        SELECT u.seq, f.finished_at, f.status FROM leasehold.finished AS f CROSS JOIN unnest(f.seqs) AS u(seq)
     ), counted (seq, n) AS (
         SELECT seq, count(*) FROM places GROUP BY seq
     )
@@ -83,8 +85,21 @@ BEGIN
     WHERE l.epoch <= (SELECT max(o.epoch) FROM leasehold.ownerships AS o WHERE o.seq = l.seq)
     UNION ALL
     SELECT format('job %s is %s and its record among the finished ones differs.', quote_literal(j.id), j.status)
-    FROM leasehold.jobs AS j LEFT JOIN leasehold.finished AS f ON f.seq = j.seq
+    FROM leasehold.jobs AS j LEFT JOIN over AS f ON f.seq = j.seq
     WHERE (j.finished_at, j.status) IS DISTINCT FROM (f.finished_at, coalesce(f.status, 'unfinished'))
+    UNION ALL
+    SELECT format('row %s is among the finished ones %s times.', seq, count(*)) FROM over
+    GROUP BY seq HAVING count(*) > 1
+    UNION ALL
+    SELECT format('job %s contradicts itself: its row says what no job can be.', quote_literal(j.id))
+    FROM leasehold.jobs AS j
+    WHERE j.id = '' OR j.status NOT IN ('unfinished', 'done', 'failed', 'cancelled') OR j.lease_us <= 0 OR j.stall_us <= 0
+       OR (j.status = 'unfinished') <> (j.finished_at IS NULL) OR (j.owner IS NOT NULL AND j.status <> 'done')
+       OR (j.owner IS NULL) <> (j.settlement IS NULL) OR (j.owner IS NULL) <> (j.granted_at IS NULL)
+    UNION ALL
+    SELECT format('the lease of row %s contradicts itself: it says what no lease can be.', l.seq)
+    FROM leasehold.leases AS l
+    WHERE l.epoch <= 0 OR l.owner = '' OR l.lease_us <= 0 OR (l.stalls_at IS NULL) <> (l.stall_us IS NULL)
     UNION ALL
     SELECT format('job %s and its unique key differ.', quote_literal(j.id))
     FROM leasehold.jobs AS j LEFT JOIN leasehold.uniques AS u ON u.seq = j.seq
@@ -96,7 +111,7 @@ BEGIN
     ) AS issued GROUP BY epoch HAVING count(*) > 1
     UNION ALL
     SELECT DISTINCT format('row %s of %s belongs to no job.', r.seq, r.kept_in) FROM (
-        SELECT seq, 'finished' AS kept_in FROM leasehold.finished UNION ALL SELECT seq, 'uniques' FROM leasehold.uniques
+        SELECT seq, 'finished' AS kept_in FROM over UNION ALL SELECT seq, 'uniques' FROM leasehold.uniques
         UNION ALL SELECT seq, 'ownerships' FROM leasehold.ownerships UNION ALL SELECT seq, 'effects' FROM leasehold.effects
         UNION ALL SELECT seq, 'checkpoints' FROM leasehold.checkpoints
     ) AS r WHERE NOT EXISTS (SELECT FROM leasehold.jobs AS j WHERE j.seq = r.seq);

@@ -1,0 +1,38 @@
+"""What the functions in the server answer when they have not done what was asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ...core.job import Added, NewJob, Status
+from ...core.lifecycle import Verb, after, lock_held, unique_taken
+from ...errors import InvalidArgument
+from .rows import Row, added, refusal_of
+
+
+def admitted_children(job_id: str, epoch: int, jobs: Sequence[NewJob], rows: list[Row]) -> list[Added]:
+    """Return the answer to an add of children, or raise the refusal that stands where a note would."""
+    refused = next(row[24] for row in rows if row[0] == 0)
+    if refused is not None:
+        raise refusal_of(job_id, epoch, "add", refused)
+    return added(jobs, rows)
+
+
+def why_not(job_id: str, epoch: int, verb: str, answer: str, *, name: str = "") -> Exception:
+    """Return why a verb was not done, from the function's answer."""
+    facts = json.loads(answer)
+    if "status" in facts:
+        try:
+            after(Verb(verb), Status(facts["status"]), job_id)
+        except InvalidArgument as refused:
+            return refused
+    if "lock" in facts:
+        return lock_held(job_id, facts["lock"], facts["holder"], facts["epoch"])
+    if "unique" in facts:
+        return unique_taken(job_id, facts["unique"], facts["holder"])
+    if "begun" in facts:
+        return InvalidArgument(f"job {job_id!r} has begun no effect named {name!r}.")
+    if "known" in facts:
+        return InvalidArgument(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
+    return refusal_of(job_id, epoch, str(verb), answer)
