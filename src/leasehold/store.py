@@ -102,9 +102,14 @@ class Store(Protocol):
         C17.  First, what has expired or stalled is reclaimed (see `reclaim`). A waiting claim wakes for an add, for a
               job that becomes due, and for the next deadline.
         C18.  The leases of one *claim_id* can be asked for with `claimed`, by an owner whose reply was lost.
+        C45.  `wake` makes a claim of this store object that waits return soon, with nothing.
 
         Not promised: that the previous owner has stopped. It has only lost the right to write.
         """
+        ...
+
+    def wake(self) -> None:
+        """Make the claims that wait here, on other threads, return soon (C45)."""
         ...
 
     def claimed(self, claim_id: str) -> list[Grant]:

@@ -10,13 +10,15 @@ from typing import TypeGuard
 import pytest
 
 import leasehold.errors
-from leasehold.core.job import new_job
+from leasehold.core.job import Status, new_job
 from leasehold.core.ownership import Reason
 from leasehold.errors import (
     InDoubt,
     InvalidArgument,
+    JobFailed,
     LeaseholdError,
     NoLease,
+    NotFinished,
     NotInTransaction,
     Settled,
     StaleEpoch,
@@ -28,6 +30,7 @@ from leasehold.lease import Lease
 from leasehold.stores.memory import MemoryStore
 
 STALE = StaleEpoch("a", presented=41, current=42, owner="w", reason=Reason.TIMEOUT, verb="renew")
+FAILED = JobFailed("a", status=Status.FAILED, error="ValueError: no", errors=1)
 SETTLED = Settled("a", presented=41, current=42, owner=None, reason=None, verb="fail")
 
 
@@ -46,6 +49,7 @@ def test_the_tree_is_as_drawn() -> None:
     assert issubclass(UnknownJob, LookupError)
     assert issubclass(InvalidArgument, ValueError)
     assert issubclass(StaleSnapshot, StoreUnavailable)
+    assert issubclass(NotFinished, TimeoutError)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +77,16 @@ def test_the_tree_is_as_drawn() -> None:
             "with another outcome or for good.",
         ),
         (UnknownJob("a"), "no job has the id 'a': it was never added to this store, or has been pruned."),
+        (
+            FAILED,
+            "job 'a' has no result: it is failed after 1 error. router.replay(router.job('a'), by=…) puts it back. "
+            "Its last error: ValueError: no",
+        ),
+        (
+            NotFinished("a", status=Status.PENDING),
+            "job 'a' has no result yet: it is pending. Ask again later, or pass a longer wait_seconds; a pending job "
+            "needs a worker.",
+        ),
         (
             InDoubt("a", "charge", key="k-1", epoch=41),
             "job 'a': effect 'charge' was begun under epoch 41 and its outcome is not known. Look it up by its key "
@@ -103,6 +117,8 @@ def test_facts_are_attributes() -> None:
         SETTLED,
         UnknownJob("a"),
         InDoubt("a", "charge", key="k-1", epoch=41),
+        FAILED,
+        NotFinished("a", status=Status.RUNNING),
         InvalidArgument("no"),
         NoLease("no"),
         NotInTransaction("no"),

@@ -34,6 +34,16 @@ def test_a_job_that_asks_for_nothing_has_the_defaults() -> None:
     assert NewJob("a").due(now=7) == 7
 
 
+def test_a_wish_like_another_differs_in_id_and_payload_alone() -> None:
+    """No field is forgotten, also one that is added some day."""
+    said = {"task": "t", "queue": "q", "priority": 1, "run_us": 2, "delay_us": 3, "lock": "l", "unique": "u"}
+    wish = NewJob("a", "1", **said, retry=Retry(max_errors=1), lease_us=4, stall_us=5, parent="p")  # type: ignore[arg-type]
+    plain = NewJob("a")
+
+    assert all(getattr(wish, name) != getattr(plain, name) for name in NewJob._fields if name != "id")
+    assert wish.like("b", "2") == wish._replace(id="b", document="2")
+
+
 def test_what_is_asked_for_is_kept_in_the_form_of_stores() -> None:
     """Seconds become microseconds, instants too, and the payload JSON."""
     job = new_job("a", {"n": [1]}, delay_seconds=1.5, lease_seconds=2, stall_seconds=0.5, priority=-1, unique="u")
@@ -80,7 +90,7 @@ def test_a_child_is_named_by_its_parent() -> None:
     """The same each time: so a second run of the parent finds it."""
     wish = new_job("mail", {"to": 7}, queue="mail")
 
-    assert new_child("a", wish, 1) == replace(wish, id="a/mail", parent="a")
+    assert new_child("a", wish, 1) == wish._replace(id="a/mail", parent="a")
     assert new_child("a", wish, 2).id == "a/mail#2"
     assert new_child("a", wish, 3) == new_child("a", wish, 3)
 

@@ -157,6 +157,23 @@ def test_a_copy_is_moved_over_the_file_while_everybody_writes(path: Path, drawer
         drawers.finish()
 
 
+@pytest.mark.parametrize("log", ["removed", "left"])
+def test_a_log_that_is_left_behind_is_played_into_the_file_that_takes_the_name(path: Path, log: str) -> None:
+    """Why the old file's -wal and -shm are removed before a restore, also if all processes were stopped."""
+    copy, restored = backup(path), path.with_name("restored.db")
+    with Router(f"sqlite:///{path}") as router:
+        router.add("since the backup")
+        for suffix in ("", "-wal", "-shm"):  # as a process leaves them that was killed
+            shutil.copyfile(f"{path}{suffix}", f"{restored}{suffix}")
+
+    if log == "removed":
+        without_log(restored)
+    os.replace(copy, restored)
+
+    with Router(f"sqlite:///{restored}") as router:
+        assert len(router.jobs()) == (40 if log == "removed" else 41)
+
+
 def test_a_copy_is_used_as_a_second_store(path: Path, drawers: Drawers) -> None:
     """By the same processes, in turns; each file knows nothing of what the other one issues."""
     drawers.draw(path)

@@ -118,25 +118,27 @@ def plain(said: Any) -> Any:
     return said
 
 
-def same(memory: object, sqlite: object) -> None:
+def same(memory: object, other: object) -> None:
     """Both stores say the same."""
-    assert memory == sqlite, f"they disagree:\n  memory: {memory!r}\n  sqlite: {sqlite!r}"
+    assert memory == other, f"they disagree:\n  memory: {memory!r}\n  other: {other!r}"
 
 
-def same_state(memory: Snapshot, sqlite: Snapshot) -> None:
+def same_state(memory: Snapshot, other: Snapshot) -> None:
     """Both stores show the same: jobs in the same order, and events as often, in whatever order."""
-    if memory.jobs != sqlite.jobs:  # a job shows only its outline
-        same([asdict(job) for job in memory.jobs.values()], [asdict(job) for job in sqlite.jobs.values()])
-    same(list(memory.jobs), list(sqlite.jobs))
-    same(memory.ownerships, sqlite.ownerships)
-    same(plain(list(memory.effects.values())), plain(list(sqlite.effects.values())))
-    one, other = (Counter(map(_recorded, snapshot.events)) for snapshot in (memory, sqlite))
-    same(one - other, other - one)
-    same(memory.counts, sqlite.counts)
+    if memory.jobs != other.jobs:  # a job shows only its outline
+        same([asdict(job) for job in memory.jobs.values()], [asdict(job) for job in other.jobs.values()])
+    same(list(memory.jobs), list(other.jobs))
+    same(memory.ownerships, other.ownerships)
+    same(plain(list(memory.effects.values())), plain(list(other.effects.values())))
+    here, there = (Counter(_recorded(event) for event in snapshot.events) for snapshot in (memory, other))
+    same(here - there, there - here)
+    same(memory.counts, other.counts)
 
 
 def _recorded(event: Event) -> tuple[object, ...]:
-    return event.at_us, event.kind, event.job_id, event.epoch, event.owner, json.dumps(event.facts, sort_keys=True)
+    # 1 and 1.0 are one number, in JSON and here.
+    facts = {name: float(fact) if isinstance(fact, int | float) else fact for name, fact in event.facts.items()}
+    return event.at_us, event.kind, event.job_id, event.epoch, event.owner, json.dumps(facts, sort_keys=True)
 
 
 def p1_epochs_only_rise(ledger: Ledger, before: Snapshot, after: Snapshot, step: Step) -> None:

@@ -1,9 +1,9 @@
 """
-Random verbs on a SQLite store and a memory store side by side: they answer the same, and keep every promise.
+Random verbs on a memory store and, beside it, on SQLite or PostgreSQL: they answer the same, and keep every promise.
 
 Several owners add, claim, renew, progress, settle, bring about effects and die; operators transfer, cancel, finish,
-replay and resolve; time jumps; the SQLite file is reopened. Epochs are presented that are current, ended, another
-job's, from the future, or of no job at all. Each answer is foretold from what readers saw before the step, and
+replay and resolve; time jumps; the file, or the schema, is reopened. Epochs are presented that are current, ended,
+another job's, from the future, or of no job at all. Each answer is foretold from what readers saw before the step, and
 `promises` looks at everything after it. At the end of a run, every job that is left can still be claimed and completed.
 
 What this is worth was tried by breaking the stores on purpose. Where both were broken alike, so that they still agree,
@@ -24,6 +24,8 @@ Where only one of them was broken:
     only the first queue behind a lock is woken            p6_nothing_is_lost
     an expired lease may not write (P4)                    same
     a transfer ignores who holds the lock (P2)             same
+    a transfer of a running job counts no attempt          same
+    what has stalled is recorded as timed out              same
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
+from tests.postgres.fixtures import url_of
+from tests.stateful.beside import Postgres
 from tests.stateful.both import Both
 from tests.stateful.draws import (
     IDS,
@@ -52,11 +56,13 @@ from tests.stateful.draws import (
     specs,
 )
 
-from leasehold.core.job import NewJob, Progress, Settlement, Status, new_child
+from leasehold.core.job import NewJob, Progress, Settlement, Status, new_child, new_job
 from leasehold.core.ownership import Reason
-from leasehold.errors import LeaseholdError
+from leasehold.errors import LeaseholdError, StaleEpoch
 from leasehold.process import this_process
 from leasehold.store import Begun, Renewal, Store
+from leasehold.stores.memory import MemoryStore
+from leasehold.testing import ManualClock
 
 owned = precondition(lambda self: bool(self.ledger.grants))
 
@@ -270,7 +276,7 @@ class StoresAgree(Both):
 
 
 NORMAL = settings(
-    max_examples=160,
+    max_examples=80,
     stateful_step_count=40,
     deadline=None,
     print_blob=True,
@@ -284,10 +290,41 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="leasehold")
 
 
+def on_a_server(every: int) -> type[StoresAgree]:
+    """The same rules with PostgreSQL beside memory. It takes longer over a look at everything than over a step."""
+    url = url_of("18")
+    return type("PostgresAgrees", (StoresAgree,), {"other": staticmethod(lambda: Postgres(url, every=every))})
+
+
 def test_the_stores_agree_and_keep_the_promises() -> None:
     run_state_machine_as_test(StoresAgree, settings=NORMAL)
+
+
+def test_postgresql_agrees_too() -> None:
+    run_state_machine_as_test(on_a_server(every=6), settings=settings(NORMAL, max_examples=14))
+
+
+def test_a_refused_operator_is_named() -> None:
+    """As the other stores do."""
+    there, clock = Postgres(url_of("18")), ManualClock()
+    try:
+        for store in (MemoryStore(clock=clock), there.open(clock, trace=False)):
+            store.add([new_job("a")])
+            store.claim("worker")
+            with pytest.raises(StaleEpoch):
+                store.cancel("a", 0, by="op")
+
+            [event] = store.events(kind="refused")
+            assert event.facts.get("by") == "op", store
+    finally:
+        there.close()
 
 
 @pytest.mark.soak
 def test_the_stores_agree_for_long() -> None:
     run_state_machine_as_test(StoresAgree, settings=settings(NORMAL, max_examples=3_000, stateful_step_count=80))
+
+
+@pytest.mark.soak
+def test_postgresql_agrees_for_long() -> None:
+    run_state_machine_as_test(on_a_server(every=1), settings=settings(NORMAL, max_examples=400, stateful_step_count=80))

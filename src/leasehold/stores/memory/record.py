@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...core.job import Effect, Grant, Job, NewJob, Settlement, Status, completion
 from ...core.ownership import Ownership, Reason
 
@@ -48,7 +46,7 @@ class Record:
     def __init__(self, spec: NewJob, seq: int, now: int, tally: list[int]) -> None:
         run_us = spec.due(now)
         if spec.run_us is not None or spec.delay_us:
-            spec = replace(spec, run_us=None, delay_us=0)  # said once, in run_us of the record
+            spec = spec._replace(run_us=None, delay_us=0)  # said once, in run_us of the record
         self.spec = spec
         # Nearly every job. One look at this is cheaper than four, where a job is claimed and where it is completed.
         self.plain = spec.lock is None and spec.unique is None and spec.lease_us is None and spec.stall_us is None

@@ -1,7 +1,8 @@
 """
 What the verbs of the memory store are made of: where each job is, and the steps that move it. The lock is held.
 
-A step that could be refused decides before it changes anything, so a verb that raises has changed nothing.
+A step that could be refused decides before it changes anything, so a verb that raises has changed nothing. What Ctrl-C
+strikes, or the end of the epochs, is undone (`_begin`): of a job that moves, all has happened or nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from ...core.clock import FAR, Clock, SystemClock
@@ -29,7 +31,7 @@ from ...core.ownership import (
     draw_epochs,
     sane,
 )
-from ...errors import InvalidArgument, LeaseholdError, Settled, StaleEpoch, UnknownJob
+from ...errors import InvalidArgument, LeaseholdError, Settled, StaleEpoch, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Refusal
 from .lines import Deadlines, Parked, Ready, Scheduled
@@ -46,6 +48,8 @@ AT_PENDING, AT_RUNNING, AT_DONE = ORDER[PENDING], ORDER[RUNNING], ORDER[DONE]
 
 _new_tuple = tuple.__new__  # a NamedTuple's own constructor is a Python function around it
 
+_all_of: Callable[[Record], tuple[Any, ...]] = attrgetter(*Record.__slots__)
+
 _LEFT_BEHIND = 1_000  # so many void entries are kept before a rebuild pays
 
 
@@ -53,8 +57,8 @@ def turn(verb: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]
     """
     Return *verb* as one turn of the store's lock.
 
-    Ctrl-C can strike between any two steps, and leave a job in no place at all. Then every job is put back where its
-    record says, before anybody else has a turn.
+    Ctrl-C can strike between any two steps, and leave a job in no place at all. Then what was begun is undone, and
+    every job is put back where its record says, before anybody else has a turn.
     """
 
     @functools.wraps(verb)
@@ -98,6 +102,7 @@ class State:
         self._changed = threading.Condition(self._lock)
         self._inside = False  # whether a verb is under way
         self._waiting = 0
+        self._woken = 0  # how often claims that wait were told to return
         self._closed = False
         self._id = uuid.uuid4()
         self._own = this_process()  # a forked child cannot use the store
@@ -119,11 +124,30 @@ class State:
         self._events_dropped = 0
         self._left = 0  # entries that jobs have left behind in lines and heaps
         self._next = 0  # nothing becomes due or overdue before this instant
+        self._undo: tuple[Record | None, tuple[Any, ...], int, int, int] | None = None  # see `_begin`
+
+    def _begin(self, record: Record | None) -> None:
+        """Until `_undo` is None again, what happens to *record*, and all that is added, happens together or not."""
+        was = () if record is None else _all_of(record)
+        past = 0 if record is None else len(record.history or ())
+        self._undo = record, was, past, len(self._events), self._seq
 
     def _mend(self, error: BaseException) -> None:
-        """Put every job back where its record says, unless *error* is a refusal, which has changed nothing."""
-        if not isinstance(error, LeaseholdError):
-            self._rebuild()
+        """Undo what was begun, and put every job where its record says; after a refusal there is nothing to mend."""
+        refused = isinstance(error, LeaseholdError) and not isinstance(error, StoreUnavailable)
+        if self._closed or (refused and self._undo is None):
+            return
+        if self._undo is not None:
+            record, was, past, events, seq = self._undo
+            if record is not None:
+                for name, value in zip(Record.__slots__, was, strict=True):
+                    setattr(record, name, value)
+                del (record.history or [])[past:]
+            del self._events[events:]
+            for job_id in [job_id for job_id, added in self._jobs.items() if added.seq > seq]:
+                del self._jobs[job_id]
+            self._undo = None
+        self._rebuild()
 
     def _sleep(self, until: int) -> int:
         """Let others have their turn until something changes or *until* has come; return what time it is then."""
@@ -279,6 +303,7 @@ class State:
         return self._refused(said.job_id, said.epoch, said.outcome.value, now)
 
     def _put_back(self, record: Record, said: Settlement, now: int) -> None:
+        self._begin(record)
         verb = Verb.RELEASE
         if said.outcome is Outcome.FAIL:
             record.errors += 1
@@ -293,11 +318,13 @@ class State:
         if status in FINISHED:
             self._end(record, status, now)
             self._note("failed", record, now, owner=owner, error=said.error, errors=record.errors)
+            self._undo = None
             return
         self._requeue(record, FREED_BY[verb], now, due=now + said.delay_us if said.delay_us else None)
         record.attempt += 1
         said_so = "released" if verb is Verb.RELEASE else "retried"
         self._note(said_so, record, now, owner=owner, error=said.error, run_us=record.run_us)
+        self._undo = None
 
     def _conclude(self, record: Record, name: str, epoch: int, outcome: str | None) -> None:
         effect = (record.effects or {}).get(name)
@@ -355,6 +382,7 @@ class State:
 
     def _take_back(self, record: Record, reason: Reason, now: int) -> Ownership:
         assert record.grant is not None
+        self._begin(record)
         owner, retry = record.grant.owner, record.spec.retry
         record.reclaims += 1
         verb = judge_reclaim(record.reclaims, retry)
@@ -370,6 +398,7 @@ class State:
             record.attempt += 1
             self._requeue(record, reason, now)
             self._note("reclaimed", record, now, reason=reason, was=owner)
+        self._undo = None
         return ended
 
     # Comparing epochs
@@ -513,6 +542,8 @@ class State:
         self._finished = deque()
         self._left = 0
         now = self._clock.now()
+        if now >= CLOCK_LIMIT:
+            now = 0  # a clock that is wrong says of nothing that it is due
         for record in sorted(self._jobs.values(), key=lambda record: record.seq):
             record.ticket += 1
             record.left = 0
@@ -524,7 +555,7 @@ class State:
                 record.finished_us = record.finished_us or now
                 self._finished.append(record)
                 continue
-            record.then, record.finished_us = (), None
+            record.then, record.finished_us, record.result = (), None, None
             if spec.unique is not None:
                 self._unique[spec.unique] = record
             if record.status is PENDING:

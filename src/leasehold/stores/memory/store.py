@@ -35,7 +35,10 @@ class MemoryStore(State):
     @turn
     def add(self, jobs: Sequence[NewJob]) -> list[Added]:
         """Keep each job that is new, all in one atomic step; say for each whether this call made it."""
+        if len(jobs) > 1:
+            self._begin(None)
         added = self._add(jobs, self._now())
+        self._undo = None
         self._wake_claims()
         return added
 
@@ -78,7 +81,7 @@ class MemoryStore(State):
         wait_us: int,
     ) -> list[Grant]:
         now = self._now()
-        until = now + wait_us
+        until, woken = now + wait_us, self._woken
         while not self._closed:
             if now >= self._next:
                 self._sweep(now)
@@ -91,11 +94,17 @@ class MemoryStore(State):
                 return grants
             if self._recover(now):
                 continue
-            if now >= until:
+            if now >= until or self._woken != woken:
                 return []
             before, now = now, self._sleep(self._next_look(until, now))
             until -= max(before - now, 0)  # a clock that was set back must not make the wait longer
         raise StoreUnavailable("this store was closed while the claim waited.")
+
+    @turn
+    def wake(self) -> None:
+        """Make the claims that wait here, on other threads, return soon."""
+        self._woken += 1
+        self._changed.notify_all()
 
     @turn
     def claimed(self, claim_id: str) -> list[Grant]:
@@ -172,7 +181,9 @@ class MemoryStore(State):
         """Add *jobs*, whose parent is this one, if *epoch* is current; raise the refusal otherwise."""
         now = self._now()
         self._admit(job_id, epoch, "add", now)
+        self._begin(None)
         added = self._add(jobs, now)
+        self._undo = None
         self._wake_claims()
         return added
 
@@ -207,6 +218,8 @@ class MemoryStore(State):
                 self._put_back(record, said, now)
                 continue
             # The common path of every job, so it does in one breath what _let_go and _end do.
+            if then:
+                self._begin(record)
             record.result = result
             record.then = then
             record.last_error = None
@@ -225,6 +238,8 @@ class MemoryStore(State):
                 self._add(then, now)
             if trace:
                 self._note("completed", record, now)
+            if then:
+                self._undo = None
         if count:
             count_moved(tally, AT_RUNNING, AT_DONE, count)
         self._wake_claims()
@@ -270,6 +285,7 @@ class MemoryStore(State):
         holder = self._held.get(key) if key is not None else None
         if key is not None and holder is not None and holder is not record:
             raise lock_held(job_id, key, holder.spec.id, holder.epoch)
+        self._begin(record)
         was = record.grant.owner if record.grant else None
         if record.status is RUNNING:
             self._archive(record, Reason.MANUAL, now, by=by, note=note)
@@ -283,6 +299,7 @@ class MemoryStore(State):
         record.reason = Reason.MANUAL
         [grant] = self._grant([record], to, lease_us, default_lease_us, None, None, now)
         self._note("transferred", record, now, owner=to, was=was, by=by, note=note)
+        self._undo = None
         self._wake_claims()
         return grant
 
@@ -308,6 +325,7 @@ class MemoryStore(State):
         unique = record.spec.unique
         if status not in FINISHED and unique is not None and unique in self._unique:
             raise unique_taken(job_id, unique, self._unique[unique].spec.id)
+        self._begin(record)
         owner = record.grant.owner if record.grant and was is RUNNING else None
         if was is RUNNING:
             self._archive(record, MOVED_BY[verb], now, by=by, note=note)
@@ -327,6 +345,7 @@ class MemoryStore(State):
         else:
             self._reopen(record, now)
         self._note(kind, record, now, was=owner, by=by, note=note)
+        self._undo = None
         self._wake_claims()
         return record.job()
 

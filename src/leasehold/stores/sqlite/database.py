@@ -44,7 +44,8 @@ _MOMENT = 0.2
 
 _RESTORED = (
     "the write-ahead log of {path} was removed under this process: the file was restored in place. Start this process "
-    "anew; until then it asks nothing of the file. (Restore by renaming a file over it, or stop its processes first.)"
+    "anew; until then it asks nothing of the file. (To restore, stop its processes first, or rename a file over it; "
+    "either way, remove its -wal and -shm before that.)"
 )
 
 

@@ -65,6 +65,10 @@ class SqliteStore:
 
     # Running programs
 
+    def refuse_inside(self) -> None:
+        """Refuse a verb that would wait for the caller's own transaction, also if another process executes it."""
+        refuse_inside(self.database.path)
+
     def _write(self, make: Callable[[int], Program[T]]) -> T:
         refuse_inside(self.database.path)
         value = self.database.write(make, self._verbs)
@@ -110,6 +114,7 @@ class SqliteStore:
         self._changing = threading.RLock()
         self._changed = threading.Condition(self._changing)
         self._awaited = False
+        self._woken = 0
 
     def changed(self) -> None:
         """Wake the claims of this process that wait; those of others look at the file."""
@@ -141,7 +146,7 @@ class SqliteStore:
         verbs = self._verbs
         queues = None if queues is None else sorted(set(queues))
 
-        countdown = Countdown(self._clock, wait_us)
+        countdown, woken = Countdown(self._clock, wait_us), self._woken
         while True:
             grants, more = self._write(
                 lambda now: verbs.claim(owner, limit, queues, lease_us, default_lease_us, claim_id, process, now)
@@ -150,10 +155,10 @@ class SqliteStore:
                 return grants
             if more or self._recover():
                 continue
-            if countdown.left() <= 0 or not self._wait(countdown, queues):
+            if countdown.left() <= 0 or not self._wait(countdown, queues, woken):
                 return []
 
-    def _wait(self, countdown: Countdown, queues: Sequence[str] | None) -> bool:
+    def _wait(self, countdown: Countdown, queues: Sequence[str] | None, woken: int) -> bool:
         """Return True once a claim may find something, False when the time is over."""
         database, verbs = self.database, self._verbs
         version, look = None, 0
@@ -167,11 +172,17 @@ class SqliteStore:
                     return True
             if now >= look or self._recover():
                 return True
-            if countdown.left() <= 0:
+            if countdown.left() <= 0 or self._woken != woken:
                 return False
             with self._changing:
                 self._awaited = True
                 self._changed.wait(_POLL_SECONDS)
+
+    def wake(self) -> None:
+        """Make the claims that wait here, on other threads, return soon."""
+        with self._changing:
+            self._woken += 1
+            self._changed.notify_all()
 
     def claimed(self, claim_id: str) -> list[Grant]:
         """Return the live leases that the claim *claim_id* granted."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ...core import values
@@ -38,7 +36,7 @@ class Adding(Contract):
         grant = one(store)
 
         assert created
-        assert job.spec == grant.spec == store.job("invoice-42").spec == replace(wish, run_us=None)
+        assert job.spec == grant.spec == store.job("invoice-42").spec == wish._replace(run_us=None)
         assert (job.status, job.epoch, job.owner, job.attempt, job.errors, job.reclaims) == (
             "pending",
             0,

@@ -1,4 +1,4 @@
-"""C17: a claim sweeps before it looks, and one that waits wakes when there is something to look for."""
+"""C17 and C45: a claim sweeps before it looks, and one that waits wakes when there is something to look for."""
 
 from __future__ import annotations
 
@@ -186,6 +186,17 @@ class Waiting(Contract):
 
         assert ids(waiter.result()) == ["b"]
         assert store.job("a").status == "pending"
+
+    def test_c45_a_waiting_claim_can_be_told_to_return(self, store: Store, clock: AlarmClock) -> None:
+        """With nothing, before its time; the next claim waits as ever."""
+        waiter = Waiter(store, clock)
+
+        store.wake()
+
+        assert waiter.result() == []
+        again = Waiter(store, clock)
+        store.add([new_job("a")])
+        assert ids(again.result()) == ["a"]
 
     def test_c17_closing_ends_the_wait(self, clock: AlarmClock) -> None:
         """A claim that waits on a store that is closed raises, and so does every later verb."""
