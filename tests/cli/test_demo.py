@@ -213,10 +213,3 @@ def test_the_demo_of_an_unknown_store_is_a_usage_error() -> None:
 
     assert (played.returncode, played.stdout) == (2, "")
     assert "no store is known by 'redis://host'" in played.stderr
-
-
-def test_the_demo_says_where_it_plays() -> None:
-    played = leasehold("demo", "--store", "postgresql://localhost/jobs")
-
-    assert played.returncode == 2
-    assert "in this process or in a SQLite file" in played.stderr

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from rich.text import Text
 
-from ... import Event, LeaseholdError, Router, StaleEpoch
+from ... import Event, LeaseholdError, StaleEpoch
 from ...core.clock import SystemClock
+from .place import TABLE, Place
 from .screen import Screen, wants_plain
 from .stage import SHORT_SECONDS, Stage, Stuck
-from .story import TABLE, Told, tell
+from .story import Told, tell
 from .timeline import Record, table, timeline
 from .trace import Trace
 from .verdict import ACCEPTED, Expectation, judge, read
@@ -22,14 +22,12 @@ CANCEL_TRIES = 5
 
 def perform(url: str | None, *, plain: bool) -> int:
     """Play the demo in the store at *url*, or in memory, and return the exit code."""
-    clock = SystemClock()
-    with Router(url, lease_seconds=SHORT_SECONDS, trace=True, clock=clock) as router:
-        in_a_file = router.store.transactions is not None
-        suffix = f"-{os.urandom(2).hex()}" if in_a_file else ""
-        screen = Screen(router, clock, Trace(suffix), plain=plain or wants_plain())
-        stage = Stage(router, screen, suffix=suffix, unhurried=not screen.plain)
+    clock, place = SystemClock(), Place.at(url)
+    with place.router(clock, SHORT_SECONDS) as router:
+        screen = Screen(router, clock, Trace(place.suffix), plain=plain or wants_plain(), remote=place.own)
+        stage = Stage(router, screen, place, unhurried=not screen.plain)
         told = Told([])
-        _begin(screen, url, stage)
+        _begin(screen, stage)
         stuck = _play(stage, screen, told)
         records = read(router, stage.jobs)
         expectations = judge(stage, told, records, screen.events)
@@ -37,8 +35,9 @@ def perform(url: str | None, *, plain: bool) -> int:
             expectations.append(Expectation("story", "how it ended", "every scene played", stuck))
             _leave_nothing_behind(stage)
         _end(screen, records, expectations)
-        _what_next(screen, url, stage)
-        return 0 if all(one.held for one in expectations) else 1
+        _what_next(screen, stage)
+        held = all(one.held for one in expectations)
+    return 0 if held else 1
 
 
 def _play(stage: Stage, screen: Screen, told: Told) -> str | None:
@@ -71,12 +70,19 @@ def _cancel(stage: Stage, job_id: str) -> None:
             return  # finished already, or never added
 
 
-def _begin(screen: Screen, url: str | None, stage: Stage) -> None:
+def _begin(screen: Screen, stage: Stage) -> None:
+    place = stage.place
     screen.print(Text.assemble(("leasehold demo", "bold"), ": six jobs, and one question: whose writes still count?"))
     screen.print(Text("A lease says who may try, and expires. An epoch says whose writes count."))
     screen.print(Text("e+1, e+2 … are epochs, in the order in which they were issued; they only go up.", "dim"))
-    if stage.suffix:
-        screen.print(Text(f"Played in {url}, queue {stage.queue}; every id there ends in {stage.suffix}.", "dim"))
+    if place.own:
+        screen.print(
+            Text(f"Played in {place.shown}, in the schema {place.schema}, which is dropped afterwards.", "dim")
+        )
+    elif place.shared:
+        screen.print(
+            Text(f"Played in {place.shown}, queue {stage.queue}; every id there ends in {place.suffix}.", "dim")
+        )
 
 
 def _end(screen: Screen, records: Sequence[Record], expectations: Sequence[Expectation]) -> None:
@@ -109,12 +115,15 @@ def _sum_up(screen: Screen, refused: Sequence[Event], expectations: Sequence[Exp
     screen.print(Text(f"{held} of {len(expectations)} expectations held, read back from the store's own records."))
 
 
-def _what_next(screen: Screen, url: str | None, stage: Stage) -> None:
+def _what_next(screen: Screen, stage: Stage) -> None:
+    place = stage.place
+    if place.own:
+        return  # nothing is left to look at
     screen.print(Text())
-    if not stage.suffix:
+    if not place.shared:
         screen.print(Text(f"In a file, with a killed process: leasehold demo --store {FILE}"))
         return
-    screen.print(Text(f"The jobs and {TABLE} are still there: leasehold store check {url}"))
+    screen.print(Text(f"The jobs and {TABLE} are still there: leasehold store check {place.shown}"))
 
 
 def _heading(screen: Screen, text: str) -> None:

@@ -24,13 +24,15 @@ class Screen:
     """
     Tells the story. As a context manager it follows the store's events on a thread of its own.
 
-    Whoever speaks first lets out the events that have happened by then: lines keep the order of things.
+    Whoever speaks first lets out the events that have happened by then: lines keep the order of things. On a server,
+    which is *remote*, an event may appear after one with a greater number.
     """
 
-    def __init__(self, router: Router, clock: Clock, trace: Trace, *, plain: bool) -> None:
+    def __init__(self, router: Router, clock: Clock, trace: Trace, *, plain: bool, remote: bool = False) -> None:
         self.trace = trace
         self.events: list[Event] = []
         self.plain = plain
+        self._remote = remote
         self._router, self._clock = router, clock
         self._console = Console(highlight=False, no_color=plain or None)
         self._live = None if plain else Live(console=self._console, auto_refresh=False, transient=True)
@@ -39,6 +41,7 @@ class Screen:
         self._thread = threading.Thread(target=self._follow, name="demo-screen", daemon=True)
         self._job_id: str | None = None
         self._after: int | None = None
+        self._ahead_us = 0  # of our clock, the server's
         self._jobs: set[str] = set()
         self._error: OSError | None = None
 
@@ -114,8 +117,12 @@ class Screen:
                 if first is None:
                     return
                 self._after = first.number - 1
+                self._ahead_us = first.at_us - self._clock.now() if self._remote else 0
             fresh = self._router.events(after=self._after, limit=None)
-            if fresh:
+            if self._remote:  # and has no events but ours, which are few: look at all of them again
+                shown = {event.number for event in self.events}
+                fresh = [event for event in fresh if event.number not in shown]
+            elif fresh:
                 self._after = fresh[-1].number
             ours = [event for event in fresh if event.job_id in self._jobs]
             self.events += ours
@@ -135,7 +142,7 @@ class Screen:
     def _shown(self, job: Job) -> Text:
         if job.owner is None or job.expires_us is None or job.granted_us is None:
             return Text(f"          {self.trace.name(job.id)} is {job.status}", "dim")
-        left, whole = job.expires_us - self._clock.now(), job.expires_us - job.granted_us
+        left, whole = job.expires_us - self._clock.now() - self._ahead_us, job.expires_us - job.granted_us
         filled = max(0, min(BAR_WIDTH, round(BAR_WIDTH * left / whole)))
         colour = self.trace.colour(job.owner)
         said = f"lease: {left / 1e6:.1f} s left" if left > 0 else "lease expired: others may take the job"

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from ... import Lease
 from ...process import this_process
+from .place import TABLE, Place
 from .stage import LONG_SECONDS, SHORT_SECONDS, Cue, Stage, Stuck, signature
 from .victim import Victim
-
-TABLE = "demo_results"
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ def late(stage: Stage, told: Told) -> Plot:
 
 def crashed(stage: Stage, told: Told) -> Plot:
     """A job whose worker dies without a word."""
-    in_a_file = stage.router.url is not None and stage.router.store.transactions is not None
-    return _killed_process(stage, stage.router.url or "") if in_a_file else _stopped_thread(stage)
+    return _killed_process(stage, stage.place) if stage.place.shared else _stopped_thread(stage)
 
 
 def _stopped_thread(stage: Stage) -> Plot:
@@ -85,12 +83,12 @@ def _stopped_thread(stage: Stage) -> Plot:
     return Plot(job, ("worker-1", "worker-2"), ("timeout", "done"))
 
 
-def _killed_process(stage: Stage, url: str) -> Plot:
+def _killed_process(stage: Stage, place: Place) -> Plot:
     # Without a /proc to look at, nobody can prove that a process is dead; then there is only time.
     provable = this_process() is not None
     text = "worker-1 is a process with a 30 s lease. SIGKILL proves its death: no waiting."
     job = stage.scene("job-C", "The crash", text)
-    with Victim(url, stage.queue, "worker-1", LONG_SECONDS if provable else SHORT_SECONDS) as victim:
+    with Victim(place, stage.queue, "worker-1", LONG_SECONDS if provable else SHORT_SECONDS) as victim:
         stage.say(f"process {victim.pid} starts as worker-1 …")
         held: list[str] = []
         stage.play(lambda: held.append(victim.claimed()))
@@ -125,7 +123,7 @@ def same_name(stage: Stage, told: Told) -> Plot:
 
 def stale_result(stage: Stage, told: Told) -> Plot:
     """A job whose result is written by its new owner, and then again by the old one."""
-    shared = stage.router.store.transactions is not None
+    shared = stage.place.shared
     what = "row" if shared else "checkpoint"
     job = stage.scene(
         "job-E",
@@ -255,11 +253,17 @@ class RowResult:
         self._stage.write(lambda: self._put(lease, 41))
 
     def _put(self, lease: Lease, total: int) -> None:
+        place = self._stage.place
+        marks = ", ".join([place.mark] * 3)
         with lease.transaction() as connection:
             connection.execute(
-                f"create table if not exists {TABLE} (job text primary key, total integer, epoch integer)"
+                f"create table if not exists {place.table} (job text primary key, total integer, epoch bigint)"
             )
-            connection.execute(f"insert or replace into {TABLE} values (?, ?, ?)", (lease.job_id, total, lease.epoch))
+            connection.execute(
+                f"insert into {place.table} values ({marks}) "
+                "on conflict (job) do update set total = excluded.total, epoch = excluded.epoch",
+                (lease.job_id, total, lease.epoch),
+            )
 
     def end(self, lease: Lease) -> None:
         """See what the result has become, and complete in the same transaction."""
@@ -268,7 +272,8 @@ class RowResult:
             self._stage.say(f"In {TABLE}, total = {total}.")
 
     def _look_and_complete(self, lease: Lease) -> None:
+        place = self._stage.place
+        query = f"select total from {place.table} where job = {place.mark}"
         with lease.transaction() as connection:
-            rows = connection.execute(f"select total from {TABLE} where job = ?", (lease.job_id,)).fetchall()
-            self._told.totals = [row[0] for row in rows]
+            self._told.totals = [row[0] for row in connection.execute(query, (lease.job_id,)).fetchall()]
             lease.complete(signature(lease), connection=connection)

@@ -1,7 +1,7 @@
 """
 The process that is killed while it holds a lease.
 
-As `python -m leasehold.cli.demo.victim URL QUEUE OWNER LEASE_SECONDS`, it claims one job, says so and waits
+As `python -m leasehold.cli.demo.victim URL SCHEMA QUEUE OWNER LEASE_SECONDS`, it claims one job, says so and waits
 for its end: by SIGKILL, or by the end of its input, so that it never outlives the demo.
 """
 
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from ... import Router
+from .place import Place
 
 PATIENCE_SECONDS = 60.0
 
@@ -21,11 +22,11 @@ PATIENCE_SECONDS = 60.0
 class Victim:
     """The process, seen from the demo. As a context manager, it is gone at the end of the block."""
 
-    def __init__(self, url: str, queue: str, owner: str, lease_seconds: float) -> None:
+    def __init__(self, place: Place, queue: str, owner: str, lease_seconds: float) -> None:
         home = str(Path(__file__).parents[3])  # where this very package was imported from
         paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, url, queue, owner, str(lease_seconds)],
+            [sys.executable, "-P", "-m", __name__, place.url or "", place.schema, queue, owner, str(lease_seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -56,10 +57,10 @@ class Victim:
         return said
 
 
-def hold(url: str, queue: str, owner: str, lease_seconds: str) -> None:
+def hold(url: str, schema: str, queue: str, owner: str, lease_seconds: str) -> None:
     """Claim one job and do nothing more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the demo decides
-    router = Router(url, trace=True)
+    router = Router(url, trace=True, schema=schema)
     lease = router.claim(owner, queues=[queue], lease_seconds=float(lease_seconds), wait_seconds=PATIENCE_SECONDS)
     print(lease.job_id if lease else "", flush=True)
     sys.stdin.read()
