@@ -1,0 +1,191 @@
+"""Which functions can be tasks, where they run, and which settings they take."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, TypedDict
+
+from ..core import values
+from ..core.retry import Retry
+from ..errors import InvalidArgument
+from ..lease import Lease
+from .arguments import Unresolved, resolved, signature_of
+from .scalars import shown, shown_annotation
+
+
+class Kind(StrEnum):
+    """Where a task's function runs."""
+
+    THREAD = "thread"
+    LOOP = "loop"
+    PROCESS = "process"
+
+
+class Settings(TypedDict, total=False):
+    """What `@router.task(…)` takes."""
+
+    name: str
+    queue: str
+    priority: int
+    lease_seconds: float | None
+    stall_seconds: float | None
+    run_seconds: float | None
+    retry: Retry | None
+    process: bool
+    final: tuple[type[BaseException], ...]
+    delay: Callable[[int, Any], float] | None  # of how many errors so far, and the last one
+
+
+def place(function: Callable[..., Any]) -> str:
+    """Return where a function is written, for people."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+    return f"{function.__module__}.{function.__qualname__}{where}"
+
+
+def _refuse(function: Any, why: str) -> InvalidArgument:
+    named = getattr(function, "__qualname__", None) or shown(function)
+    return InvalidArgument(f"{named} cannot be a task: {why}")
+
+
+def checked_function(function: Any) -> Any:
+    """Return the function itself if it can be a task."""
+    if isinstance(function, staticmethod):
+        function = function.__func__
+    if isinstance(function, classmethod):
+        raise _refuse(function, "a class is not part of a payload. Make it a function, or a staticmethod.")
+    if isinstance(function, type):
+        raise _refuse(function, "it is a class. A task is a function.")
+    if not callable(function):
+        raise _refuse(function, "it cannot be called. Options are given by name: @router.task(queue=…).")
+    if not isinstance(getattr(function, "__name__", None), str) or not hasattr(function, "__qualname__"):
+        raise _refuse(function, "it has no __name__. Call it from a function of your own, and make that the task.")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise _refuse(
+            function, "it is a generator, so a call would run none of it. Use lease.progress(…) to report on the way."
+        )
+    return function
+
+
+def checked_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return what a function takes."""
+    try:
+        return signature_of(function)
+    except (ValueError, TypeError) as error:
+        raise _refuse(function, f"Python does not tell its parameters ({error}).") from None
+
+
+def name_of(function: Any, settings: Settings) -> str:
+    """Return the name of a task: what `name=` says, or the function's own."""
+    if "name" in settings:
+        return values.name(settings["name"], "name")
+    if function.__name__ == "<lambda>":
+        raise _refuse(function, "a lambda has no name of its own. Pass name=….")
+    return values.name(function.__name__, "a task's name")
+
+
+def kind_of(function: Any, settings: Settings) -> Kind:
+    """Return where a task runs."""
+    process = settings.get("process", False)
+    if not isinstance(process, bool):
+        raise InvalidArgument(f"process must be True or False, not {shown(process)}.")
+    asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  # of an object that is made to look like a function
+    )
+    if not process:
+        return Kind.LOOP if asynchronous else Kind.THREAD
+    if asynchronous:
+        raise _refuse(function, "process=True needs a plain `def`. An `async def` runs on the worker's event loop.")
+    if "<" in function.__qualname__ or isinstance(function, types.MethodType):
+        raise _refuse(
+            function,
+            "process=True imports the function in another process, so it must stand at the top level of a module.",
+        )
+    return Kind.PROCESS
+
+
+def takes_lease(function: Any, signature: inspect.Signature) -> bool:
+    """Return whether the first parameter is the lease; the annotations must agree."""
+    for place, parameter in enumerate(signature.parameters.values()):
+        first = place == 0 and parameter.name == "lease"
+        is_lease = _is_lease(function, parameter.annotation)
+        if first and is_lease is False:
+            raise _refuse(
+                function,
+                f"its first parameter is called `lease` and annotated as {shown_annotation(parameter.annotation)}. The "
+                "worker passes its Lease there: annotate it as Lease, or call it something else.",
+            )
+        if first and parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            raise _refuse(function, "`lease` is passed by place: write it as an ordinary first parameter.")
+        if not first and is_lease:
+            raise _refuse(
+                function,
+                f"parameter {parameter.name!r} is annotated as Lease, and a lease is passed as the first parameter "
+                "only, which must be called `lease`.",
+            )
+    return next(iter(signature.parameters), None) == "lease"
+
+
+def _is_lease(function: Any, annotation: Any) -> bool | None:
+    """Return whether an annotation says Lease; None if it says nothing."""
+    if annotation is inspect.Parameter.empty:
+        return None
+    try:
+        return resolved(function, annotation) is Lease
+    except Unresolved:  # imported for type checkers alone, most often
+        written = annotation if isinstance(annotation, str) else getattr(annotation, "__forward_arg__", "")
+        return written.strip("'\"").rpartition(".")[2] == "Lease"
+
+
+def check_parameters(function: Any, parameters: list[inspect.Parameter]) -> None:
+    """Raise `InvalidArgument` for a parameter that a payload cannot hold."""
+    for parameter in parameters:
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise _refuse(
+                function,
+                f"a payload holds arguments by name, and {str(parameter).partition(':')[0]} has none. "
+                "Name them, or take one list or dict. (A decorator without functools.wraps hides the names.)",
+            )
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            raise _refuse(
+                function,
+                f"a payload holds arguments by name, and {parameter.name!r} is positional-only: remove the `/`.",
+            )
+    # In a class, and not in a function within one.
+    outer = function.__qualname__.rpartition(".")[0]
+    bound = isinstance(function, types.MethodType)
+    if parameters and parameters[0].name in ("self", "cls") and outer and not outer.endswith("<locals>") and not bound:
+        raise _refuse(
+            function, f"{parameters[0].name!r} is not part of a payload. Make it a function, or a staticmethod."
+        )
+
+
+def final_of(settings: Settings) -> tuple[type[BaseException], ...]:
+    """Return the exceptions after which a job is not tried again."""
+    final: Any = settings.get("final", ())
+    if not isinstance(final, tuple) or not all(
+        isinstance(one, type) and issubclass(one, BaseException) for one in final
+    ):
+        raise InvalidArgument(f"final is a tuple of exception classes, such as (ValueError,), not {shown(final)}.")
+    return final
+
+
+def delay_of(settings: Settings) -> Callable[[int, Any], float] | None:
+    """Return the function that says how long a job rests after an error, or None."""
+    delay = settings.get("delay")
+    if delay is None:
+        return None
+    if not callable(delay) or inspect.iscoroutinefunction(delay):
+        raise InvalidArgument(f"delay is a plain function of (errors, error) that returns seconds, not {shown(delay)}.")
+    try:
+        inspect.signature(delay).bind(1, ValueError())
+    except TypeError as error:
+        raise InvalidArgument(
+            f"delay is called as delay(errors, error), and {shown(delay)} does not fit: {error}."
+        ) from None
+    except ValueError:
+        pass  # a builtin that does not tell
+    return delay

@@ -1,0 +1,272 @@
+"""
+What the conversion of values is made of: its errors, its two halves, and values that stand alone.
+
+A `Converter` has two halves: `dump` checks a value and returns it as JSON has it, `load` does the reverse.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import enum
+import functools
+import json
+import types
+import typing
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal, InvalidOperation
+from pathlib import PurePath
+from typing import Any, NoReturn
+from uuid import UUID
+
+Half = Callable[[Any], Any]
+
+
+class Mismatch(Exception):
+    """A value does not fit its annotation; *where* is the way to it, from the outside in."""
+
+    def __init__(self, said: str, where: str = "") -> None:
+        super().__init__(said)
+        self.said = said
+        self.where = where
+
+    def within(self, part: object) -> Mismatch:
+        """Return the same, seen from one level further out."""
+        named = isinstance(part, str) and part.isidentifier()
+        return Mismatch(self.said, (f".{part}" if named else f"[{part!r}]") + self.where)
+
+
+class Unsupported(Exception):
+    """No value of this annotation can be kept."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Converter:
+    """How values of one annotation are kept. Without `load`, JSON's own value is the value."""
+
+    shown: str
+    dump: Half
+    load: Half | None = None
+
+    def fetch(self, kept: Any) -> Any:
+        """Return the value of what was kept; a plain one is looked at, and `load` alone would not."""
+        return self.dump(kept) if self.load is None else self.load(kept)
+
+
+def shown(value: object) -> str:
+    """Return *value* for people, not too long, with its type."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = "a value without a repr"
+    return f"{text if len(text) <= 60 else text[:57] + '…'} ({type(value).__name__})"
+
+
+def shown_annotation(annotation: Any) -> str:
+    """Return an annotation as a reader would write it."""
+    if isinstance(annotation, str):
+        return annotation
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation.__qualname__
+    return str(annotation).replace("typing.", "")
+
+
+def unsupported(annotation: Any, why: str = "") -> NoReturn:
+    """Raise `Unsupported` for *annotation*."""
+    raise Unsupported(shown_annotation(annotation) + why)
+
+
+# Halves
+
+
+def same(value: Any) -> Any:
+    """Return *value*; what it holds is looked at when all is made JSON."""
+    return value
+
+
+def only(kinds: type | tuple[type, ...], name: str) -> Half:
+    """Return a `dump` that lets values of *kinds* through, as JSON has them anyway."""
+
+    def dump(value: Any) -> Any:
+        if isinstance(value, kinds):
+            return value
+        raise Mismatch(f"it must be {name}, not {shown(value)}")
+
+    return dump
+
+
+def _checked(kind: type, dump: Half) -> Half:
+    """Return *dump* for values of *kind* alone."""
+
+    def checked(value: Any) -> Any:
+        if isinstance(value, kind):
+            return dump(value)
+        raise Mismatch(f"it must be {kind.__name__}, not {shown(value)}")
+
+    return checked
+
+
+def _read(kind: type, load: Half) -> Half:
+    """Return *load* for what was kept as a string, with an error that says so."""
+
+    def read(kept: Any) -> Any:
+        if isinstance(kept, str):
+            try:
+                return load(kept)
+            except (ValueError, InvalidOperation):
+                pass
+        raise Mismatch(f"{shown(kept)} is no {kind.__name__}")
+
+    return read
+
+
+def within(half: Half, value: Any, part: object) -> Any:
+    """Return what *half* makes of *value*, with an error that says in which *part* it was."""
+    try:
+        return half(value)
+    except Mismatch as mismatch:
+        raise mismatch.within(part) from None
+
+
+def in_order(kept: Iterable[Any]) -> list[Any]:
+    """Return what a set became, always in the same order."""
+    # A set has another order in every process, and a child that was given no name is named by its payload.
+    try:
+        return sorted(kept, key=lambda one: json.dumps(one, sort_keys=True))
+    except TypeError as error:
+        raise Mismatch(f"what is in it cannot be kept as JSON: {error}") from None
+
+
+# Single values
+
+
+def _dump_datetime(value: datetime) -> str:
+    if value.utcoffset() is None:
+        raise Mismatch(
+            f"a datetime must say its time zone, and {value.isoformat()} does not: "
+            "use datetime.now(UTC) or .replace(tzinfo=…)"
+        )
+    return value.isoformat()
+
+
+def _load_datetime(kept: str) -> datetime:
+    value = datetime.fromisoformat(kept)
+    if value.utcoffset() is None:
+        raise Mismatch(f"{kept!r} says no time zone")
+    return value
+
+
+def _dump_date(value: date) -> str:
+    if isinstance(value, datetime):
+        raise Mismatch(f"it must be a date, and {shown(value)} would lose its time: pass its .date()")
+    return value.isoformat()
+
+
+def _dump_time(value: time) -> str:
+    if value.tzinfo is not None and value.utcoffset() is None:
+        raise Mismatch(f"the time zone of {shown(value)} depends on the day, and would be lost")
+    return value.isoformat()
+
+
+def _dump_decimal(value: Decimal) -> str:
+    if not value.is_finite():
+        raise Mismatch(f"it must be finite, not {shown(value)}")
+    return str(value)
+
+
+def _load_decimal(kept: str) -> Decimal:
+    value = Decimal(kept)
+    if not value.is_finite():
+        raise Mismatch(f"{kept!r} is not finite")
+    return value
+
+
+def _dump_timedelta(value: timedelta) -> float:
+    seconds = value.total_seconds()
+    try:
+        exact = timedelta(seconds=seconds) == value
+    except OverflowError:  # rounded up, over the longest there is
+        exact = False
+    if not exact:
+        raise Mismatch(f"{shown(value)} is too long to be kept as seconds to the microsecond")
+    return seconds
+
+
+def _load_timedelta(kept: Any) -> timedelta:
+    if isinstance(kept, bool) or not isinstance(kept, int | float):
+        raise Mismatch(f"{shown(kept)} is no number of seconds")
+    try:
+        return timedelta(seconds=kept)
+    except OverflowError:
+        raise Mismatch(f"{kept!r} seconds are too long for a timedelta") from None
+
+
+def _load_bytes(kept: str) -> bytes:
+    try:
+        return base64.b64decode(kept, validate=True)
+    except binascii.Error:
+        raise ValueError from None
+
+
+PLAIN = frozenset({bool, int, float, str})
+_SCALARS: dict[type, tuple[Half, Half]] = {
+    datetime: (_dump_datetime, _load_datetime),
+    date: (_dump_date, date.fromisoformat),
+    time: (_dump_time, time.fromisoformat),
+    UUID: (str, UUID),
+    Decimal: (_dump_decimal, _load_decimal),
+    bytes: (lambda value: base64.b64encode(value).decode(), _load_bytes),
+}
+
+
+def scalar(kind: type) -> Converter | None:
+    """Return how values of a class that stand alone are kept; None if it is not such a class."""
+    name = kind.__name__
+    if kind in PLAIN:
+        return Converter(name, only((int, float) if kind is float else kind, name))
+    if kind in _SCALARS:
+        dump, load = _SCALARS[kind]
+        return Converter(name, _checked(kind, dump), _read(kind, load))
+    if kind is timedelta:
+        return Converter(name, _checked(timedelta, _dump_timedelta), _load_timedelta)
+    if issubclass(kind, PurePath):
+        return Converter(name, _checked(kind, str), _read(kind, kind))
+    return _enumeration(kind) if issubclass(kind, enum.Enum) else None
+
+
+def _enumeration(kind: type[enum.Enum]) -> Converter:
+    # By value, as other libraries do; by name where JSON would change the value.
+    by_value = all(type(member.value) in PLAIN for member in kind)
+
+    def dump(member: enum.Enum) -> Any:
+        return member.value if by_value else member.name
+
+    def load(kept: Any) -> enum.Enum:
+        try:
+            return kind(kept) if by_value else kind[kept]
+        except (ValueError, KeyError, TypeError):
+            raise Mismatch(f"{shown(kept)} is no {kind.__name__}") from None
+
+    return Converter(kind.__name__, _checked(kind, dump), load)
+
+
+def literal(annotation: Any) -> Converter:
+    """Return how values of a `Literal` are kept: members of an enumeration by their values."""
+    allowed = typing.get_args(annotation)
+    kept = {(type(one), one): one.value if isinstance(one, enum.Enum) else one for one in allowed}
+    if not all(one is None or type(one) in PLAIN for one in kept.values()):
+        unsupported(annotation)
+    back = {(type(form), form): key[1] for key, form in kept.items()}
+    if len(back) < len(kept):
+        unsupported(annotation, ", of which two look alike in JSON")
+    name = shown_annotation(annotation)
+
+    def look(table: dict[Any, Any], value: Any) -> Any:
+        try:
+            return table[type(value), value]
+        except (KeyError, TypeError):
+            raise Mismatch(f"it must be {name}, not {shown(value)}") from None
+
+    return Converter(name, functools.partial(look, kept), functools.partial(look, back))

@@ -1,0 +1,341 @@
+"""A task: a function that handles the jobs of one name, and the way to add such jobs with its own arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+
+from ..core import values
+from ..core.job import Added, NewJob
+from ..core.retry import Retry
+from ..errors import InvalidArgument
+from ..lease import Lease, as_new_job, lease_here
+from ..store import Store
+from .arguments import Arguments, Unbindable, Unresolved, resolved, signature_of
+from .conversion import converter, dump_by_type
+from .functions import (
+    Kind,
+    Settings,
+    check_parameters,
+    checked_function,
+    checked_signature,
+    delay_of,
+    final_of,
+    kind_of,
+    name_of,
+    place,
+    takes_lease,
+)
+from .scalars import PLAIN, Converter, Mismatch, Unsupported, shown
+
+__all__ = ["AnyTask", "Kind", "Options", "Settings", "Task", "Unbindable", "make_task"]
+
+C = ParamSpec("C")  # what a call of the function takes
+P = ParamSpec("P")  # what a job takes: the same without the lease
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+_CURRENT: Final[Any] = object()  # "the lease of the handler that adds it, if there is one"
+
+
+class JobSettings(TypedDict, total=False):
+    """What one job may have otherwise than its task says."""
+
+    queue: str
+    priority: int
+    delay_seconds: float | None
+    run_at: datetime | None
+    lock: str | None
+    unique: str | None
+    retry: Retry | None
+    lease_seconds: float | None
+    stall_seconds: float | None
+
+
+class Adds(Protocol):
+    """What a task needs of its router."""
+
+    @property
+    def store(self) -> Store:
+        """The store that its jobs go to."""
+        ...
+
+    @property
+    def aio(self) -> Any:
+        """The same, to be awaited."""
+        ...
+
+    def _new_id(self) -> str:
+        """Return the id of a job that was given none."""
+        ...
+
+    def _add(self, jobs: list[NewJob], connection: Any, savepoint: bool, *, one: bool) -> Any:
+        """Keep the jobs; return their `Added`, or the only one of *one*."""
+        ...
+
+
+class Options(Generic[P]):
+    """A task with options for the jobs that are added through it. Made by `Task.options`."""
+
+    __slots__ = ("_arguments", "_connection", "_parent", "_router", "_savepoint", "_template")
+
+    def __init__(
+        self,
+        router: Adds,
+        arguments: Arguments,
+        template: NewJob,
+        parent: Lease | None,
+        connection: Any,
+        savepoint: bool,
+    ) -> None:
+        self._router = router
+        self._arguments = arguments
+        self._template = template
+        self._parent = parent
+        self._connection = connection
+        self._savepoint = savepoint
+
+    def add(self, *args: P.args, **kwargs: P.kwargs) -> Added:
+        """
+        Add a job with these arguments of the handler; they are checked against its signature.
+
+        Inside a handler the job is a child of the current lease: with an id that a second run of the handler finds
+        again, and refused with `StaleEpoch` if the lease is no longer current.
+        """
+        lease = self._adopter()
+        if lease is not None:
+            return lease.add(self._job("", args, kwargs), connection=self._connection, savepoint=self._savepoint)
+        router = self._router
+        job = self._job(router._new_id(), args, kwargs)
+        return router._add([job], self._connection, self._savepoint, one=True)  # type: ignore[no-any-return]  # see _add
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """Return the job that `add` would add, for `add_many`, `then=` or `lease.add`, which give it an id."""
+        if self._connection is not None or isinstance(self._parent, Lease):
+            raise InvalidArgument("job(…) adds nothing: pass connection= and parent= where the job is added.")
+        return self._job("", args, kwargs)
+
+    @property
+    def aio(self) -> AsyncAdd[P]:
+        """The same for async callers."""
+        return AsyncAdd(self)
+
+    def _job(self, id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewJob:
+        return self._template.like(self._template.id or id, self._arguments.encode(args, kwargs))
+
+    def _adopter(self) -> Lease | None:
+        """Return the lease whose child a job would be."""
+        if self._parent is not _CURRENT:
+            return self._parent
+        lease = lease_here()
+        # What belongs to another store cannot be a child there; its epochs mean nothing here.
+        return lease if lease is not None and lease.store is self._router.store else None
+
+
+class AsyncAdd(Generic[P]):
+    """`add`, to be awaited."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: Options[P]) -> None:
+        self._of = of
+
+    async def add(self, *args: P.args, **kwargs: P.kwargs) -> Added:
+        """Add a job as `Options.add` does."""
+        of = self._of
+        verbs: Any = of._adopter()
+        job = of._job("" if verbs is not None else of._router._new_id(), args, kwargs)
+        if verbs is not None:
+            added: Added = await verbs.aio.add(job, connection=of._connection, savepoint=of._savepoint)
+        else:
+            [added] = await of._router.aio.add_many([job], connection=of._connection, savepoint=of._savepoint)
+        return added
+
+
+class Task(Generic[C, P, R_co]):
+    """A function that handles the jobs of one name. Made by `@router.task`; calling it just calls the function."""
+
+    def __init__(self, router: Adds, function: Callable[C, R_co], settings: Settings) -> None:
+        _known(settings)
+        self.function: Callable[..., R_co] = checked_function(function)
+        signature = checked_signature(self.function)
+        self.module: str = self.function.__module__
+        self.qualname: str = self.function.__qualname__
+        self.name = name_of(self.function, settings)
+        self.kind = kind_of(self.function, settings)
+        check_parameters(self.function, list(signature.parameters.values()))
+        self.takes_lease = takes_lease(self.function, signature)
+        run_seconds = settings.get("run_seconds")
+        self.run_us = None if run_seconds is None else values.microseconds(run_seconds, "run_seconds")
+        self.final = final_of(settings)
+        self.delay = delay_of(settings)
+        parameters = list(signature.parameters.values())[int(self.takes_lease) :]
+        self._arguments = Arguments(self.name, self.function, parameters)
+        self._router = router
+        self._stored: JobSettings = {key: settings[key] for key in _STORED if key in settings}  # type: ignore[literal-required, assignment]  # by name
+        self._plain = self.options()
+        # What a function has, so that a task is shown, documented and pickled as one.
+        self.__name__ = self.function.__name__
+        self.__qualname__ = self.qualname
+        self.__module__ = self.module
+        self.__doc__ = self.function.__doc__
+        self.__wrapped__ = self.function
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name!r} {self.module}.{self.qualname}>"
+
+    def __reduce__(self) -> str:
+        return self.qualname
+
+    def __call__(self, *args: C.args, **kwargs: C.kwargs) -> R_co:
+        """Call the function; no job is involved."""
+        return self.function(*args, **kwargs)
+
+    # Producers
+
+    def add(self, *args: P.args, **kwargs: P.kwargs) -> Added:
+        """Add a job with these arguments, as `Options.add` does."""
+        return self._plain.add(*args, **kwargs)
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """Return the job that `add` would add, as `Options.job` does."""
+        return self._plain.job(*args, **kwargs)
+
+    @property
+    def aio(self) -> AsyncAdd[P]:
+        """The same for async callers."""
+        return AsyncAdd(self._plain)
+
+    def options(
+        self,
+        *,
+        id: str | None = None,
+        parent: Lease | None = _CURRENT,
+        connection: Any = None,
+        savepoint: bool = False,
+        **options: Unpack[JobSettings],
+    ) -> Options[P]:
+        """
+        Return the same task with options for the jobs added through it: those of `Router.add`.
+
+        *parent* is the lease whose child the job is: by default the current one, None for no parent.
+        """
+        if parent is not _CURRENT and parent is not None:
+            if not isinstance(parent, Lease):
+                raise InvalidArgument(f"parent is a Lease, or None for no parent, not {shown(parent)}.")
+            if parent.store is not self._router.store:
+                raise InvalidArgument(f"parent {parent!r} belongs to another store than task {self.name!r}.")
+        unknown = [key for key in options if key not in JobSettings.__annotations__]
+        if unknown:
+            raise InvalidArgument(
+                f"options(…) has no {unknown[0]!r}: it takes id, parent, connection, savepoint, "
+                f"{', '.join(JobSettings.__annotations__)}."
+            )
+        wish = {"id": "unnamed" if id is None else id, "task": self.name, **self._stored, **options}
+        template = as_new_job(wish)
+        if id is None:
+            template = template.like("", template.document)
+        return Options(self._router, self._arguments, template, parent, connection, savepoint)
+
+    # Workers
+
+    def arguments(self, document: str) -> dict[str, Any]:
+        """Return the keyword arguments that a payload holds; raise `Unbindable` if they do not fit this function."""
+        return self._arguments.decode(document)
+
+    def encode_result(self, value: object) -> str:
+        """Return what the function returned as JSON; raise `InvalidArgument` if it has no form there."""
+        if value is None:
+            return "null"
+        if inspect.iscoroutine(value):
+            value.close()  # else Python warns somewhere else that nobody awaited it
+            raise InvalidArgument(
+                f"task {self.name!r} returned a coroutine that nobody awaits: what wraps an `async def` must itself be "
+                "one, so that the task runs on the event loop."
+            )
+        what = f"the result of task {self.name!r}"
+        try:
+            return values.encode(self._dump_result(value), what)
+        except Mismatch as mismatch:
+            at = f" at {mismatch.where}" if mismatch.where else ""
+            raise InvalidArgument(
+                f"{what} is {shown(value)} and cannot be kept{at}: {mismatch}. Return what JSON has, or None."
+            ) from None
+        except RecursionError:
+            raise InvalidArgument(f"{what} is nested too deeply, or contains itself.") from None
+
+    def _dump_result(self, value: object) -> Any:
+        found = self._result
+        if found is None or type(value) in PLAIN:
+            return dump_by_type(value)
+        try:
+            return dump_by_type(found.dump(value))
+        except Mismatch:
+            # The work is done: a return annotation that does not hold is no reason to do it again.
+            return dump_by_type(value)
+
+    def decode_result(self, document: str | None) -> Any:
+        """Return a stored result as the function returned it, where its return annotation tells how; else as JSON."""
+        value = values.decode(document)
+        found = self._result
+        if found is None or found.load is None or value is None:
+            return value
+        try:
+            return found.load(value)
+        except Mismatch:
+            return value
+
+    @cached_property
+    def _result(self) -> Converter | None:
+        """How results are kept by the return annotation; looked at with the first result, when all is imported."""
+        annotation = signature_of(self.function).return_annotation
+        if annotation is inspect.Signature.empty or annotation is None:
+            return None
+        try:
+            return converter(resolved(self.function, annotation))
+        except (Unresolved, Unsupported):
+            return None
+
+
+AnyTask = Task[..., ..., Any]
+
+
+class Decorator(Protocol):
+    """What `@router.task(…)` with settings returns: it makes a function a task."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Lease, P], R], /) -> Task[Concatenate[Lease, P], P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, P, R]: ...
+
+
+def make_task(router: Adds, tasks: dict[str, AnyTask], function: Callable[..., Any], settings: Settings) -> AnyTask:
+    """Return *function* as a task of *router*, entered into *tasks* by its name, which must be free."""
+    if isinstance(function, Task):
+        raise InvalidArgument(f"{function!r} is a task already.")
+    task: AnyTask = Task(router, function, settings)
+    taken = tasks.setdefault(task.name, task)
+    if taken is not task:
+        raise InvalidArgument(
+            f"two tasks are called {task.name!r}: {place(taken.function)} and {place(task.function)}. "
+            "A job finds its task by that name: give one of them another with name=…."
+        )
+    return task
+
+
+_STORED = ("queue", "priority", "lease_seconds", "stall_seconds", "retry")
+
+
+def _known(settings: Settings) -> None:
+    for key in settings:
+        if key not in Settings.__annotations__:
+            elsewhere = (
+                f" It is said for each job: task.options({key}=…)." if key in JobSettings.__annotations__ else ""
+            )
+            raise InvalidArgument(
+                f"@router.task has no {key!r}: it takes {', '.join(Settings.__annotations__)}.{elsewhere}"
+            )
