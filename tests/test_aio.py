@@ -18,7 +18,15 @@ from leasehold.testing import ManualClock
 
 # What has no async form, and why.
 NOT_VERBS = {
-    Router: {"aio"},  # is where the async form is
+    Router: {
+        "aio",  # is where the async form is
+        "task",  # these ask no store
+        "around",
+        "lifespan",
+        "override",
+        "worker",  # `async with router.worker():`
+        "work",  # has the main thread to itself
+    },
     Lease: {
         "aio",
         "active",  # asks no store: `with lease.active():` is right in async code too

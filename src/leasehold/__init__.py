@@ -5,6 +5,7 @@ Background jobs whose stale owners cannot write.
     core/       the rules, as functions of values
     store       CONTRACT: the verbs of a store       stores/   memory, sqlite, postgres
     lease       what an owner holds
+    worker/     tasks, and what runs them
     router      the front door: producers, owners, operators, readers
     cli/        the command
     testing/    a clock to move by hand, and the contract as a suite
@@ -17,8 +18,10 @@ from .core.retry import Retry
 from .errors import (
     InDoubt,
     InvalidArgument,
+    JobFailed,
     LeaseholdError,
     NoLease,
+    NotFinished,
     NotInTransaction,
     Settled,
     StaleEpoch,
@@ -40,10 +43,12 @@ __all__ = [
     "InDoubt",
     "InvalidArgument",
     "Job",
+    "JobFailed",
     "Lease",
     "LeaseholdError",
     "NewJob",
     "NoLease",
+    "NotFinished",
     "NotInTransaction",
     "Ownership",
     "Reason",

@@ -8,6 +8,8 @@ Every exception that leasehold raises on purpose.
     ├── InvalidArgument       the call itself is wrong (also a ValueError)
     ├── NoLease               there is no lease where one is needed
     ├── NotInTransaction      a fence needs an open transaction, and there is none
+    ├── JobFailed             a result is asked for, and the job failed or was cancelled
+    ├── NotFinished           a result is asked for, and there is none yet (also a TimeoutError)
     ├── InDoubt               an effect was begun and nobody knows whether it happened
     ├── StoreUnavailable      the store did not answer; the outcome may be unknown
     │   └── StaleSnapshot     the caller's transaction read before somebody else wrote; run it again
@@ -22,6 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .core.job import Status
     from .core.ownership import Reason
     from .lease import Lease
 
@@ -152,6 +155,48 @@ class NoLease(LeaseholdError):
 
 class NotInTransaction(LeaseholdError):
     """A fence protects a transaction, and the connection has none open."""
+
+
+class JobFailed(LeaseholdError):
+    """The job whose result was asked for has failed for good, or was cancelled; *error* is its last error, if any."""
+
+    def __init__(self, job_id: str, *, status: Status, error: str | None = None, errors: int = 0) -> None:
+        self.job_id = job_id
+        self.status = status
+        self.error = error
+        self.errors = errors
+        counted = f" after {errors} error{'' if errors == 1 else 's'}" if errors else ""
+        said = f" Its last error: {error}" if error else ""
+        super().__init__(
+            f"job {job_id!r} has no result: it is {status.value}{counted}. "
+            f"router.replay(router.job({job_id!r}), by=…) puts it back.{said}"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_failed, (self.job_id, self.status, self.error, self.errors)
+
+
+def _rebuild_failed(job_id: str, status: Status, error: str | None, errors: int) -> JobFailed:
+    return JobFailed(job_id, status=status, error=error, errors=errors)
+
+
+class NotFinished(LeaseholdError, TimeoutError):
+    """The job whose result was asked for is still pending or running; it was waited for as long as was asked."""
+
+    def __init__(self, job_id: str, *, status: Status) -> None:
+        self.job_id = job_id
+        self.status = status
+        super().__init__(
+            f"job {job_id!r} has no result yet: it is {status.value}. "
+            "Ask again later, or pass a longer wait_seconds; a pending job needs a worker."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_not_finished, (self.job_id, self.status)
+
+
+def _rebuild_not_finished(job_id: str, status: Status) -> NotFinished:
+    return NotFinished(job_id, status=status)
 
 
 class InDoubt(LeaseholdError):

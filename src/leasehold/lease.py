@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar, Unpack
 
@@ -63,6 +62,11 @@ def current_lease() -> Lease:
         ) from None
 
 
+def lease_here() -> Lease | None:
+    """Return what `current_lease` returns, or None."""
+    return _current.get(None)
+
+
 class _Children(Counter[str]):
     """How many children of each name a lease has added, and which of them in transactions that are still open."""
 
@@ -85,7 +89,7 @@ class Lease:
     nobody took may still write.
     """
 
-    __slots__ = ("__weakref__", "_added", "_expires_us", "_grant", "_lost", "_store")
+    __slots__ = ("__weakref__", "_added", "_expires_us", "_grant", "_lost", "_moves", "_settled", "_store")
 
     def __init__(self, store: Store, grant: Grant) -> None:
         self._store = store
@@ -93,11 +97,18 @@ class Lease:
         self._expires_us = grant.expires_us
         self._lost = False
         self._added: _Children | None = None
+        self._moves = 0  # how often the work was said to move
+        self._settled: bool | None = False  # None: in a transaction of the caller's, which may have rolled back
 
     def __repr__(self) -> str:
         return f"<Lease {self.job_id!r} epoch={self.epoch} owner={self.owner!r}{' lost' if self._lost else ''}>"
 
     # What is held
+
+    @property
+    def store(self) -> Store:
+        """The store that granted it, whose verbs take and return lists."""
+        return self._store
 
     @property
     def job_id(self) -> str:
@@ -222,10 +233,11 @@ class Lease:
             None if checkpoint is None else values.encode(checkpoint, "checkpoint"),
         )
         self._raise(self._store.progress([report])[0])
+        self._moves += 1
 
     def add(
         self,
-        name: str | None = None,
+        name: str | NewJob | None = None,
         payload: object = None,
         *,
         connection: Any = None,
@@ -236,9 +248,12 @@ class Lease:
         Add a child job, or raise `StaleEpoch` and add nothing. It takes `Router.add`'s options.
 
         The child's id comes from this job, *name* (or task and payload) and how many of that name this lease has added,
-        so that a second run of this job finds its children instead of adding them again.
+        so that a second run of this job finds its children instead of adding them again. A `NewJob`, as `task.job(…)`
+        returns, stands for all of them.
         """
-        child, name = _child({"id": name, "payload": payload, **options})
+        if isinstance(name, NewJob) and (payload is not None or options):
+            raise InvalidArgument("a NewJob brings its payload and options along: pass it alone.")
+        child, name = _child(name if isinstance(name, NewJob) else {"id": name, "payload": payload, **options})
         if connection is not None:
             inside = id(connection)
             return self._join(connection, lambda verbs: self._added_in(verbs, name, child, inside), savepoint=savepoint)
@@ -364,11 +379,13 @@ class Lease:
         return self._settle(said, connection, savepoint)
 
     def _settle(self, said: Settlement, connection: Any, savepoint: bool) -> None:
+        self._settled = None
         if connection is not None:
             return self._join(connection, lambda verbs: verbs.settle(said), savepoint=savepoint)
         refusal = self._store.settle([said])[0]
         if refusal is not None:
             raise self._told(refusal)
+        self._settled = True
         return None
 
     # In the caller's own transaction
@@ -395,17 +412,24 @@ class Lease:
                 self._told_by(lambda: verbs.commit(connection))
         except BaseException as error:
             # Also None: Ctrl-C may have come when it had begun, before it returned.
-            self._told_by(lambda: verbs.rollback(connection))
-            self._ended(verbs, connection, error)
+            self._undo(verbs, connection, error)
             raise
 
-    def _ended(self, verbs: Transactions, connection: Any, error: BaseException) -> None:
-        """Raise `StaleEpoch` instead of *error*, if the server has hung up because the job was taken over."""
+    def _undo(self, verbs: Transactions, connection: Any, error: BaseException) -> None:
+        """Undo the block that *error*, which is being handled, has ended; raise why, if the server has hung up."""
+        self._told_by(lambda: verbs.rollback(connection))
         if isinstance(error, Exception) and not isinstance(error, LeaseholdError) and verbs.was_ended(connection):
             with suppress(StoreUnavailable):
                 [refusal] = self._store.check([(self.job_id, self.epoch)])
                 if refusal is not None:
                     raise self._told(refusal) from error
+
+    def _undo_elsewhere(self, verbs: Transactions, connection: Any, error: BaseException) -> None:
+        """Undo the block likewise, on another thread than the one that handles *error*: so it is handled here too."""
+        try:
+            raise error
+        except BaseException:
+            self._undo(verbs, connection, error)
 
     @contextmanager
     def _uncounted_if_it_fails(self, connection: Any) -> Iterator[None]:
@@ -477,14 +501,15 @@ def _idle(seconds: float | None) -> int | None:
 def _child(item: Child) -> tuple[NewJob, str]:
     """Return the wish for a child, and its name."""
     if isinstance(item, NewJob):
-        return item, item.id
+        name = item.id or child_name(item.task, item.document)
+        return item.like(name, item.document), name
     if not isinstance(item, Mapping):
         raise InvalidArgument(f"a child is a mapping with the names of add()'s arguments, or a NewJob, not {item!r}.")
     wish = dict(item)
     named = wish.pop("id", None) is not None
     child = as_new_job({**wish, "id": item["id"] if named else "child"})
     name = child.id if named else child_name(child.task, child.document)
-    return replace(child, id=name), name
+    return child._replace(id=name), name
 
 
 def as_new_job(wish: Mapping[str, Any]) -> NewJob:
@@ -557,8 +582,7 @@ class AsyncLease(Facade):
                 verbs.enter(connection)
                 yield connection
             except BaseException as error:
-                await abandonable(lambda _: verbs.rollback(connection))
                 ended = error  # which is unbound when this clause ends
-                await abandonable(lambda _: lease._ended(verbs, connection, ended))
+                await abandonable(lambda _: lease._undo_elsewhere(verbs, connection, ended))
                 raise
             await abandonable(lambda _: lease._told_by(lambda: verbs.commit(connection)))

@@ -7,12 +7,28 @@ can its death be proved; everything else waits for its deadline.
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 
 from .core.ownership import Process
 
 _known: list[Process | None] = []  # this process, once it was asked for; a forked child asks anew
+
+
+_claims = itertools.count()
+_start = ""  # what the ids of all claims of this process begin with
+
+
+def new_claim_id() -> str:
+    """Return an id that no claim has had, in this process or another."""
+    return _start + str(next(_claims))
+
+
+def _begin() -> None:
+    global _start
+    _start = os.urandom(8).hex() + "-"
+    _known.clear()
 
 
 def this_process() -> Process | None:
@@ -74,5 +90,6 @@ def _threads(pid: int) -> int:
         return 2  # unreadable: assume that something still runs
 
 
+_begin()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_known.clear)
+    os.register_at_fork(after_in_child=_begin)  # its claims count on where its parent's were

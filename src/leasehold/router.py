@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-import itertools
+import importlib
 import logging
-import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final, Unpack
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import MappingProxyType
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar, Unpack, overload
 
 from .aio import Facade, abandonable, joined, threaded
-from .core import values
-from .core.clock import Clock, SystemClock
+from .core import asked, values
+from .core.clock import Clock, Countdown, SystemClock
 from .core.job import Added, Counts, Effect, Grant, Job, JobOptions, NewJob, Status, new_job
-from .core.ownership import CLOCK_LIMIT, EPOCH_LIMIT, Event, Ownership, Process
-from .errors import InvalidArgument, StaleEpoch, StoreUnavailable
+from .core.ownership import CLOCK_LIMIT, Event, Ownership, Process
+from .errors import InvalidArgument, NotFinished, StaleEpoch, StoreUnavailable
 from .lease import Lease, as_new_job
-from .process import this_process
+from .process import new_claim_id, this_process
 from .store import Store, Transactions
 from .stores import open_store
+from .worker.draining import drained
+from .worker.hooks import Hook, Hooks
+from .worker.reporting import Tally
+from .worker.results import pauses, result_of
+from .worker.task import AnyTask, Decorator, Settings, Task, make_task
+from .worker.worker import Shop, Worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 log = logging.getLogger("leasehold")
 
 _SELF: Final = Process("", "", "", 0, 0)  # "the process that calls"
 _CLAIM_LIMIT = 10_000
 
-_claims = itertools.count()
-_run = ""  # what the ids of all claims of this process begin with
 
+class _Place(NamedTuple):
+    """Where a router is: at a store, with its clock."""
 
-def _begin_run() -> None:
-    global _run
-    _run = os.urandom(8).hex() + "-"
-
-
-_begin_run()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_run)  # it counts on where its parent was
+    url: str | None
+    clock: Clock
+    store: Store
 
 
 class Router:
@@ -55,12 +61,16 @@ class Router:
         lease_seconds: float = 30,
         clock: Clock | None = None,
         trace: bool = False,
+        imports: Sequence[str] = (),
         schema: str = "leasehold",
     ) -> None:
-        self.url = url
+        self._hooks = Hooks()
+        self.imports = asked.modules(imports)
+        self._tasks: dict[str, AnyTask] = {}
         self._lease_us = values.microseconds(lease_seconds, "lease_seconds")
-        self._clock = clock or SystemClock()
-        self._store: Store = open_store(url, clock=clock, trace=trace, schema=schema)
+        self._open = functools.partial(open_store, trace=trace, schema=schema)
+        self._places = [self._place(url, clock)]
+        self._move()
 
     def __repr__(self) -> str:
         return f"<Router {values.shown_url(self.url or 'memory:')}>"
@@ -74,6 +84,30 @@ class Router:
     def close(self) -> None:
         """Let go of every connection; later verbs raise `StoreUnavailable`."""
         self._store.close()
+
+    @contextmanager
+    def override(self, url: str | None = None, *, clock: Clock | None = None) -> Iterator[Router]:
+        """
+        Put this very router, and so its tasks, on another store until the end of the block, for tests.
+
+        On a fresh one in memory, or on that of *url*, which is closed at the end. The store that the router is made
+        for is not touched. Leases, and workers that were made inside, stay with the store that they came from.
+        """
+        place = self._place(url, clock)
+        self._places.append(place)
+        self._move()
+        try:
+            yield self
+        finally:
+            self._places.remove(place)  # wherever it is by now: the blocks of two threads need not end in order
+            self._move()
+            place.store.close()
+
+    def _place(self, url: str | None, clock: Clock | None) -> _Place:
+        return _Place(url, clock or SystemClock(), self._open(url, clock=clock))
+
+    def _move(self) -> None:
+        self.url, self._clock, self._store = self._places[-1]
 
     @property
     def store(self) -> Store:
@@ -103,7 +137,7 @@ class Router:
         transaction that the caller has open there. Options: task, queue, priority (larger first), delay_seconds or
         run_at, lock (one running job per key), unique (one unfinished per key), retry, lease_seconds, stall_seconds.
         """
-        job = new_job(values.new_id(self._clock.now()) if id is None else id, payload, **options)
+        job = new_job(self._new_id() if id is None else id, payload, **options)
         return self._add([job], connection, savepoint, one=True)  # type: ignore[no-any-return]  # see _add
 
     def add_many(
@@ -114,10 +148,13 @@ class Router:
 
     def _wish(self, job: NewJob | Mapping[str, Any]) -> NewJob:
         if isinstance(job, NewJob):
-            return job
+            return job if job.id else job.like(self._new_id(), job.document)
         if not isinstance(job, Mapping):
             raise InvalidArgument(f"add_many takes mappings with the names of add()'s arguments, not {job!r}.")
-        return as_new_job(job if job.get("id") is not None else {**job, "id": values.new_id(self._clock.now())})
+        return as_new_job(job if job.get("id") is not None else {**job, "id": self._new_id()})
+
+    def _new_id(self) -> str:
+        return values.new_id(self._clock.now())
 
     def _add(self, jobs: list[NewJob], connection: Any, savepoint: bool, *, one: bool) -> Any:
         if connection is not None:
@@ -134,6 +171,35 @@ class Router:
             if not created and found.id == wish.id and found.spec.document != wish.document:
                 log.warning("job %r exists with another payload; it is left as it is", wish.id)
         return added
+
+    # Tasks
+
+    @overload
+    def task(
+        self, function: Callable[Concatenate[Lease, P], R], /, **settings: Unpack[Settings]
+    ) -> Task[Concatenate[Lease, P], P, R]: ...
+
+    @overload
+    def task(self, function: Callable[P, R], /, **settings: Unpack[Settings]) -> Task[P, P, R]: ...
+
+    @overload
+    def task(self, function: None = None, /, **settings: Unpack[Settings]) -> Decorator: ...
+
+    def task(self, function: Callable[..., Any] | None = None, /, **settings: Unpack[Settings]) -> Any:
+        """
+        Make a function the handler of the jobs that carry its name; use as `@router.task` or `@router.task(queue=…)`.
+
+        A first parameter called `lease` gets the lease; the others are the job's payload, by name. A `def` runs on a
+        thread, an `async def` on the event loop, and with `process=True` a `def` runs in a process that can be killed.
+        """
+        if function is None:
+            return functools.partial(self.task, **settings)
+        return make_task(self, self._tasks, function, settings)
+
+    @property
+    def tasks(self) -> Mapping[str, AnyTask]:
+        """The tasks so far, by name."""
+        return MappingProxyType(self._tasks)
 
     # Owners
 
@@ -179,22 +245,26 @@ class Router:
         wait_seconds: float,
         process: Process | None,
     ) -> list[Grant]:
-        if process is _SELF:
-            process = this_process()
-        claim_id = _run + str(next(_claims))
-        if queues is not None:
-            queues = _queues(queues)
+        process = this_process() if process is _SELF else process
+        claim_id = new_claim_id()
+        queues = None if queues is None else asked.queues(queues)
+        wait_us = 0 if wait_seconds == 0 else values.microseconds(wait_seconds, "wait_seconds", zero=True)
+        countdown = Countdown(self._clock, wait_us)
         try:
-            return self._store.claim(
-                values.name(owner, "owner"),
-                limit=limit,
-                queues=queues,
-                lease_us=None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
-                default_lease_us=self._lease_us,
-                claim_id=claim_id,
-                process=process,
-                wait_us=0 if wait_seconds == 0 else values.microseconds(wait_seconds, "wait_seconds", zero=True),
-            )
+            while True:
+                grants = self._store.claim(
+                    values.name(owner, "owner"),
+                    limit=limit,
+                    queues=queues,
+                    lease_us=None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
+                    default_lease_us=self._lease_us,
+                    claim_id=claim_id,
+                    process=process,
+                    wait_us=wait_us,
+                )
+                # A worker that stops wakes every claim of its store, also this one.
+                if grants or not wait_us or (wait_us := countdown.left()) <= 0:
+                    return grants
         except StoreUnavailable as failure:
             # The reply is lost, and maybe not the claim: jobs leased to an owner that does not know would wait
             # for their deadline. The claim's own id tells them from those of a namesake.
@@ -213,6 +283,78 @@ class Router:
         """Return the live lease of *owner* on the job, in whatever process; `NoLease` says who holds it instead."""
         return Lease(self._store, self._store.lease(values.name(job_id, "a job's id"), values.name(owner, "owner")))
 
+    # Workers
+
+    def worker(
+        self,
+        *,
+        concurrency: int = 16,
+        queues: Sequence[str] | None = None,
+        name: str | None = None,
+        grace_seconds: float = 25.0,
+    ) -> Worker:
+        """
+        Return a worker that runs the handlers of this router's tasks, *concurrency* at a time, inside its `with` block.
+
+        It works in the background, beside a web application or in a script, and handles no signals. In an `async with`
+        block, async handlers run on the caller's event loop. At the end of the block it claims no more, waits
+        *grace_seconds* for its handlers, and hands back what is not done.
+        """
+        return Worker(
+            self._shop(),
+            concurrency=concurrency,
+            queues=None if queues is None else asked.queues(queues),
+            name=name,
+            grace_seconds=grace_seconds,
+        )
+
+    def work(
+        self,
+        *,
+        concurrency: int = 16,
+        queues: Sequence[str] | None = None,
+        name: str | None = None,
+        grace_seconds: float = 25.0,
+        until_empty: bool = False,
+    ) -> Tally:
+        """
+        Run the handlers of this router's tasks until SIGTERM or SIGINT comes, and return how many jobs ended how.
+
+        With *until_empty*, until nothing is pending or running in *queues*. At a signal it claims no more, waits
+        *grace_seconds* for its handlers, and hands back what is not done; at a second signal it hands back at once.
+        """
+        worker = self.worker(concurrency=concurrency, queues=queues, name=name, grace_seconds=grace_seconds)
+        return worker.run(until_empty=until_empty)
+
+    def drain(
+        self, *, queues: Sequence[str] | None = None, advance: bool = False, raise_errors: bool = False
+    ) -> list[Job]:
+        """
+        Run the handlers of what is due, here and now and one after the other, for tests; return each job after its run.
+
+        Errors are settled as a worker would; with *raise_errors* the first is raised then. With *advance*, the clock,
+        which must be one like `ManualClock`, is moved to whatever is due next, until nothing is. No lease is renewed
+        meanwhile, `run_seconds` is not enforced, and `process=True` runs in this process too.
+        """
+        return drained(self._shop(), self._clock, queues, advance=advance, raise_errors=raise_errors)
+
+    def _shop(self) -> Shop:
+        for module in self.imports:
+            importlib.import_module(module)
+        return Shop(self._store, self._tasks, self._hooks, self._lease_us)
+
+    def around(self, hook: Hook) -> Hook:
+        """
+        Put a function that yields once around every handler: it gets the lease. Use it as a decorator.
+
+        One that is `async` is put around async handlers only. The first that was given is the outermost.
+        """
+        return self._hooks.add_around(hook)
+
+    def lifespan(self, hook: Hook) -> Hook:
+        """Put a function that yields once, plain or async, around every worker. Use it as a decorator."""
+        return self._hooks.add_lifespan(hook)
+
     # Operators: each names the epoch that it saw, or passes a Job just read, and says who acts
 
     def transfer(
@@ -226,13 +368,13 @@ class Router:
         lease_seconds: float | None = None,
     ) -> Lease:
         """Give the job to *to* under a new epoch, and return the new owner's lease. Whoever had it is refused."""
-        job_id, seen = _seen(job, epoch)
+        job_id, seen = asked.seen(job, epoch)
         grant = self._store.transfer(
             job_id,
             seen,
             to=values.name(to, "to"),
             by=values.name(by, "by"),
-            note=_note(note),
+            note=asked.note(note),
             lease_us=None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
             default_lease_us=self._lease_us,
         )
@@ -240,18 +382,20 @@ class Router:
 
     def cancel(self, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
         """End the job as cancelled. Whoever had it is refused."""
-        return self._store.cancel(*_seen(job, epoch), by=values.name(by, "by"), note=_note(note))
+        return self._store.cancel(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
 
     def replay(self, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
         """Put a finished job back to be claimed, due now, its budgets new."""
-        return self._store.replay(*_seen(job, epoch), by=values.name(by, "by"), note=_note(note))
+        return self._store.replay(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
 
     def complete(
         self, job: Job | str, *, by: str, result: object = None, epoch: int | None = None, note: str | None = None
     ) -> Job:
         """Complete the job by hand. Whoever had it is refused."""
         document = values.encode(result, "result")
-        return self._store.finish(*_seen(job, epoch), by=values.name(by, "by"), note=_note(note), result=document)
+        return self._store.finish(
+            *asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note), result=document
+        )
 
     def resolve(
         self,
@@ -270,11 +414,11 @@ class Router:
         The next owner's `once` returns the outcome without calling, or begins anew.
         """
         return self._store.resolve(
-            *_seen(job, epoch),
+            *asked.seen(job, epoch),
             values.name(name, "the name of an effect"),
             by=values.name(by, "by"),
             outcome=values.encode(outcome, "outcome") if happened else None,
-            note=_note(note),
+            note=asked.note(note),
         )
 
     def reclaim(self) -> list[Ownership]:
@@ -307,6 +451,19 @@ class Router:
         """Return the job as it is now, or raise `UnknownJob`."""
         return self._store.job(values.name(id, "a job's id"))
 
+    def result(self, id: str, *, wait_seconds: float = 0) -> Any:
+        """
+        Return the result of the job once it is done, waiting for it up to *wait_seconds*.
+
+        If the router knows the job's task, the result is what its return annotation says; else it is as JSON has it.
+        `JobFailed` if the job failed or was cancelled; `NotFinished`, a TimeoutError, if it may still be done.
+        """
+        for pause in pauses(wait_seconds):
+            with suppress(NotFinished):
+                return result_of(self.job(id), self._tasks)
+            time.sleep(pause)
+        return result_of(self.job(id), self._tasks)
+
     def jobs(
         self,
         *,
@@ -320,13 +477,13 @@ class Router:
     ) -> list[Job]:
         """Return the jobs that fit, in the order of their insertion; *after* is the id of the last one already seen."""
         return self._store.jobs(
-            status=None if status is None else _status(status),
+            status=None if status is None else asked.status(status),
             queue=queue,
             owner=owner,
             task=task,
             parent=parent,
             after=after,
-            limit=_limit(limit),
+            limit=asked.limit(limit),
         )
 
     def snapshot(self) -> dict[str, Job]:
@@ -346,46 +503,11 @@ class Router:
     ) -> list[Event]:
         """Return what was recorded, oldest first; *after* is the number of the last one already seen."""
         seen = values.whole(after, "after", least=0, most=2**53)
-        return self._store.events(job_id=id, kind=kind, after=seen, limit=_limit(limit))
+        return self._store.events(job_id=id, kind=kind, after=seen, limit=asked.limit(limit))
 
     def counts(self) -> Counts:
         """Return how many jobs stand where."""
         return self._store.counts()
-
-
-def _queues(queues: Sequence[str]) -> list[str]:
-    if isinstance(queues, str):
-        raise InvalidArgument(f"queues is a list of names: write [{queues!r}].")
-    named = [values.name(queue, "queue") for queue in queues]
-    if not named:
-        raise InvalidArgument("queues is empty, so nothing could ever be claimed: name some, or pass None for all.")
-    return named
-
-
-def _seen(job: Job | str, epoch: int | None) -> tuple[str, int]:
-    if isinstance(job, Job):
-        return job.id, job.epoch if epoch is None else values.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
-    if epoch is None:
-        raise InvalidArgument(
-            f"say which epoch of job {job!r} you saw: pass epoch=…, or the Job that router.job({job!r}) returns. "
-            "A job that has moved since must not be moved again by mistake."
-        )
-    return values.name(job, "a job's id"), values.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
-
-
-def _note(note: str | None) -> str | None:
-    return None if note is None else values.text(note, "note")
-
-
-def _limit(limit: int | None) -> int | None:
-    return None if limit is None else values.whole(limit, "limit", least=0, most=2**53)
-
-
-def _status(status: Status | str) -> Status:
-    try:
-        return Status(status)
-    except ValueError:
-        raise InvalidArgument(f"no status is called {status!r}: there are {', '.join(Status)}.") from None
 
 
 def _give_back(leases: list[Lease]) -> None:
@@ -417,6 +539,23 @@ class AsyncRouter(Facade):
     events = threaded(Router.events)
     counts = threaded(Router.counts)
     close = threaded(Router.close)
+
+    async def result(self, id: str, *, wait_seconds: float = 0) -> Any:
+        """Return the result of the job as `Router.result` does; no thread is held between two looks."""
+        router: Router = self._sync
+        for pause in pauses(wait_seconds):
+            with suppress(NotFinished):
+                return await asyncio.to_thread(router.result, id)
+            await asyncio.sleep(pause)
+        return await asyncio.to_thread(router.result, id)
+
+    async def drain(
+        self, *, queues: Sequence[str] | None = None, advance: bool = False, raise_errors: bool = False
+    ) -> list[Job]:
+        """Run what is due, as `Router.drain` does; async handlers run on the caller's loop."""
+        router: Router = self._sync
+        call = functools.partial(drained, router._shop(), router._clock, queues, asyncio.get_running_loop())
+        return await abandonable(functools.partial(call, advance=advance, raise_errors=raise_errors))
 
     async def claim_many(
         self,

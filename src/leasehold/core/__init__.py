@@ -7,4 +7,5 @@ The rules, as functions of values: no I/O, no threads, no SQL.
     ownership   epochs, reasons, and the record of who held a job
     job         jobs, from the wish to add one to the state that a reader sees
     lifecycle   the one table of legal transitions
+    asked       what callers of the front door ask for, checked
 """

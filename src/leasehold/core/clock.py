@@ -39,6 +39,25 @@ class SystemClock:
         condition.wait(min(max(until - self.now(), 0) / 1_000_000, 60.0))
 
 
+class SteadyClock:
+    """
+    Counts on from some instant in the past, whatever is set: for durations within one process.
+
+    It also counts while the machine is suspended, where the system can tell: a lease expires meanwhile.
+    """
+
+    def now(self) -> int:
+        """Return the microseconds since that instant."""
+        return time.clock_gettime_ns(_STEADY) // 1000
+
+    def wait(self, condition: threading.Condition, until: int) -> None:
+        """Wait on *condition*, which the caller holds, until it is notified or *until* has come."""
+        condition.wait(min(max(until - self.now(), 0) / 1_000_000, 60.0))
+
+
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 class Countdown:
     """Tells how much of a time is left on a clock; a clock that is set back makes it no longer."""
 

@@ -1,0 +1,57 @@
+"""What callers of the front door ask for, checked: which epoch they saw, which queues, how many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import InvalidArgument
+from . import values
+from .job import Job, Status
+from .ownership import EPOCH_LIMIT
+
+
+def modules(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the modules that a worker is to import."""
+    if isinstance(names, str):
+        raise InvalidArgument(f"imports is a list of modules: write [{names!r}].")
+    return tuple(values.name(name, "a module's name") for name in names)
+
+
+def queues(names: Sequence[str]) -> list[str]:
+    """Return the queues to claim from: one at least."""
+    if isinstance(names, str):
+        raise InvalidArgument(f"queues is a list of names: write [{names!r}].")
+    named = [values.name(queue, "queue") for queue in names]
+    if not named:
+        raise InvalidArgument("queues is empty, so nothing could ever be claimed: name some, or pass None for all.")
+    return named
+
+
+def seen(job: Job | str, epoch: int | None) -> tuple[str, int]:
+    """Return the job's id and the epoch that the operator saw; one or the other must say it."""
+    if isinstance(job, Job):
+        return job.id, job.epoch if epoch is None else values.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
+    if epoch is None:
+        raise InvalidArgument(
+            f"say which epoch of job {job!r} you saw: pass epoch=…, or the Job that router.job({job!r}) returns. "
+            "A job that has moved since must not be moved again by mistake."
+        )
+    return values.name(job, "a job's id"), values.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
+
+
+def note(text: str | None) -> str | None:
+    """Return an operator's note, or None."""
+    return None if text is None else values.text(text, "note")
+
+
+def limit(most: int | None) -> int | None:
+    """Return how many a reader wants at most; None for all."""
+    return None if most is None else values.whole(most, "limit", least=0, most=2**53)
+
+
+def status(named: Status | str) -> Status:
+    """Return the status of that name."""
+    try:
+        return Status(named)
+    except ValueError:
+        raise InvalidArgument(f"no status is called {named!r}: there are {', '.join(Status)}.") from None

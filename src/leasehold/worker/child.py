@@ -1,0 +1,195 @@
+"""
+What runs in a process that a worker has started: one handler at a time, until it is told to end.
+
+The main thread runs the handlers. Another one reads what the worker says; when the worker is gone, it ends everything.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any, NoReturn, cast
+
+from ..core import values
+from ..core.clock import SteadyClock
+from ..errors import InvalidArgument, StaleEpoch, StoreUnavailable
+from ..lease import Lease
+from ..store import Store
+from .handling import End, Raised, call, described, failed, settlement
+from .lifespan import Lifespan
+from .loops import Loop
+from .remote import Began, Call, Ended, Job, RemoteStore, Reply
+from .task import AnyTask, Task, Unbindable
+
+QUIET = {signal.SIGINT, signal.SIGTERM}
+
+
+def main(connection: Connection[Any, Any]) -> None:
+    """Handle what comes through *connection*, until None does."""
+    _settle_in(connection)
+    Child(connection).run()
+
+
+def _settle_in(connection: Connection[Any, Any]) -> None:
+    """Be a group of our own, which can be killed as one and which Ctrl-C at the terminal does not reach."""
+    os.setpgid(0, 0)
+    for number in QUIET:
+        # The worker is told too, and decides. Not SIG_IGN: what the handler starts would inherit that.
+        signal.signal(number, _heard)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, QUIET)
+    os.set_inheritable(connection.fileno(), False)
+
+
+def _heard(_: int, __: FrameType | None) -> None:
+    pass
+
+
+class Child:
+    """One process of a worker, from its first job to its end."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
+        self._pid = os.getpid()
+        self._sending = threading.Lock()
+        self._numbers = itertools.count()
+        self._asked: dict[int, SimpleQueue[Reply]] = {}
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._stores: dict[int, RemoteStore] = {}  # by the id of the router
+        self._lifespans: list[tuple[Lifespan, Loop]] = []
+
+    def run(self) -> None:
+        """Handle jobs until the worker says that there are no more."""
+        threading.Thread(target=self._read, name="leasehold-read", daemon=True).start()
+        while (job := self._jobs.get()) is not None:
+            self._send(self._handle(job))
+        for lifespan, loop in reversed(self._lifespans):
+            lifespan.exit()
+            loop.close()
+
+    # What the worker says
+
+    def _read(self) -> None:
+        try:
+            while True:
+                said = self._connection.recv()
+                if isinstance(said, Reply):
+                    self._asked.pop(said.number).put(said)
+                else:
+                    self._jobs.put(said)
+        finally:
+            _vanish()
+
+    def _send(self, said: object) -> None:
+        with self._sending:
+            self._connection.send(said)
+
+    def _ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        """Have the worker execute a verb of the store; return or raise what comes of it."""
+        if os.getpid() != self._pid:
+            raise InvalidArgument("a forked process cannot use the lease of its parent: use it in the handler itself.")
+        answer: SimpleQueue[Reply] = SimpleQueue()
+        number = next(self._numbers)
+        self._asked[number] = answer
+        try:
+            self._send(Call(number, verb, args, kwargs))
+        except OSError as error:
+            raise StoreUnavailable(f"the worker of this process is gone: {error}") from error
+        reply = answer.get()
+        if reply.error is not None:
+            raise reply.error
+        return reply.value
+
+    # Jobs
+
+    def _handle(self, job: Job) -> Ended:
+        try:
+            task = self._found(job)
+            store = self._store_of(task, job.url)
+        except BaseException as error:
+            text = f"task {job.task!r} cannot begin in process {os.getpid()}: {described(error)}"
+            return Ended(None, Unbindable(text), False)
+        lease = Lease(cast(Store, store), job.grant)
+        self._send(Began())
+        end = call(task, lease, cast(Any, task._router)._hooks)
+        _flush()
+        return Ended(end.document, None if end.error is None else _carried(task, lease, end), lease._settled)
+
+    def _found(self, job: Job) -> AnyTask:
+        """Return the task, from the module in which it is written."""
+        module: Any = importlib.import_module(job.module)
+        for name in job.imports:
+            importlib.import_module(name)
+        found = module
+        for part in job.qualname.split("."):
+            found = getattr(found, part, None)
+        # A name that means the function itself: `task = router.task(process=True)(function)`.
+        for task in (found, *vars(module).values()):
+            if isinstance(task, Task) and task.name == job.task:
+                return task
+        raise InvalidArgument(
+            f"module {job.module} has no task {job.task!r} at its top level: a process finds a task by its place."
+        )
+
+    def _store_of(self, task: AnyTask, url: str | None) -> RemoteStore:
+        """Return the store for the jobs of the task's router; from the first time on, that is the router's own too."""
+        router = cast(Any, task._router)
+        store = self._stores.get(id(router))
+        if store is None:
+            for name in router.imports:
+                importlib.import_module(name)
+            # So that a job which the handler adds is a child of its lease, and a memory store is the worker's.
+            own = router._store
+            router._store = store = RemoteStore(own, self._ask, _elsewhere(router.url, url))
+            try:
+                loop = Loop(1, router._hooks, SteadyClock(), lambda run, end: None)
+                lifespan = Lifespan(router._hooks, lambda: loop.loop)
+                lifespan.enter()
+            except BaseException:
+                router._store = own
+                raise
+            self._stores[id(router)] = store
+            self._lifespans.append((lifespan, loop))
+        return store
+
+
+def _elsewhere(here: str | None, there: str | None) -> str:
+    here, there = here or "memory:", there or "memory:"
+    if here == there:
+        return ""
+    mine, its = values.shown_url(here), values.shown_url(there)
+    return (
+        f"the router of this process is for {mine}, and the worker's is for {its}: a transaction needs the same "
+        "database. A process imports the module anew, so let it find the same URL there, such as in the environment."
+    )
+
+
+def _carried(task: AnyTask, lease: Lease, end: End) -> Exception:
+    """Return an error that can be sent: what it means for the job is decided here, where its class is known."""
+    error = cast(BaseException, end.error)
+    if isinstance(error, Unbindable):
+        return error
+    try:
+        return Raised(described(error), settlement(task, lease, end), StaleEpoch.find(error))
+    except Exception as failure:
+        text = "the error of the handler cannot be recorded"
+        return Raised(text, failed(task, lease, failure, text=text))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+
+
+def _vanish() -> NoReturn:
+    """End at once, with all that handlers have started: the worker is gone."""
+    os.killpg(0, signal.SIGKILL)
+    os._exit(1)

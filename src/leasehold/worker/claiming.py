@@ -1,0 +1,212 @@
+"""
+Claims jobs while there is room for them.
+
+As many as can begin at once, and, where handlers end within milliseconds, those that will have begun shortly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from ..core.clock import Clock, patience
+from ..core.job import Grant, Outcome, Settlement
+from ..errors import LeaseholdError, StoreUnavailable
+from ..process import new_claim_id, this_process
+from ..store import Store
+from .log import log
+
+MOST = 10_000  # in one claim
+WAIT_SECONDS = 1.0  # for jobs, before it looks at everything else
+LONGEST_REST_SECONDS = 5.0  # after failed claims
+_EMPTY_SECONDS = (0.005, 0.2)  # likewise where it ends when there are no more: at first, and after many in vain
+_FIRST_REST_SECONDS = 0.1
+_LAST_SECONDS = 2.0  # for a claim that is under way at the end
+_AHEAD_SECONDS = 0.025  # what is begun within this time, at the speed of the moment, is claimed ahead
+_AHEAD_MOST = 1_000
+
+
+class Slots(Protocol):
+    """What a claimer must know of its worker."""
+
+    owner: str
+    queues: Sequence[str] | None
+
+    def room(self) -> int:
+        """Return how many handlers could begin now."""
+        ...
+
+    def claims_ahead(self) -> bool:
+        """Return whether jobs may be claimed that cannot begin at once."""
+        ...
+
+    def begin(self, grants: Sequence[Grant], sent_us: int) -> None:
+        """Begin what a claim, sent at that instant, has got."""
+        ...
+
+    def is_empty(self) -> bool:
+        """Return whether nothing is in flight here."""
+        ...
+
+
+class Claimer(threading.Thread):
+    """Claims until it is told to stop, or until nothing is left, or until it cannot go on: then it tells *over*."""
+
+    def __init__(
+        self,
+        store: Store,
+        slots: Slots,
+        steady: Clock,
+        over: Callable[[BaseException | None], None],
+        *,
+        lease_us: int,
+        until_empty: bool,
+    ) -> None:
+        super().__init__(name="leasehold-claim", daemon=True)
+        self._store = store
+        self._slots = slots
+        self._steady = steady
+        self._over = over
+        self._lease_us = lease_us
+        self._until_empty = until_empty
+        self._free = threading.Event()  # a slot may have become free, or it is time to stop
+        self._stopping = False
+        self._unknown: list[tuple[str, int]] = []  # claims whose reply was lost, and when they were sent
+        self._failures = 0
+        self._in_vain = 0  # claims that have got nothing, since the last that did
+        self._pace = 0.0  # jobs that end in a second
+        self._paced_us = 0
+        self._began = 0
+        self._ended = 0
+        self.claimed_us: int | None = None  # when the store last answered
+
+    def freed(self) -> None:
+        """Look again whether there is room; cheap, since each handler calls it at its end."""
+        if not self._free.is_set():
+            self._free.set()
+
+    def stop(self) -> None:
+        """Claim no more; return when the last claim is over, or will be by itself: what it gets then, goes back."""
+        self._stopping = True
+        self._free.set()
+        left = patience(_LAST_SECONDS)
+        while self.is_alive() and left() > 0:
+            self._store.wake()  # again and again, since it may just have been about to wait
+            self.join(0.05)
+
+    def run(self) -> None:
+        """Claim on."""
+        try:
+            while not self._stopping:
+                limit = self._wait_for_room()
+                if limit > 0:
+                    self._claim(limit)
+            if self._unknown:
+                self._find()  # which hands back what it finds
+            self._over(None)
+        except BaseException as error:
+            told = isinstance(error, LeaseholdError)  # its message says it all
+            log.critical("%s cannot claim any more: %s", self._slots.owner, error, exc_info=None if told else error)
+            self._over(error)
+
+    def _wait_for_room(self) -> int:
+        """Return how many jobs to claim; 0 if it is time to stop."""
+        ahead = self._ahead()
+        while True:
+            self._free.clear()  # before the look, so that whoever frees a slot after it is noticed
+            if self._stopping:
+                return 0
+            room = self._slots.room() + ahead
+            if room >= max(ahead // 2, 1):
+                return min(room, MOST)
+            if not self._free.wait(WAIT_SECONDS):
+                with suppress(StoreUnavailable):
+                    self._store.reclaim()  # what claims would do, if there were room for one
+                ahead = 0
+
+    def _ahead(self) -> int:
+        """Return how many to claim beyond what can begin at once: none, unless handlers end within milliseconds."""
+        now, ended = self._steady.now(), self._began + self._slots.room()
+        passed = now - self._paced_us
+        if passed > 0:
+            pace = (ended - self._ended) * 1_000_000 / passed
+            self._pace = pace if pace < self._pace else (self._pace + pace) / 2
+        self._paced_us, self._ended = now, ended
+        return min(int(self._pace * _AHEAD_SECONDS), _AHEAD_MOST) if self._slots.claims_ahead() else 0
+
+    def _claim(self, limit: int) -> None:
+        """Claim up to *limit* jobs, waiting for the first one for a while, and have them begun."""
+        if self._unknown:
+            self._find()
+            return
+        claim_id, sent = new_claim_id(), self._steady.now()
+        try:
+            grants = self._store.claim(
+                self._slots.owner,
+                limit=limit,
+                queues=self._slots.queues,
+                default_lease_us=self._lease_us,
+                claim_id=claim_id,
+                process=this_process(),
+                wait_us=round(self._wait_seconds() * 1_000_000),
+            )
+        except StoreUnavailable as error:
+            # Maybe only the reply is lost: then those jobs are ours, and nobody else would begin them.
+            self._unknown.append((claim_id, sent))
+            self._rest(error)
+            return
+        self._answered()
+        self._in_vain = 0 if grants else min(self._in_vain + 1, 10)
+        self._begin(grants, sent)
+        if not grants and self._until_empty and self._slots.is_empty():
+            with suppress(StoreUnavailable):  # then the next claim will tell
+                self._stopping = self._stopping or self._nothing_left()
+
+    def _wait_seconds(self) -> float:
+        if not self._until_empty:
+            return WAIT_SECONDS
+        least, most = _EMPTY_SECONDS
+        return float(min(least * 2**self._in_vain, most))
+
+    def _find(self) -> None:
+        """Begin what claims have got whose replies were lost. That a store can be read does not say that it grants."""
+        try:
+            while self._unknown:
+                claim_id, sent = self._unknown[-1]
+                grants = self._store.claimed(claim_id)
+                self._unknown.pop()
+                self._begin(grants, sent)
+        except StoreUnavailable as error:
+            self._rest(error)
+
+    def _begin(self, grants: Sequence[Grant], sent: int) -> None:
+        if grants and self._stopping:
+            with suppress(StoreUnavailable):  # then they wait for their deadline
+                self._store.settle([Settlement(grant.spec.id, grant.epoch, Outcome.RELEASE) for grant in grants])
+        elif grants:
+            self._began += len(grants)
+            self._slots.begin(grants, sent)
+
+    def _answered(self) -> None:
+        self.claimed_us = self._steady.now()
+        if self._failures:
+            log.info("the store answers again")
+        self._failures = 0
+
+    def _rest(self, error: StoreUnavailable) -> None:
+        if not self._failures:
+            log.warning("cannot claim, and try again until the store answers: %s", error)
+        self._failures += 1
+        seconds = min(_FIRST_REST_SECONDS * 2 ** min(self._failures, 10), LONGEST_REST_SECONDS)
+        until = self._steady.now() + round(seconds * 1_000_000)
+        while not self._stopping and (left := until - self._steady.now()) > 0:
+            self._free.clear()
+            if not self._stopping:
+                self._free.wait(left / 1_000_000)
+
+    def _nothing_left(self) -> bool:
+        queues = self._slots.queues
+        unfinished = self._store.counts().queues
+        return not any(sum(found.values()) for name, found in unfinished.items() if queues is None or name in queues)

@@ -1,0 +1,196 @@
+"""Jobs run here and now, one after the other, without a worker: for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from typing import NoReturn, Protocol
+
+from ..core import asked
+from ..core.clock import Clock, SteadyClock
+from ..core.job import Job, Status
+from ..errors import InvalidArgument
+from ..lease import Lease
+from ..process import new_claim_id, this_process
+from .handling import End, call, call_async, released, settlement
+from .lifespan import Lifespan
+from .loops import Loop
+from .reporting import Reporter
+from .run import Run
+from .settling import Said, settled
+from .task import AnyTask, Kind, Unbindable
+from .worker import Shop
+
+OWNER = "drain"
+_SLICE_SECONDS = 0.5
+_MOST_FREE_RUNS = 1_000  # of one job: a handler that hands its job back spends no budget
+
+
+class Advancing(Protocol):
+    """A clock that is moved by hand."""
+
+    def now(self) -> int:
+        """Return the instant, in microseconds since 1970 (UTC)."""
+        ...
+
+    def advance(self, seconds: float) -> None:
+        """Move it forward."""
+        ...
+
+
+def drained(
+    shop: Shop,
+    clock: Clock,
+    queues: Sequence[str] | None,
+    loop: asyncio.AbstractEventLoop | None = None,
+    abandoned: Callable[[], bool] = lambda: False,
+    *,
+    advance: bool,
+    raise_errors: bool,
+) -> list[Job]:
+    """Run everything that is due; return each job as it is after each of its runs, in their order."""
+    named = None if queues is None else asked.queues(queues)
+    drain = Drain(shop, named, _advancing(clock) if advance else None, raise_errors, loop)
+    return drain.run(abandoned)
+
+
+class Drain:
+    """
+    Claims what is due, runs it and settles it, until nothing is.
+
+    Plain handlers run on the calling thread. Async ones run on *loop*, which is another thread's, or on one of their
+    own, while the caller waits: a loop that runs on the calling thread could not go on meanwhile.
+    """
+
+    def __init__(
+        self,
+        shop: Shop,
+        queues: Sequence[str] | None,
+        clock: Advancing | None,
+        raise_errors: bool,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self._shop = shop
+        self._store = shop.store
+        self._queues = queues
+        self._clock = clock
+        self._raise_errors = raise_errors
+        self._loop = Loop(1, shop.hooks, SteadyClock(), lambda _, __: None, loop)
+        self._reporter = Reporter()
+        self._free_runs: Counter[str] = Counter()
+
+    def run(self, abandoned: Callable[[], bool]) -> list[Job]:
+        """Go on until nothing is due, or nobody waits for it any more."""
+        lifespan = Lifespan(self._shop.hooks, lambda: self._loop.loop)
+        jobs: list[Job] = []
+        try:
+            lifespan.enter()
+            try:
+                while not abandoned():
+                    lease = self._claim()
+                    if lease is not None:
+                        jobs.append(self._kept(lease))
+                    elif not self._advance():
+                        break
+            finally:
+                lifespan.exit()
+        finally:
+            self._loop.close()
+        return jobs
+
+    def _claim(self) -> Lease | None:
+        grants = self._store.claim(
+            OWNER,
+            queues=self._queues,
+            default_lease_us=self._shop.lease_us,
+            claim_id=new_claim_id(),
+            process=this_process(),
+        )
+        return Lease(self._store, grants[0]) if grants else None
+
+    def _kept(self, lease: Lease) -> Job:
+        try:
+            return self._handle(lease)
+        except KeyboardInterrupt:
+            self._store.settle([released(lease)])  # refused, and nobody minds, if it was settled just before
+            raise
+
+    def _handle(self, lease: Lease) -> Job:
+        task = self._shop.tasks.get(lease.task or "")
+        if task is None:
+            what = "names no task" if lease.task is None else f"is for the task {lease.task!r}, which is unknown here"
+            self._refuse(lease, f"{what}; tasks here: {', '.join(sorted(self._shop.tasks)) or 'none'}")
+        end = self._called(task, lease)
+        error = end.error
+        if isinstance(error, Unbindable):
+            self._refuse(lease, f"has arguments that do not fit: {error}", error)
+        if isinstance(error, KeyboardInterrupt):  # not the handler's: somebody wants the test to end
+            raise error
+        said = [Said(Run(lease, task, 0, 0), settlement(task, lease, end), error)]
+        self._reporter.over(said, settled(self._store, said))
+        if error is not None and (self._raise_errors or _stops(error)):
+            raise error
+        return self._after(lease)
+
+    def _called(self, task: AnyTask, lease: Lease) -> End:
+        if task.kind is not Kind.LOOP:
+            return call(task, lease, self._shop.hooks)
+        loop, ended = self._loop.loop, None
+        try:
+            ended = asyncio.run_coroutine_threadsafe(call_async(task, lease, self._shop.hooks), loop)
+            # In slices: a signal that another thread has got does not wake who waits for a lock without end.
+            while not wait([ended], _SLICE_SECONDS).done:
+                pass
+            return ended.result()
+        except BaseException as error:  # Ctrl-C; or the loop is the caller's, and closed
+            if ended is not None:
+                ended.cancel()
+            return End(None, error)
+
+    def _refuse(self, lease: Lease, why: str, cause: Exception | None = None) -> NoReturn:
+        """Hand the job back, and raise: a worker would leave it to others, and in a test there are none."""
+        self._store.settle([released(lease)])
+        raise InvalidArgument(f"job {lease.job_id!r} {why}. It was handed back.") from cause
+
+    def _after(self, lease: Lease) -> Job:
+        job = self._store.job(lease.job_id)
+        if job.status is Status.PENDING and job.errors == lease._grant.errors:
+            self._free_runs[job.id] += 1
+            if self._free_runs[job.id] >= _MOST_FREE_RUNS:
+                raise InvalidArgument(
+                    f"job {job.id!r} has gone back {_MOST_FREE_RUNS} times in this drain without spending a budget, "
+                    "and might go on for ever: what its handler waits for does not come."
+                )
+        return job
+
+    def _advance(self) -> bool:
+        """Move the clock to the next instant at which a job becomes due; return whether there is one."""
+        clock = self._clock
+        if clock is None:
+            return False
+        now = clock.now()
+        pending = self._store.jobs(status=Status.PENDING)
+        due = [job.run_us for job in pending if self._queues is None or job.queue in self._queues]
+        later = [instant for instant in due if instant > now]
+        if not later:
+            return False  # what is due and cannot be claimed waits for a key that somebody else holds
+        clock.advance((min(later) - now) / 1_000_000)
+        if clock.now() < min(later):
+            raise InvalidArgument(f"{clock!r} was advanced to the next job, and does not show that time.")
+        return True
+
+
+def _stops(error: BaseException) -> bool:
+    """Return whether *error* is for whoever runs the test, such as pytest's own for a failed or skipped one."""
+    return not isinstance(error, Exception | SystemExit | asyncio.CancelledError)
+
+
+def _advancing(clock: Clock) -> Advancing:
+    if not callable(getattr(clock, "advance", None)):
+        raise InvalidArgument(
+            f"drain(advance=True) moves the clock to what is due next, and {type(clock).__name__} has no advance(): "
+            "use a router with Router(clock=ManualClock()), or router.override(clock=ManualClock())."
+        )
+    return clock  # type: ignore[return-value]  # as was just seen

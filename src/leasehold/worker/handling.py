@@ -1,0 +1,160 @@
+"""
+How a handler is called, and what its end says about the job.
+
+The same for a thread, an event loop, a process of its own and `router.drain`.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from contextvars import copy_context
+from typing import Any, NamedTuple
+
+from ..core import values
+from ..core.job import Outcome, Settlement, completion
+from ..errors import StaleEpoch
+from ..lease import Lease, _current
+from .hooks import Hooks
+from .log import log
+from .task import Task, Unbindable
+
+_FRAMES = 12  # of a traceback, beginning with the innermost
+_TEXT = 8_000
+_UNBOUND_SECONDS = 60.0  # the longest rest of a job that this worker cannot handle
+
+
+class End(NamedTuple):
+    """How a handler ended: with a result, as JSON text, or with an error."""
+
+    document: str | None
+    error: BaseException | None = None
+
+
+class Crashed(Exception):
+    """The process of a handler has ended by itself. The text says how."""
+
+
+class Raised(Exception):
+    """An error in the process of a handler: as text, and as what it *said* about the job where its class was known."""
+
+    def __init__(self, text: str, said: Settlement | None, refusal: StaleEpoch | None = None) -> None:
+        super().__init__(text)
+        self.said = said
+        self.__cause__ = refusal
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Raised, (self.args[0], self.said, self.__cause__)
+
+
+def call(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
+    """Call a plain handler, inside its hooks, and return how it ended. Nothing is raised but what stops the thread."""
+    return copy_context().run(_call, task, lease, hooks)
+
+
+def _call(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
+    _current.set(lease)
+    try:
+        arguments = task.arguments(lease._grant.spec.document)
+        if hooks.around:
+            value = None
+            with hooks.entered(lease):
+                value = task.function(lease, **arguments) if task.takes_lease else task.function(**arguments)
+        else:
+            value = task.function(lease, **arguments) if task.takes_lease else task.function(**arguments)
+        return End("null" if value is None else task.encode_result(value))
+    except BaseException as error:
+        return End(None, _own(error))
+
+
+async def call_async(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
+    """Call an async handler likewise. The caller gives it a context of its own."""
+    _current.set(lease)
+    try:
+        arguments = task.arguments(lease._grant.spec.document)
+        if hooks.around_async:
+            value = None
+            async with hooks.entered_async(lease):
+                value = await (task.function(lease, **arguments) if task.takes_lease else task.function(**arguments))
+        else:
+            value = await (task.function(lease, **arguments) if task.takes_lease else task.function(**arguments))
+        return End("null" if value is None else task.encode_result(value))
+    except BaseException as error:
+        return End(None, _own(error))
+
+
+def _own(error: BaseException) -> BaseException:
+    """Return *error* with the user's frames: its traceback begins where the handler does."""
+    trace = error.__traceback__
+    return error.with_traceback(trace.tb_next) if trace is not None and trace.tb_next is not None else error
+
+
+def settlement(task: Task[..., ..., Any], lease: Lease, end: End) -> Settlement | None:
+    """
+    Return what the end of a handler says about its job, or None if the store must be asked.
+
+    That is so when the handler has settled the job itself, inside a transaction that may have rolled back, when it was
+    refused, and when its process has crashed.
+    """
+    document, error = end
+    if error is None:
+        if lease._settled is not False:
+            return None
+        return completion(lease._grant, document)
+    if lease._settled is True or (isinstance(error, StaleEpoch) and _is_of(error, lease)):
+        return None
+    if isinstance(error, Crashed):
+        return None
+    if isinstance(error, Raised):
+        return error.said
+    if isinstance(error, Unbindable):
+        return released(lease, unbound_delay(lease))
+    return failed(task, lease, error)
+
+
+def failed(task: Task[..., ..., Any], lease: Lease, error: BaseException, text: str | None = None) -> Settlement:
+    """Return what records an error of the handler, with its back-off."""
+    grant = lease._grant
+    return Settlement(
+        grant.spec.id,
+        grant.epoch,
+        Outcome.FAIL,
+        error=text or described(error),
+        retry=not isinstance(error, task.final),
+        delay_us=values.microseconds(_delay(task, lease, error), "delay", zero=True),
+    )
+
+
+def released(lease: Lease, delay_seconds: float = 0) -> Settlement:
+    """Return what hands the job back, its budgets untouched."""
+    delay = values.microseconds(delay_seconds, "delay", zero=True)
+    return Settlement(lease.job_id, lease.epoch, Outcome.RELEASE, delay_us=delay)
+
+
+def unbound_delay(lease: Lease) -> float:
+    """Return how long a job rests that this worker does not know how to handle: another may, or a later deploy."""
+    return float(min(2.0 ** min(lease.attempt, 16), _UNBOUND_SECONDS) * random.uniform(0.5, 1.0))
+
+
+def described(error: BaseException) -> str:
+    """Return what is kept of an error: its name and message, and where it was raised."""
+    said = "".join(traceback.format_exception_only(error)).strip()
+    where = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-_FRAMES:])).rstrip()
+    text = f"{said[:_TEXT]}\n{where}"[: 2 * _TEXT].rstrip()
+    return values.text(text.encode("utf-8", "backslashreplace").decode(), "error")
+
+
+def _delay(task: Task[..., ..., Any], lease: Lease, error: BaseException) -> float:
+    errors = lease._grant.errors + 1
+    if task.delay is not None:
+        try:
+            delay = float(task.delay(errors, error))
+            values.microseconds(delay, "delay", zero=True)
+            return delay
+        except BaseException:  # a SystemExit there would end a thread that others need
+            log.exception("the delay function of task %r failed; its job waits as if there were none", task.name)
+    return lease.retry.delay(errors, random.random())
+
+
+def _is_of(refusal: StaleEpoch, lease: Lease) -> bool:
+    return refusal.job_id == lease.job_id and refusal.presented == lease.epoch

@@ -1,0 +1,360 @@
+"""Handlers in processes of their own: every `def` with `process=True`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ..core.clock import Clock, patience
+from ..errors import InvalidArgument, LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
+from ..lease import Lease
+from ..store import Store
+from .handling import Crashed, End
+from .hooks import Hooks
+from .log import log
+from .remote import VERBS, Began, Call, Ended, Job, Reply
+from .run import Run
+from .task import Unbindable
+
+if TYPE_CHECKING:
+    from .spawning import Spawned  # which costs an import that many a worker does without
+
+
+IDLE_SECONDS = 60.0  # then a process that has nothing to do ends
+_BEGIN_SECONDS = 60.0  # for a process to begin and import what it needs
+_END_SECONDS = 2.0
+
+
+class Killed(Exception):
+    """The worker has killed the process of the handler."""
+
+
+class Processes:
+    """
+    Up to *most* processes, begun when they are needed and used again. Each has a thread here that looks after it.
+
+    Whatever happens to a process, the run that it had is told to *ended*, once.
+    """
+
+    def __init__(self, most: int, steady: Clock, ended: Callable[[Run, End], None]) -> None:
+        self.steady = steady
+        self._most = most
+        self._ended = ended
+        self._lock = threading.Lock()  # for all that follows, and who has which run
+        self._waiting: deque[Run] = deque()
+        self._places: list[_Place] = []
+        self._idle: list[_Place] = []  # the last one is asked first
+        self._closing = False
+        _refuse_in_an_import()
+
+    def start(self, runs: Sequence[Run]) -> None:
+        """Begin each of *runs* as soon as there is room."""
+        with self._lock:
+            self._waiting.extend(runs)
+            for _ in runs:
+                if self._idle:
+                    self._idle.pop().wake()
+                elif len(self._places) < self._most:
+                    self._places.append(_Place(self))
+
+    def stop(self, run: Run) -> bool:
+        """Kill the process that handles *run*."""
+        with self._lock:
+            place: _Place | None = run.handle
+            unbegun = place is None and run.first()
+            if place is not None and place.run is run:
+                place.kill()
+        if unbegun:
+            self._ended(run, End(None, Killed("it had not begun")))
+        return True
+
+    def close(self) -> None:
+        """End every process; one that does not end is killed."""
+        with self._lock:
+            self._closing = True
+            places = list(self._places)
+            for place in places:
+                place.wake()
+        left = patience(_END_SECONDS)
+        for place in places:
+            place.thread.join(max(left(), 0))
+        for place in places:
+            if place.thread.is_alive():
+                with self._lock:
+                    place.kill()
+                place.thread.join(_END_SECONDS)
+
+    # For the threads
+
+    def next(self, place: _Place, *, patient: bool) -> Run | None:
+        """Return the next run for *place*, or None, when it is idle from now on, or no longer here."""
+        with self._lock:
+            if place in self._idle:
+                self._idle.remove(place)
+            while self._waiting:
+                run = self._waiting.popleft()
+                if run.first():
+                    run.handle = place
+                    place.run = run
+                    return run
+            if self._closing or not patient:
+                self._places.remove(place)
+                place.is_over = True
+            else:
+                # Rather one that has a process.
+                self._idle.insert(len(self._idle) if place.has_process else 0, place)
+        return None
+
+    def leave(self, place: _Place) -> None:
+        """Have nobody wake *place* any more."""
+        with self._lock:
+            place.is_over = True
+            for places in (self._places, self._idle):
+                if place in places:
+                    places.remove(place)
+
+    def over(self, place: _Place, run: Run, end: End) -> None:
+        """Tell the end of *run*; the place is free before that, since the next run may come at once."""
+        with self._lock:
+            place.run = None
+            place.is_killed = False
+            self._idle.insert(len(self._idle) if place.has_process else 0, place)
+        self._ended(run, end)
+
+    def killing(self, place: _Place) -> bool:
+        """Return whether the run of *place* was stopped."""
+        with self._lock:
+            return place.is_killed
+
+
+class _Place:
+    """A thread, and the process that it looks after, if it has one at the moment."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._all = processes
+        self._process: Spawned | None = None
+        self._store: Store | None = None
+        self._woken, self._wake = os.pipe()
+        self.run: Run | None = None
+        self.is_killed = False
+        self.is_over = False
+        self.thread = threading.Thread(target=self._live, name="leasehold-process", daemon=True)
+        self.thread.start()
+
+    # From other threads, which hold the lock and know that it is not over
+
+    @property
+    def has_process(self) -> bool:
+        """Whether there is a process, which may have a run or not."""
+        return self._process is not None
+
+    def wake(self) -> None:
+        """Look whether there is something to do."""
+        os.write(self._wake, b"!")
+
+    def kill(self) -> None:
+        """Kill the process; if it is only about to begin, then."""
+        self.is_killed = True
+        process = self._process  # which its thread may just be burying
+        if process is not None:
+            process.kill()
+
+    # On its thread
+
+    def _live(self) -> None:
+        try:
+            patient = True
+            while not self.is_over:
+                run = self._all.next(self, patient=patient)
+                if run is not None:
+                    self._all.over(self, run, self._ended(run))
+                elif not self.is_over:
+                    patient = self._rest()
+            self._end()
+        except Exception:
+            log.exception("cannot look after a process of handlers any more, so another thread will")
+            if self._process is not None:
+                self._process.kill()
+                with suppress(Exception):
+                    self._buried()
+        finally:
+            self._all.leave(self)
+            os.close(self._woken)
+            os.close(self._wake)
+
+    def _rest(self) -> bool:
+        """Wait for something to do; return False if nothing came for long."""
+        from .spawning import wait
+
+        process = self._process
+        if process is None:
+            woken = bool(wait([self._woken], IDLE_SECONDS))
+            said = dead = False
+        else:
+            said, dead, woken = process.ready([self._woken], seconds=IDLE_SECONDS)
+        if woken:
+            os.read(self._woken, 4096)
+        if process is not None and (said or dead) and self._heard(process, None, said=said) is False:
+            log.warning("an idle process of handlers %s", self._buried())
+        return said or dead or woken
+
+    def _ended(self, run: Run) -> End:
+        """Return how *run* ended, in every case."""
+        try:
+            return self._handled(run)
+        except Exception as error:
+            log.exception("cannot go on with %r", run)
+            if self._process is not None:
+                self._process.kill()
+                self._buried()
+            return End(None, error)
+
+    def _handled(self, run: Run) -> End:
+        """Have *run* handled by the process, or by a new one; return how it ended."""
+        if self._process is not None:
+            end = self._begun(run, self._process)
+            if end is not None or self._all.killing(self):
+                return end or End(None, Killed("the worker has killed the process of the handler"))
+            log.warning("an idle process of handlers has ended before it could begin %r; another one does", run)
+        try:
+            from .spawning import Spawned
+
+            self._process = Spawned()
+        except Exception as error:
+            log.error("cannot begin a process for %r", run, exc_info=error)
+            return End(None, Unbindable(f"a process for task {run.task.name!r} cannot be begun: {error}"))
+        if self._all.killing(self):
+            self._process.kill()
+        end = self._begun(run, self._process)
+        return end or End(None, Unbindable(self._unready))
+
+    _unready = ""
+
+    def _begun(self, run: Run, process: Spawned) -> End | None:
+        """Have *run* handled; return how it ended, or None if the process ended before the handler began."""
+        lease, task = run.lease, run.task
+        self._store = lease._store
+        router: Any = task._router
+        process.send(Job(task.name, task.module, task.qualname, lease._grant, router.url, _modules(router._hooks)))
+        while True:
+            said, dead, _ = process.ready(seconds=_BEGIN_SECONDS if run.began_us is None else None)
+            if not (said or dead):
+                process.kill()
+                continue
+            heard = self._heard(process, run, said=said)
+            if isinstance(heard, Ended):
+                lease._settled = heard.settled
+                return End(heard.document, heard.error)
+            if heard is False:
+                return self._died(run)
+
+    def _died(self, run: Run) -> End | None:
+        how = self._buried()
+        if self._all.killing(self):
+            return End(None, Killed("the worker has killed the process of the handler"))
+        if run.began_us is None:
+            self._unready = (
+                f"the process for task {run.task.name!r} {how} before the handler began; what it said is on stderr. "
+                'If that is about the main module: what runs there belongs under `if __name__ == "__main__":`.'
+            )
+            log.error("job %r: %s", run.lease.job_id, self._unready)
+            return None
+        return End(None, Crashed(f"the process of the handler {how}"))
+
+    def _heard(self, process: Spawned, run: Run | None, *, said: bool) -> Any:
+        """Act on what the process has said: return it, or False if it is dead."""
+        if not said:
+            return False
+        try:
+            heard = process.receive()
+        except EOFError as error:
+            if str(error):
+                log.error("cannot understand a process of handlers, which is killed: %s", error, exc_info=error)
+            process.kill()  # in case that it has only closed everything
+            return False
+        if isinstance(heard, Began) and run is not None:
+            run.began_us = self._all.steady.now()
+        elif isinstance(heard, Call):
+            process.send(self._answer(heard, run))
+        return heard
+
+    def _answer(self, call: Call, run: Run | None) -> Reply:
+        """Execute a verb of the store for the process."""
+        try:
+            if call.verb not in VERBS or self._store is None:
+                raise InvalidArgument(f"a store has no verb {call.verb!r}.")
+            value = getattr(self._store, call.verb)(*call.args, **call.kwargs)
+        except Exception as error:
+            if run is not None:
+                _refused(run.lease, call, error)
+            return Reply(call.number, None, _sendable(error))
+        if run is not None and call.verb in ("check", "renew", "progress", "settle"):
+            _noted(run.lease, call.verb, [*call.args, *call.kwargs.values()][0], value)
+        return Reply(call.number, value)
+
+    def _buried(self) -> str:
+        from .spawning import how
+
+        process, self._process = self._process, None
+        return how(process.reap()) if process is not None else "has ended"
+
+    def _end(self) -> None:
+        """Have the process end, and kill it if it does not."""
+        process = self._process
+        if process is None:
+            return
+        process.end()
+        left: Callable[[], float] | None = patience(_END_SECONDS)
+        while True:
+            said, dead, _ = process.ready(seconds=None if left is None else max(left(), 0))
+            if not (said or dead):
+                process.kill()
+                left = None
+            elif self._heard(process, None, said=said) is False:
+                break
+        self._buried()
+
+
+def _modules(hooks: Hooks) -> tuple[str, ...]:
+    """Return the modules whose import gives a router its hooks."""
+    return tuple(dict.fromkeys(hook.__module__ for hook in (*hooks.around, *hooks.lifespans)))
+
+
+def _noted(lease: Lease, verb: str, items: Sequence[Any], replies: Sequence[Any]) -> None:
+    """Let the worker's lease know what it would know if the verb had been its own."""
+    for item, reply in zip(items, replies, strict=True):
+        if tuple(item[:2] if verb == "check" else (item.job_id, item.epoch)) != (lease.job_id, lease.epoch):
+            continue
+        if isinstance(reply, StaleEpoch | UnknownJob):
+            lease._lost = True
+        elif verb == "progress":
+            lease._moves += 1
+        elif verb == "renew":
+            lease._expires_us = reply
+
+
+def _refused(lease: Lease, call: Call, error: Exception) -> None:
+    if isinstance(error, StaleEpoch | UnknownJob) and call.args[:2] == (lease.job_id, lease.epoch):
+        lease._lost = True
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return the error, or one that says the same and can be read in another process."""
+    if isinstance(error, LeaseholdError) or type(error).__module__ == "builtins":
+        return error
+    return StoreUnavailable(f"{type(error).__name__}: {error}")
+
+
+def _refuse_in_an_import() -> None:
+    """Refuse to work in a process of handlers that is only importing the main module."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and getattr(process.current_process(), "_inheriting", False):
+        raise InvalidArgument(
+            "a worker was started while a process of handlers imports the main module: "
+            'put what the program does under `if __name__ == "__main__":`.'
+        )

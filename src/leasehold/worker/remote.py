@@ -1,0 +1,92 @@
+"""
+What a worker and its handlers' processes say to each other, and the store as such a process sees it.
+
+A handler in a process of its own has no connection to the store: its verbs are executed by the worker, which holds the
+lease. Only a transaction is opened in the process itself, since its rows are written there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..core.job import Grant
+from ..errors import InvalidArgument
+from ..store import Store, Transactions
+
+# Every verb of the contract, but for those that are about a store object of one's own.
+VERBS = frozenset(
+    name for name, verb in vars(Store).items() if callable(verb) and not name.startswith("_")
+) - {"close", "wake"}  # fmt: skip
+
+
+class Job(NamedTuple):
+    """To the process: run this handler for this lease."""
+
+    task: str
+    module: str
+    qualname: str
+    grant: Grant
+    url: str | None  # of the worker's router
+    imports: tuple[str, ...]  # modules with its hooks
+
+
+class Reply(NamedTuple):
+    """To the process: how a call came out."""
+
+    number: int
+    value: Any
+    error: BaseException | None = None
+
+
+class Call(NamedTuple):
+    """From the process: execute a verb of the store."""
+
+    number: int
+    verb: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Began(NamedTuple):
+    """From the process: the handler has been found, and begins now."""
+
+
+class Ended(NamedTuple):
+    """From the process: the handler's result, as JSON text, or its error, and whether it has settled the job."""
+
+    document: str | None
+    error: Exception | None
+    settled: bool | None
+
+
+class RemoteStore:
+    """The worker's store, in a process of a handler; `transactions` are of the process's *own* store, opened on use."""
+
+    def __init__(self, own: Store, ask: Callable[..., Any], elsewhere: str = "") -> None:
+        self.own = own
+        self._ask = ask
+        self._elsewhere = elsewhere  # why there are no transactions
+
+    @property
+    def transactions(self) -> Transactions | None:
+        """The verbs inside a transaction, on a connection of this process."""
+        if self._elsewhere:
+            raise InvalidArgument(self._elsewhere)
+        return self.own.transactions
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a verb, which the worker executes; what is not part of the contract is the own store's."""
+        if name not in VERBS:
+            return getattr(self.own, name)
+        return functools.partial(self._verb, name)
+
+    def _verb(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        refuse = getattr(self.own, "refuse_inside", None)
+        if refuse is not None and verb not in _READS:
+            refuse()
+        return self._ask(verb, *args, **kwargs)
+
+
+_READS = {"check", "claimed", "lease", "job", "jobs", "ownerships", "effects", "events", "counts", "verify"}

@@ -1,0 +1,34 @@
+"""What a job has come to, for whoever waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..core import values
+from ..core.clock import patience
+from ..core.job import Job, Status
+from ..core.lifecycle import FINISHED
+from ..errors import JobFailed, NotFinished
+from .task import AnyTask
+
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.005, 0.25
+
+
+def result_of(job: Job, tasks: Mapping[str, AnyTask]) -> Any:
+    """Return the job's result, as its task's return annotation has it if the task is known; raise if there is none."""
+    if job.status is Status.DONE:
+        task = tasks.get(job.task or "")
+        return job.result if task is None else task.decode_result(job.result_document)
+    if job.status in FINISHED:
+        raise JobFailed(job.id, status=job.status, error=job.last_error, errors=job.errors)
+    raise NotFinished(job.id, status=job.status)
+
+
+def pauses(wait_seconds: float) -> Iterator[float]:
+    """Yield the pauses between two looks, each longer than the one before, until *wait_seconds* are over."""
+    left = patience(values.microseconds(wait_seconds, "wait_seconds", zero=True) / 1_000_000)
+    pause = _SHORTEST_SECONDS
+    while (rest := left()) > 0:
+        yield min(pause, rest)
+        pause = min(2 * pause, _LONGEST_SECONDS)

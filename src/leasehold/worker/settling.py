@@ -1,0 +1,212 @@
+"""
+The group commit: what many handlers have said is settled in one transaction.
+
+A job whose settlement waits here is still in flight, and its lease is renewed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..core.clock import FAR, Clock
+from ..core.job import Progress, Settlement
+from ..errors import Settled, StoreUnavailable
+from ..store import Refusal, Renewal, Store
+from .handling import Crashed, failed
+from .log import log
+from .run import Run
+
+_MOST = 1_000  # in one transaction
+_REST_US = 50_000
+_LONGEST_REST_US = 2_000_000
+_LAST_REST_SECONDS = 0.01
+
+
+class Said(NamedTuple):
+    """What a run's end says; without a settlement, the handler has settled the job itself, and the store is asked."""
+
+    run: Run
+    settlement: Settlement | None
+    error: BaseException | None = None
+
+
+Answers = list["Refusal | Exception | None"]
+
+
+class Settler(threading.Thread):
+    """Settles what it is given, and tells *over* once it is committed or refused."""
+
+    def __init__(
+        self, store: Store, steady: Clock, over: Callable[[list[Said], Answers], None], is_empty: Callable[[], bool]
+    ) -> None:
+        super().__init__(name="leasehold-settle", daemon=True)
+        self._store = store
+        self._steady = steady
+        self._over = over
+        self._is_empty = is_empty  # nothing is in flight: nobody has anything left to say
+        self._said: deque[Said] = deque()
+        self._parts: deque[list[Said]] = deque()  # what the store did not take yet
+        self._waits = threading.Event()  # set: somebody has said something, or it is to end
+        self._pause = threading.Condition()
+        self._rest = _REST_US
+        self._ending = False
+        self._given_up = False
+        self.failing = False  # the store does not answer
+
+    def put(self, said: Said) -> None:
+        """Have this settled soon."""
+        self._said.append(said)
+        # It clears the event before it looks at what was said, so a look at the event is enough.
+        if not self._waits.is_set():
+            self._waits.set()
+
+    def close(self, seconds: float) -> bool:
+        """Settle what is left, for at most *seconds*; return whether that is everything."""
+        self._ending = True
+        self._waits.set()
+        self._wake()
+        self.join(seconds)
+        settled = not self.is_alive()
+        self._given_up = True
+        self._wake()
+        return settled
+
+    def run(self) -> None:
+        """Settle until the end."""
+        while not self._given_up:
+            if not self._parts:
+                # At the end somebody may be about to say something, who is no longer executing.
+                self._waits.wait(_LAST_REST_SECONDS if self._ending else None)
+            ending = self._ending
+            self._waits.clear()
+            self._round()
+            if ending and not self._parts and self._is_empty():
+                return
+
+    def _round(self) -> None:
+        """Settle everything, until the store does not answer; then leave the rest for later, and wait a while."""
+        for turn in itertools.count():
+            batch = self._next(late=turn % 2 == 1)
+            if not batch:
+                return
+            try:
+                self._commit(batch)
+            except StoreUnavailable as error:
+                self._later(batch, error)
+                return
+            self._rest = _REST_US
+            if self.failing:
+                self.failing = False
+                log.info("the store answers again")
+
+    def _next(self, *, late: bool) -> list[Said]:
+        """Return what to settle next: in turns what is new and what had to wait, so that neither keeps the other."""
+        if self._parts and (late or not self._said):
+            return self._parts.popleft()
+        return self._taken()
+
+    def _taken(self) -> list[Said]:
+        said = self._said
+        return [said.popleft() for _ in range(min(len(said), _MOST))]
+
+    def _commit(self, batch: list[Said]) -> None:
+        try:
+            answers = settled(self._store, batch)
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            if len(batch) > 1:  # one that cannot be settled must not keep the others
+                self._parts.extend([said] for said in batch)
+                return
+            log.error("cannot settle %r, which now waits to be reclaimed", batch[0].run, exc_info=error)
+            answers = [error]
+        self._over(batch, answers)
+
+    def _later(self, batch: list[Said], error: StoreUnavailable) -> None:
+        # Whether it was committed is not known. The same settlement again changes nothing if it was.
+        if not self.failing:
+            log.warning("the store does not answer, so %d settlements wait: %s", len(batch), error)
+        self.failing = True
+        # Maybe only one of them collides, with a lock that somebody else holds: it must not keep the others for long.
+        middle = len(batch) // 2
+        self._parts.extend(part for part in (batch[:middle], batch[middle:]) if part)
+        with self._pause:
+            if not self._given_up:
+                self._steady.wait(self._pause, self._steady.now() + self._rest)
+        self._rest = min(2 * self._rest, _LONGEST_REST_US)
+
+    def _wake(self) -> None:
+        with self._pause:
+            self._pause.notify_all()
+
+
+def settled(store: Store, batch: list[Said]) -> Answers:
+    """
+    Settle what the ends of many runs say, and return the refusals.
+
+    Where a handler says that it has settled its job, and the store knows nothing of that, the batch then says so.
+    """
+    answers: Answers = [None] * len(batch)
+    asked = [number for number, said in enumerate(batch) if said.settlement is None]
+    crashed = [number for number in asked if isinstance(batch[number].error, Crashed)]
+    if crashed:
+        _reclaim(store, batch, answers, crashed)
+        asked = [number for number in asked if number not in crashed]
+    if asked:
+        _confirm(store, batch, answers, asked)
+    settlements = [said.settlement for said in batch if said.settlement is not None]
+    replies = iter(store.settle(settlements) if settlements else ())
+    return [answer if said.settlement is None else next(replies) for said, answer in zip(batch, answers, strict=True)]
+
+
+def _confirm(store: Store, batch: list[Said], answers: Answers, asked: list[int]) -> None:
+    """Ask the store about jobs whose handlers have settled them; where it knows nothing of that, fail them."""
+    leases = [batch[number].run.lease for number in asked]
+    refusals = store.check([(lease.job_id, lease.epoch) for lease in leases])
+    for number, refusal in zip(asked, refusals, strict=True):
+        if refusal is None:
+            run, _, error = batch[number]
+            batch[number] = Said(run, _unsettled(run, error), error)
+        elif not isinstance(refusal, Settled):
+            answers[number] = refusal
+
+
+def _reclaim(store: Store, batch: list[Said], answers: Answers, crashed: list[int]) -> None:
+    """Have the store take back jobs whose processes have crashed: their leases are made to expire at once."""
+    for first in (True, False, False):  # a renewal that was under way may come in between
+        for number in crashed:
+            batch[number].run.renew_us = FAR
+        leases = [batch[number].run.lease for number in crashed]
+        replies = store.renew([Renewal(lease.job_id, lease.epoch, 1) for lease in leases])
+        current = []
+        for number, reply in zip(crashed, replies, strict=True):
+            if isinstance(reply, int):
+                current.append(number)
+            elif first:  # else it was taken back meanwhile, as it should be
+                answers[number] = reply
+        if first and current:
+            store.progress([_note(batch[number]) for number in current])
+        taken = {(ended.job_id, ended.epoch) for ended in store.reclaim()} if current else set()
+        crashed = [number for number in current if _holder(batch[number]) not in taken]
+        if not crashed:
+            return
+
+
+def _holder(said: Said) -> tuple[str, int]:
+    return said.run.lease.job_id, said.run.lease.epoch
+
+
+def _note(said: Said) -> Progress:
+    """Return what tells an operator of a crash: a reclaim says only that time was over."""
+    return Progress(*_holder(said), note=str(said.error))
+
+
+def _unsettled(run: Run, error: BaseException | None) -> Settlement:
+    if error is not None:
+        return failed(run.task, run.lease, error)
+    text = "the handler settled the job in a transaction of its own, which did not commit"
+    return failed(run.task, run.lease, RuntimeError(text), text=text)

@@ -1,0 +1,54 @@
+"""Handlers on threads: every `def` without `process=True`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+
+from ..core.clock import Clock
+from .handling import End, call
+from .hooks import Hooks
+from .run import Run
+
+
+class Threads:
+    """Up to *most* threads, started when they are needed. None of them can be stopped from outside."""
+
+    def __init__(self, most: int, hooks: Hooks, steady: Clock, ended: Callable[[Run, End], None]) -> None:
+        self._most = most
+        self._hooks = hooks
+        self._steady = steady
+        self._ended = ended
+        self._runs: SimpleQueue[Run | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._given = 0
+
+    def start(self, runs: Iterable[Run]) -> None:
+        """Have each of *runs* handled as soon as a thread is free."""
+        for run in runs:
+            self._given += 1
+            self._runs.put(run)
+        while len(self._threads) < min(self._given, self._most):
+            self._add()
+
+    def _add(self) -> None:
+        thread = threading.Thread(target=self._serve, name=f"leasehold-handler-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        now, hooks, ended = self._steady.now, self._hooks, self._ended
+        while (run := self._runs.get()) is not None:
+            if run.first():
+                run.began_us = now()
+                ended(run, call(run.task, run.lease, hooks))
+
+    def stop(self, run: Run) -> bool:
+        """Return False: a thread cannot be stopped. Its lease tells it, and the store refuses it."""
+        return False
+
+    def close(self) -> None:
+        """Let every thread go once it has nothing left to do."""
+        for _ in self._threads:
+            self._runs.put(None)

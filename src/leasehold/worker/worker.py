@@ -1,0 +1,482 @@
+"""
+The worker: claim → run → settle.
+
+    claim      claiming: while there is room, in batches
+    run        threads, loops, processes: one module for each kind of handler
+    settle     settling: what many handlers have said, in one transaction
+    meanwhile  keeping: leases are renewed, and noticed to be lost
+
+This module has the decisions. Whatever ends a run takes it out of `_executing`, and only who succeeds in that may
+have it settled: so each is settled once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+from ..aio import abandonable
+from ..core import values
+from ..core.clock import FAR, Clock, SteadyClock
+from ..core.job import Grant, Settlement
+from ..errors import InvalidArgument, Settled
+from ..lease import Lease
+from ..store import Refusal, Store
+from .claiming import LONGEST_REST_SECONDS, MOST, WAIT_SECONDS, Claimer
+from .handling import End, failed, released, settlement, unbound_delay
+from .hooks import Hooks
+from .keeping import Renewer, Watch
+from .lifespan import Lifespan
+from .log import log
+from .loops import Loop
+from .processes import Processes
+from .reporting import Reporter, Tally
+from .run import Run
+from .settling import Said, Settler
+from .signals import signals
+from .task import AnyTask, Kind
+from .threads import Threads
+
+_NOBODY: Any = None  # the task of a job that only goes back
+# With a grace of 25 seconds, all of this is over before Kubernetes' 30.
+_CLEAN_UP_SECONDS = 1.5  # for handlers that were told to stop at the end
+_LAST_SECONDS = 1.5  # for settlements, at the end
+
+
+class Shop(NamedTuple):
+    """What a router gives its workers."""
+
+    store: Store
+    tasks: Mapping[str, AnyTask]
+    hooks: Hooks
+    lease_us: int
+
+
+class Executor(Protocol):
+    """One kind of place where handlers run."""
+
+    def start(self, runs: Sequence[Run]) -> None:
+        """Begin each as soon as there is room; its end is told to the worker once."""
+        ...
+
+    def stop(self, run: Run) -> bool:
+        """Stop the handler where that can be done; return whether it can."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; handlers have ended or are not waited for."""
+        ...
+
+
+class Health(NamedTuple):
+    """Whether a worker consumes, and if not, why."""
+
+    consuming: bool
+    why: str
+    claimed_seconds: float | None  # since the store last answered a claim
+    running: int
+    free: int
+
+
+class Worker:
+    """
+    Claims jobs, runs the handlers of their tasks and settles them, from `start` to `stop`.
+
+    Use it as a context manager, sync or async, or call `run`. It works in the background, on threads of its own, and
+    installs no signal handlers unless `run` is asked to.
+    """
+
+    def __init__(
+        self,
+        shop: Shop,
+        *,
+        concurrency: int = 16,
+        queues: Sequence[str] | None = None,
+        name: str | None = None,
+        grace_seconds: float = 25.0,
+        steady: Clock | None = None,
+    ) -> None:
+        self.owner = _unique(values.optional_name(name, "a worker's name") or socket.gethostname())
+        self.concurrency = values.whole(concurrency, "concurrency", least=1, most=MOST)
+        self.queues = queues
+        self._shop = shop
+        self._store = shop.store
+        self._grace_us = values.microseconds(grace_seconds, "grace_seconds", zero=True)
+        self._steady = steady or SteadyClock()
+        self._reporter = Reporter()
+        self._stopping = threading.RLock()  # held by the one that stops it
+        self._in_flight: dict[int, Run] = {}  # from the claim until the store has confirmed the settlement, by epoch
+        self._executing: dict[int, Run] = {}  # from the claim until it is decided what is settled
+        self._outlived: dict[int, Run] = {}  # decided, and the handler still runs: its slot is not free
+        self._outliving = threading.Lock()  # two who notice the same must not undo each other's step
+        self._changed = threading.Event()  # a run has ended, or somebody is in a hurry
+        self._desk: SimpleQueue[str] = SimpleQueue()  # what `run` waits for; a signal handler may put into it
+        self._started = False
+        self._started_us = 0
+        self._hurried = False
+        self._failure: BaseException | None = None
+        self.unsettled = 0  # after `stop`: jobs that the store did not let us settle
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.owner!r} {len(self._executing)} of {self.concurrency}>"
+
+    # From start to stop
+
+    def start(self, *, loop: asyncio.AbstractEventLoop | None = None, until_empty: bool = False) -> None:
+        """Begin to work, in the background; async handlers run on *loop*, or on a loop of the worker's own."""
+        if self._started:
+            raise InvalidArgument("this worker has been started before: make another one.")
+        self._started_us = self._steady.now()
+        steady, hooks, most = self._steady, self._shop.hooks, self.concurrency
+        loops = Loop(most, hooks, steady, self._ended, loop)
+        self._kinds: dict[Kind, Executor] = {
+            Kind.THREAD: Threads(most, hooks, steady, self._ended),
+            Kind.LOOP: loops,
+            Kind.PROCESS: Processes(most, steady, self._ended),
+        }
+        self._settler = Settler(self._store, steady, self._over, self.is_empty)
+        self._renewer = Renewer(self._store, steady, self._in_flight, self)
+        self._watch = Watch(steady, self._in_flight, self)
+        self._claimer = Claimer(
+            self._store, self, steady, self._claimed_all, lease_us=self._shop.lease_us, until_empty=until_empty
+        )
+        self._lifespan = Lifespan(hooks, lambda: loops.loop)
+        self._started = True  # only now, since `health` may be asked from elsewhere at any moment
+        try:
+            self._lifespan.enter()
+        except BaseException:
+            self._lifespan.is_over = True
+            loops.close()
+            raise
+        for thread in (self._settler, self._renewer, self._watch, self._claimer):
+            thread.start()
+        log.info("worker %s works on %s, %d at a time", self.owner, _named(self.queues), self.concurrency)
+
+    def stop(self, *, grace_seconds: float | None = None) -> None:
+        """
+        Claim no more, wait for the handlers, hand back what is not done by then, and end.
+
+        A handler on a thread may still be running then. Its job may run elsewhere at the same time, and what it writes
+        is refused.
+        """
+        grace = self._grace_us if grace_seconds is None else values.microseconds(grace_seconds, "grace", zero=True)
+        with self._stopping:
+            if self._started and not self._lifespan.is_over:
+                self._stop(grace)
+
+    def _stop(self, grace: int) -> None:
+        until = self._steady.now() + grace
+        self._claimer.stop()
+        for run in self._runs():
+            if run.began_us is None:
+                self.waited(run)
+        if not self._wait_for_handlers(until):
+            self._hand_back()
+        if not self._settler.close(_LAST_SECONDS):
+            self.unsettled = len(self._in_flight)
+            log.error("the store does not answer; %d jobs are not settled, and wait to be reclaimed", self.unsettled)
+        self._renewer.end()
+        self._watch.end()
+        try:
+            self._lifespan.exit()
+        finally:
+            for kind in self._kinds.values():
+                kind.close()
+            log.info("worker %s has stopped: %s", self.owner, self.tally)
+        if self._failure is not None:
+            raise self._failure
+
+    def hurry(self) -> None:
+        """Make a `stop` that waits for handlers hand their jobs back now."""
+        self._hurried = True
+        self._changed.set()
+
+    def _wait_for_handlers(self, until: int) -> bool:
+        """Wait until no handler runs, or somebody is in a hurry, or *until* has come; return whether none runs."""
+        while self._executing and not self._hurried:
+            self._changed.clear()
+            left = until - self._steady.now()
+            if left <= 0:
+                break
+            if self._executing and not self._hurried:
+                self._changed.wait(min(left / 1_000_000, 1.0))
+        return not self._executing
+
+    def _hand_back(self) -> None:
+        runs = self._runs()
+        some = ", ".join(run.lease.job_id for run in runs[:10])
+        log.warning("%d jobs are not done and are handed back: %s%s", len(runs), some, " …" if len(runs) > 10 else "")
+        for run in runs:
+            self._stop_run(run, released(run.lease))
+        self._hurried = False
+        self._wait_for_handlers(self._steady.now() + round(_CLEAN_UP_SECONDS * 1_000_000))
+        for run in self._runs():
+            self.outlived(run)
+
+    def run(self, *, until_empty: bool = False) -> Tally:
+        """
+        Work until a signal comes (SIGTERM or SIGINT), or until nothing is pending or running; then stop.
+
+        A second signal hands back at once what still runs.
+        """
+        with signals(self._desk):
+            self.start(until_empty=until_empty)
+            said = self._told()
+            if said in ("signal", "end"):
+                log.info("finishing what runs (%d); a second signal hands it back now", len(self._executing))
+            signalled = said == "signal"
+            stopping = threading.Thread(target=self._stop_apart, name="leasehold-stop", daemon=True)
+            stopping.start()
+            while stopping.is_alive():
+                with suppress(Empty):
+                    if self._desk.get(timeout=0.1) == "signal":
+                        if signalled:
+                            log.warning("a second signal: what still runs is handed back now")
+                            self.hurry()
+                        signalled = True
+        if self._failure is not None:
+            raise self._failure
+        return self.tally
+
+    def end(self) -> None:
+        """Make `run` stop as at a signal, without counting as one: once more changes nothing."""
+        self._desk.put("end")
+
+    def _told(self) -> str:
+        while True:
+            # Not for ever: a signal may reach another thread, as after SIGSTOP and SIGCONT, and does not end this wait.
+            with suppress(Empty):
+                return self._desk.get(timeout=0.5)
+
+    def _stop_apart(self) -> None:
+        # On a thread of its own, so that the main one goes on to listen for signals.
+        try:
+            self.stop()
+        except BaseException as error:
+            self._failure = error
+        self._desk.put("stopped")
+
+    def _claimed_all(self, failure: BaseException | None) -> None:
+        self._failure = failure
+        self._desk.put("empty" if failure is None else "failed")
+
+    def __enter__(self) -> Worker:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.stop(grace_seconds=0 if kind is not None and issubclass(kind, KeyboardInterrupt) else None)
+
+    async def __aenter__(self) -> Worker:
+        # On threads of their own: handlers may keep the shared ones busy. A caller that is cancelled leaves no worker.
+        loop = asyncio.get_running_loop()
+        await abandonable(lambda _: self.start(loop=loop), lambda _: self.stop(grace_seconds=0))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        stopping = asyncio.ensure_future(abandonable(lambda _: self.stop()))
+        try:
+            await asyncio.shield(stopping)
+        except asyncio.CancelledError:
+            self.hurry()
+            await stopping
+            raise
+
+    @property
+    def tally(self) -> Tally:
+        """How many runs ended how, so far."""
+        return self._reporter.tally
+
+    def health(self) -> Health:
+        """Return whether this worker consumes: the store answers its claims, or its slots are busy with live work."""
+        running, free = len(self._executing), max(self.room(), 0)
+        claimed = self._claimer.claimed_us if self._started else None
+        since = None if claimed is None else (self._steady.now() - claimed) / 1_000_000
+        return Health(not (why := self._ailment(since, free)), why, since, running, free)
+
+    def _ailment(self, since: float | None, free: int) -> str:
+        if not self._started:
+            return "it has not been started"
+        if self._failure is not None:
+            return f"it has failed: {self._failure}"
+        if not self._claimer.is_alive():
+            if self._lifespan.is_over:
+                return "it has stopped"
+            return "it is starting" if self._claimer.ident is None else "it claims no more"
+        for thread in (self._settler, self._renewer, self._watch):
+            if not thread.is_alive():
+                return f"its thread {thread.name} has ended"
+        if self._settler.failing:
+            return "the store does not take its settlements"
+        if len(self._outlived) >= self.concurrency:
+            return "every slot is held by a handler that cannot be stopped"
+        waited = (self._steady.now() - self._started_us) / 1_000_000 if since is None else since
+        if free and waited > 2 * WAIT_SECONDS + LONGEST_REST_SECONDS:
+            return "the store does not answer its claims"
+        return ""
+
+    # Claim
+
+    def room(self) -> int:
+        """Return how many handlers could begin now; below zero, so many jobs are claimed ahead."""
+        return self.concurrency - len(self._executing) - len(self._outlived)
+
+    def claims_ahead(self) -> bool:
+        """Return whether jobs may be claimed that cannot begin at once: where one kind of handler has all the slots."""
+        kinds = {task.kind for task in self._shop.tasks.values()}
+        return len(kinds) == 1 and Kind.PROCESS not in kinds and not self._outlived
+
+    def is_empty(self) -> bool:
+        """Return whether nothing is in flight here."""
+        return not self._in_flight
+
+    def begin(self, grants: Sequence[Grant], sent_us: int) -> None:
+        """Begin what a claim has got; what nobody here can handle goes back."""
+        tasks, store, now = self._shop.tasks, self._store, self._steady.now()
+        by_kind: dict[Kind, list[Run]] = {}
+        soonest = now + 1_000_000
+        for grant in grants:
+            lease = Lease(store, grant)
+            task = tasks.get(grant.spec.task or "")
+            if task is None:
+                self._unhandled(Run(lease, _NOBODY, sent_us, now))
+                continue
+            run = Run(lease, task, sent_us, now)
+            self._in_flight[grant.epoch] = self._executing[grant.epoch] = run
+            runs = by_kind.get(task.kind)
+            if runs is None:
+                runs = by_kind[task.kind] = []
+            runs.append(run)
+            if run.renew_us < soonest:
+                soonest = run.renew_us
+        for kind, runs in by_kind.items():
+            self._kinds[kind].start(runs)
+        self._renewer.wake_by(soonest)
+        self._watch.wake_by(soonest)
+
+    def _unhandled(self, run: Run) -> None:
+        # Another worker may know it, or this one after the deploy that is under way.
+        self._reporter.unhandled(run.lease, self._shop.tasks)
+        run.first()
+        self._in_flight[run.lease.epoch] = run
+        self._settler.put(Said(run, released(run.lease, unbound_delay(run.lease))))
+
+    def _runs(self) -> list[Run]:
+        return list(self._executing.copy().values())
+
+    # The end of a handler
+
+    def _ended(self, run: Run, end: End) -> None:
+        """Have the run settled as its handler's end says, or as the worker had decided before."""
+        epoch = run.lease._grant.epoch
+        # While it is executing: it may take its time, since it calls the task's own delay function.
+        said = self._understood(run, end) if epoch in self._executing else None
+        if self._executing.pop(epoch, None) is None:
+            if self._outlived.pop(epoch, None) is not None:
+                self._reporter.returned(run)
+        elif run.stopped_us is not None and (end.error is not None or run.verdict is None):
+            self._decide(run, run.verdict, end.error)
+        else:
+            self._settler.put(Said(run, said, end.error))
+        self._claimer.freed()
+        if not self._changed.is_set():
+            self._changed.set()
+
+    def _understood(self, run: Run, end: End) -> Settlement | None:
+        try:
+            return settlement(run.task, run.lease, end)
+        except BaseException as error:
+            log.exception("cannot tell how %r ended", run)
+            return failed(run.task, run.lease, error, text="the error of the handler cannot be recorded")
+
+    def _decide(self, run: Run, verdict: Settlement | None, error: BaseException | None = None) -> None:
+        if verdict is None:
+            self._in_flight.pop(run.lease.epoch, None)
+        else:
+            self._settler.put(Said(run, verdict, error))
+
+    def _stop_run(self, run: Run, verdict: Settlement | None) -> None:
+        """Stop the handler where that can be done, and settle *verdict* when it has ended; else at once."""
+        if run.stopped_us is None:
+            run.verdict = verdict
+            run.stopped_us = self._steady.now()
+            if run.first():  # it has not begun, and never will
+                if self._executing.pop(run.lease.epoch, None) is not None:
+                    self._decide(run, verdict)
+                    self._claimer.freed()
+            elif not self._kinds[run.task.kind].stop(run):
+                self.outlived(run)
+
+    # What the keepers notice
+
+    def lost(self, run: Run, refusal: Refusal | None) -> None:
+        """Stop the handler of a lease that is lost."""
+        lease = run.lease
+        if run.stopped_us is not None or (lease._lost and refusal is None):
+            return
+        if isinstance(refusal, Settled) or lease._settled is True:
+            # By its own handler, which still runs: nobody took it, and there is nothing left to renew.
+            run.deadline_us = run.renew_us = FAR
+            return
+        lease._lost = True
+        if lease.epoch not in self._executing:
+            return  # it waits for its settlement, and the store will tell
+        self._reporter.lost(run, refusal)
+        if refusal is not None:
+            self._stop_run(run, None)
+        elif run.task.kind is not Kind.THREAD:  # which cannot be stopped, so let it end: the store will tell
+            self._stop_run(run, released(lease))
+
+    def outran(self, run: Run) -> None:
+        """Stop the handler and record an error: it has had its `run_seconds`."""
+        if run.stopped_us is None and run.lease.epoch in self._executing:
+            seconds = (run.task.run_us or 0) / 1_000_000
+            text = f"the handler ran for longer than its run_seconds, {seconds:g}"
+            self._reporter.outran(run, text)
+            self._stop_run(run, failed(run.task, run.lease, TimeoutError(text), text=text))
+
+    def waited(self, run: Run) -> None:
+        """Hand back a job that was claimed and could not begin."""
+        if run.first() and self._executing.pop(run.lease.epoch, None) is not None:
+            self._settler.put(Said(run, released(run.lease)))
+            self._claimer.freed()
+
+    def outlived(self, run: Run) -> None:
+        """Settle what was decided about a handler that cannot be stopped, or does not stop. Its slot is not free."""
+        epoch = run.lease.epoch
+        with self._outliving:
+            if epoch in self._outlived:
+                return  # its settlement waits for the store
+            self._outlived[epoch] = run  # before it leaves the other, so that its slot is never seen free
+            if self._executing.pop(epoch, None) is None:
+                self._outlived.pop(epoch, None)
+                return
+        self._reporter.outlived(run)
+        self._decide(run, run.verdict)
+
+    # Settle
+
+    def _over(self, batch: list[Said], refusals: list[Refusal | Exception | None]) -> None:
+        """Let go of what the store has confirmed or refused: only now a run is over."""
+        try:
+            self._reporter.over(batch, refusals)
+        except Exception:  # of the application's own logging
+            with suppress(Exception):
+                log.exception("cannot tell how %d jobs came out", len(batch))
+        for run, _, _ in batch:
+            self._in_flight.pop(run.lease._grant.epoch, None)
+
+
+def _unique(name: str) -> str:
+    """Return an owner's name that no other process start has, also one that was given the same name."""
+    return f"{name[:200]}:{os.getpid()}:{os.urandom(4).hex()}"
+
+
+def _named(queues: Sequence[str] | None) -> str:
+    return "all queues" if queues is None else "queues " + ", ".join(queues)

@@ -1,0 +1,65 @@
+"""What the tests of handlers in processes share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.worker import process_tasks as tasks
+
+from leasehold import Job, Status
+from leasehold.core.clock import patience
+from leasehold.stores import open_store
+
+router = tasks.router
+
+
+@contextmanager
+def kept(url: str | None, folder: Path) -> Iterator[None]:
+    """Point the router of the tasks at the store *url*, here and in the processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEASEHOLD_TEST_URL", url or "memory:")
+        patch.setenv("LEASEHOLD_TEST_FOLDER", str(folder))
+        patch.setattr(router, "url", url)
+        patch.setattr(router, "_store", open_store(url))
+        yield
+        router.close()
+
+
+def until(holds: Callable[[], Any], seconds: float = 20) -> Any:
+    """Wait until something holds, and return it."""
+    left, pause = patience(seconds), threading.Event()
+    while not (found := holds()):
+        assert left() > 0, "waited in vain"
+        pause.wait(0.01)
+    return found
+
+
+def done(*ids: str) -> list[Job]:
+    """Wait until these jobs are finished, and return them."""
+    ended = (Status.DONE, Status.FAILED)
+    until(lambda: all(router.job(id).status in ended for id in ids))
+    return [router.job(id) for id in ids]
+
+
+def named(folder: Path, kind: str) -> list[int]:
+    """The ids of the processes that have left a file of that kind."""
+    return [int(path.name.rpartition("-")[2]) for path in folder.glob(f"{kind}-*")]
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, other than as a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def now(job: Any) -> Job:
+    """Add the job while a worker runs, and return it when it is finished."""
+    [added] = router.add_many([job])
+    return done(added.job.id)[0]

@@ -1,0 +1,166 @@
+"""`run_seconds`: how long a handler may run in all."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+
+import pytest
+
+from leasehold import Lease, Retry, Router, StaleEpoch, Status
+from leasehold.testing import ManualClock
+from leasehold.worker.handling import released
+from leasehold.worker.run import Run
+from leasehold.worker.worker import Worker
+
+from .staging import PATIENCE, Gate, ended, has_looked, until, with_status, working
+
+
+def pass_time(worker: Worker, clock: ManualClock, seconds: float) -> None:
+    """Let that much time pass, noticed by everybody."""
+    until(lambda: has_looked(worker, clock), "the keepers to sleep")
+    clock.advance(seconds)
+    until(lambda: has_looked(worker, clock), "the keepers to sleep")
+
+
+def test_an_async_handler_is_cancelled_and_its_job_failed_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock, begun, cleaned = ManualClock(), threading.Event(), []
+    with Router(clock=clock) as router:
+
+        @router.task(run_seconds=5, retry=Retry(delay_seconds=600, jitter=False))
+        async def work() -> None:
+            begun.set()
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                cleaned.append(1)
+
+        work.options(id="a").add()
+        with working(router, steady=clock) as worker:
+            assert begun.wait(PATIENCE)
+            pass_time(worker, clock, 4.9)
+            assert cleaned == []
+            pass_time(worker, clock, 0.2)
+            until(lambda: worker.tally.retried == 1, "its end")
+            pass_time(worker, clock, 20)
+            assert worker.room() == 16
+
+        job = router.job("a")
+        assert cleaned == [1]
+        assert (job.errors, job.reclaims, job.status) == (1, 0, Status.PENDING)
+        assert job.last_error is not None
+        assert "run_seconds, 5" in job.last_error
+        assert "run_seconds, 5" in caplog.text
+
+
+def test_a_thread_is_fenced_at_once_and_keeps_its_slot_until_it_returns() -> None:
+    clock, gate, told = ManualClock(), Gate(), []
+    with Router(clock=clock) as router:
+
+        @router.task(run_seconds=5, retry=Retry(max_errors=1))
+        def work(lease: Lease) -> str:
+            gate.pass_by()
+            with pytest.raises(StaleEpoch):
+                lease.progress(0.5)
+            told.append(lease.lost)
+            return "too late"
+
+        @router.task
+        async def other() -> None:
+            pass
+
+        work.options(id="a").add()
+        with working(router, steady=clock, concurrency=1) as worker:
+            gate.wait_for()
+            pass_time(worker, clock, 5.1)
+            job = with_status(router, "a", Status.FAILED)
+            other.options(id="b").add()
+            pass_time(worker, clock, 20)
+            assert router.job("b").status is Status.PENDING, "the slot is taken"
+            gate.open()
+            ended(router, "b")
+
+        assert told == [True]
+        assert router.job("a") == job
+        assert (worker.tally.failed, worker.tally.done, worker.tally.refused) == (1, 1, 0)
+
+
+def test_an_async_handler_that_does_not_stop_is_left_after_five_seconds() -> None:
+    clock, begun, free = ManualClock(), threading.Event(), threading.Event()
+    with Router(clock=clock) as router:
+
+        @router.task(run_seconds=5, retry=Retry(max_errors=1))
+        async def work() -> None:
+            begun.set()
+            while not free.is_set():
+                try:
+                    await asyncio.sleep(0.005)
+                except asyncio.CancelledError:
+                    continue
+
+        work.options(id="a").add()
+        with working(router, steady=clock, concurrency=1) as worker:
+            assert begun.wait(PATIENCE)
+            pass_time(worker, clock, 5.1)
+            assert router.job("a").status is Status.RUNNING
+            pass_time(worker, clock, 4.8)
+            assert router.job("a").status is Status.RUNNING
+            pass_time(worker, clock, 0.4)
+            with_status(router, "a", Status.FAILED)
+            assert worker.room() == 0
+            free.set()
+            until(lambda: worker.room() == 1, "its slot")
+
+        assert (worker.tally.failed, worker.tally.done) == (1, 0)
+
+
+def test_a_handler_within_its_time_is_left_alone() -> None:
+    clock, gate = ManualClock(), Gate()
+    with Router(clock=clock) as router:
+
+        @router.task(run_seconds=100)
+        def work() -> None:
+            gate.pass_by()
+
+        work.options(id="a").add()
+        with working(router, steady=clock) as worker:
+            gate.wait_for()
+            for _ in range(9):
+                pass_time(worker, clock, 10)
+            gate.open()
+            ended(router, "a")
+
+        assert router.job("a").errors == 0
+
+
+def test_a_slot_is_kept_although_two_notice_at_once_that_the_handler_goes_on(router: Router) -> None:
+    """Its time is over, and its lease is lost: two threads find out."""
+    gate, both = Gate(), threading.Barrier(2)
+
+    class Noticed(dict[int, Run]):
+        def __contains__(self, epoch: object) -> bool:
+            found = super().__contains__(epoch)
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.2)  # until the other one has looked too, if it can
+            return found
+
+    @router.task(retry=Retry(delay_seconds=600, jitter=False))
+    def work() -> None:
+        gate.pass_by()
+
+    work.options(id="a").add()
+    with working(router, concurrency=1) as worker:
+        gate.wait_for()
+        worker._outlived = Noticed()
+        [run] = worker._runs()
+        run.verdict = released(run.lease, 600)
+        noticing = [threading.Thread(target=worker.outlived, args=[run]) for _ in range(2)]
+        for thread in noticing:
+            thread.start()
+        for thread in noticing:
+            thread.join(PATIENCE)
+
+        assert worker.room() == 0
+        gate.open()
+        until(lambda: worker.room() == 1, "the slot to be free")

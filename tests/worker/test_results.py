@@ -1,0 +1,206 @@
+"""A result is waited for without a busy loop or a thread, typed as its task says, and an end without one is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from leasehold import InvalidArgument, JobFailed, NotFinished, Retry, Router, Status, UnknownJob
+from leasehold.worker import results
+
+PATIENCE_SECONDS = 10  # of a test, with what should be done at once
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def router(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Router]:
+    """A store of each kind that needs no server."""
+    with Router(None if request.param == "memory" else f"sqlite:///{tmp_path}/jobs.db") as router:
+        yield router
+
+
+def completed(router: Router, result: object = None) -> None:
+    """Complete the next job."""
+    lease = router.claim("worker-0")
+    assert lease is not None
+    lease.complete(result)
+
+
+def test_the_result_of_a_job_that_is_done_is_there_at_once(router: Router) -> None:
+    """As JSON has it, for a job of no task."""
+    router.add("a")
+    completed(router, {"sent": [1, 2]})
+
+    assert router.result("a") == {"sent": [1, 2]}
+    assert router.result("a", wait_seconds=PATIENCE_SECONDS) == {"sent": [1, 2]}
+
+
+def test_a_done_job_without_a_result_has_none(router: Router) -> None:
+    """None is a result."""
+    router.add("a")
+    completed(router)
+
+    assert router.result("a") is None
+
+
+def test_a_result_is_what_the_task_returned(router: Router) -> None:
+    """By its return annotation; another router, which does not know the task, gets what JSON has."""
+
+    @router.task
+    def due(days: int) -> date:
+        return date(2030, 1, days)
+
+    id = due.add(3).job.id
+    router.drain()
+
+    assert router.result(id) == date(2030, 1, 3)
+    assert router.job(id).result == "2030-01-03"
+    del router._tasks["due"]
+    assert router.result(id) == "2030-01-03"
+
+
+@pytest.mark.parametrize("status", [Status.PENDING, Status.RUNNING])
+def test_a_job_that_may_still_be_done_is_not_finished(router: Router, status: Status) -> None:
+    """The error is a TimeoutError, and has the facts."""
+    router.add("a")
+    if status is Status.RUNNING:
+        router.claim("worker-0")
+
+    with pytest.raises(NotFinished, match=f"job 'a' has no result yet: it is {status.value}") as caught:
+        router.result("a", wait_seconds=0.02)
+
+    assert isinstance(caught.value, TimeoutError)
+    assert (caught.value.job_id, caught.value.status) == ("a", status)
+
+
+def test_a_failed_job_says_why(router: Router) -> None:
+    """With its last error, and how many there were."""
+    router.add("a", retry=Retry(max_errors=2, delay_seconds=0))
+    for why in ("no paper", "no ink"):
+        lease = router.claim("worker-0")
+        assert lease is not None
+        lease.fail(why)
+
+    with pytest.raises(JobFailed) as caught:
+        router.result("a", wait_seconds=PATIENCE_SECONDS)
+
+    failure = caught.value
+    assert (failure.job_id, failure.status, failure.error, failure.errors) == ("a", Status.FAILED, "no ink", 2)
+    assert str(failure).startswith("job 'a' has no result: it is failed after 2 errors. ")
+    assert str(failure).endswith("Its last error: no ink")
+
+
+def test_a_cancelled_job_says_so(router: Router) -> None:
+    """It has no error to show."""
+    router.cancel(router.add("a").job, by="ops")
+
+    with pytest.raises(JobFailed, match="job 'a' has no result: it is cancelled") as caught:
+        router.result("a")
+
+    assert (caught.value.status, caught.value.error, caught.value.errors) == (Status.CANCELLED, None, 0)
+    assert "error" not in str(caught.value)
+
+
+def test_a_job_that_is_not_there_is_not_waited_for(router: Router) -> None:
+    """It was never added, or is pruned."""
+    with pytest.raises(UnknownJob):
+        router.result("a", wait_seconds=PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("wait_seconds", [-1, float("inf"), "3"])
+def test_a_wait_that_is_none_is_refused(router: Router, wait_seconds: float) -> None:
+    """Before anything is asked."""
+    with pytest.raises(InvalidArgument, match="wait_seconds"):
+        router.result("a", wait_seconds=wait_seconds)
+
+
+def test_a_result_that_comes_while_it_is_waited_for_is_returned(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Staged: the job is completed once somebody has looked in vain."""
+    router.add("a")
+    looked = threading.Event()
+    job = router.store.job
+
+    def look(job_id: str) -> object:
+        found = job(job_id)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(router.store, "job", look)
+
+    def complete() -> None:
+        assert looked.wait(PATIENCE_SECONDS)
+        completed(router, "late")
+
+    thread = threading.Thread(target=complete)
+    thread.start()
+    try:
+        assert router.result("a", wait_seconds=PATIENCE_SECONDS) == "late"
+    finally:
+        thread.join()
+
+
+def test_pauses_grow_and_end() -> None:
+    """From 5 ms to a quarter of a second; none is longer than what is left, and no wait needs none."""
+    drawn = results.pauses(3600)
+
+    first = [next(drawn) for _ in range(9)]
+
+    assert first == [0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25, 0.25]
+    assert list(results.pauses(0)) == []
+    assert next(results.pauses(0.001)) <= 0.001
+
+
+def test_the_async_form_waits_on_the_loop(router: Router) -> None:
+    """A hundred callers wait, and not even the few threads of the loop's pool are theirs meanwhile."""
+    router.add("a")
+
+    async def body() -> None:
+        waiting = [asyncio.create_task(router.aio.result("a", wait_seconds=PATIENCE_SECONDS)) for _ in range(100)]
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            lease = await router.aio.claim("worker-0")
+            assert lease is not None
+            await lease.aio.complete("done")
+            assert await asyncio.gather(*waiting) == ["done"] * 100
+
+    asyncio.run(body())
+
+
+def test_the_async_form_raises_the_same(router: Router) -> None:
+    """Not finished, failed, unknown."""
+    router.add("a")
+    router.cancel(router.add("b").job, by="ops")
+
+    async def body() -> None:
+        with pytest.raises(NotFinished):
+            await router.aio.result("a", wait_seconds=0.02)
+        with pytest.raises(JobFailed):
+            await router.aio.result("b")
+        with pytest.raises(UnknownJob):
+            await router.aio.result("c")
+
+    asyncio.run(body())
+
+
+def test_the_async_form_holds_no_thread_between_two_looks(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look is a call of its own on the pool, with nothing to wait for there."""
+    router.add("a")
+    waits: list[float] = []
+    result = Router.result
+
+    def look(self: Router, id: str, *, wait_seconds: float = 0) -> object:
+        waits.append(wait_seconds)
+        return result(self, id, wait_seconds=wait_seconds)
+
+    monkeypatch.setattr(Router, "result", look)
+    with pytest.raises(NotFinished):
+        asyncio.run(router.aio.result("a", wait_seconds=0.05))
+
+    assert len(waits) >= 3
+    assert set(waits) == {0}

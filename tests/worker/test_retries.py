@@ -1,0 +1,293 @@
+"""What becomes of errors: recorded, tried again, given up, and never the end of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import Any, NoReturn
+
+import pytest
+
+from leasehold import Lease, Retry, Router, Status
+
+from .staging import ended, until, with_status, working
+
+
+def deeper() -> NoReturn:
+    """Raise below the handler."""
+    raise KeyError("missing")
+
+
+def test_an_error_is_recorded_with_the_users_frames_and_the_job_rests(any_router: Router) -> None:
+    @any_router.task(retry=Retry(max_errors=3, delay_seconds=600, jitter=False))
+    def work() -> None:
+        deeper()
+
+    work.options(id="a").add()
+    with working(any_router) as worker:
+        until(lambda: worker.tally.retried == 1, "its end")
+
+    job = any_router.job("a")
+    assert (job.status, job.errors, job.attempt) == (Status.PENDING, 1, 1)
+    assert 599 < (job.run_at - job.updated_at).total_seconds() <= 600
+    assert job.last_error is not None
+    first, *rest = job.last_error.splitlines()
+    assert first == "KeyError: 'missing'"
+    assert any("in deeper" in line for line in rest)
+    assert any("in work" in line for line in rest)
+    assert "handling.py" not in job.last_error, "frames of ours tell the user nothing"
+
+
+def test_an_async_error_too(router: Router) -> None:
+    @router.task(retry=Retry(max_errors=1))
+    async def work() -> None:
+        await asyncio.sleep(0)
+        deeper()
+
+    work.options(id="a").add()
+    with working(router):
+        job = with_status(router, "a", Status.FAILED)
+
+    assert job.last_error is not None
+    assert job.last_error.startswith("KeyError: 'missing'\n")
+    assert "in deeper" in job.last_error
+    assert "handling.py" not in job.last_error
+
+
+def test_the_last_error_is_final(router: Router) -> None:
+    ran: list[int] = []
+
+    @router.task(retry=Retry(max_errors=3, delay_seconds=0))
+    def work(lease: Lease) -> None:
+        ran.append(lease.attempt)
+        raise ValueError(f"number {lease.attempt}")
+
+    work.options(id="a").add()
+    with working(router) as worker:
+        job = with_status(router, "a", Status.FAILED)
+        until(lambda: worker.tally.failed == 1, "the tally")
+
+    assert ran == [0, 1, 2]
+    assert (job.errors, job.reclaims) == (3, 0)
+    assert job.last_error is not None
+    assert job.last_error.startswith("ValueError: number 2")
+    assert (worker.tally.retried, worker.tally.failed) == (2, 1)
+
+
+def test_an_exception_that_the_task_calls_final_is_not_tried_again(router: Router) -> None:
+    class NoSuchCustomer(LookupError):
+        pass
+
+    @router.task(final=(LookupError,), retry=Retry(delay_seconds=0))
+    def work(kind: str, lease_free: bool = False) -> None:
+        raise NoSuchCustomer() if kind == "final" else ValueError()
+
+    work.options(id="a").add("final")
+    work.options(id="b", retry=Retry(max_errors=2, delay_seconds=0)).add("other")
+    with working(router):
+        a, b = (with_status(router, name, Status.FAILED) for name in "ab")
+
+    assert (a.errors, b.errors) == (1, 2)
+
+
+def test_a_delay_function_says_how_long_it_rests(router: Router) -> None:
+    asked: list[Any] = []
+
+    def delay(errors: int, error: BaseException) -> float:
+        asked.append((errors, type(error)))
+        return 1234.0
+
+    @router.task(delay=delay)
+    def work() -> None:
+        raise ValueError
+
+    work.options(id="a").add()
+    with working(router) as worker:
+        until(lambda: worker.tally.retried == 1, "its end")
+
+    job = router.job("a")
+    assert asked == [(1, ValueError)]
+    assert 1233 < (job.run_at - job.updated_at).total_seconds() <= 1234
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), None, "soon", ValueError(), SystemExit(), 1e30])
+def test_a_delay_function_that_fails_is_passed_over(
+    router: Router, wrong: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def delay(errors: int, error: BaseException) -> float:
+        if isinstance(wrong, BaseException):
+            raise wrong
+        return wrong  # type: ignore[no-any-return]  # which is what is tried
+
+    @router.task(delay=delay, retry=Retry(max_errors=2, delay_seconds=0))
+    def work() -> None:
+        raise ValueError("no")
+
+    @router.task
+    def other() -> None:
+        pass
+
+    work.options(id="a").add()
+    with working(router, concurrency=1):
+        job = with_status(router, "a", Status.FAILED)
+        other.options(id="b").add()
+        ended(router, "b")
+
+    assert job.errors == 2
+    assert "the delay function of task 'work' failed" in caplog.text
+
+
+class Unprintable(Exception):
+    """Cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise SystemExit("from __str__")
+
+    __repr__ = __str__
+
+
+class Odd(BaseException):
+    """None of those that one knows."""
+
+
+@pytest.fixture
+def unlogged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the worker's log is part of the test's report: xdist cannot send half a character."""
+    monkeypatch.setattr(logging.getLogger("leasehold.worker"), "disabled", True)
+
+
+ERRORS = [
+    pytest.param(SystemExit(3), id="SystemExit"),
+    pytest.param(KeyboardInterrupt(), id="KeyboardInterrupt"),
+    pytest.param(asyncio.CancelledError(), id="CancelledError"),
+    pytest.param(GeneratorExit(), id="GeneratorExit"),
+    pytest.param(StopIteration(1), id="StopIteration"),
+    pytest.param(StopAsyncIteration(1), id="StopAsyncIteration"),
+    pytest.param(MemoryError(), id="MemoryError"),
+    pytest.param(Odd("odd"), id="BaseException"),
+    pytest.param(BaseExceptionGroup("many", [KeyboardInterrupt(), ValueError()]), id="group"),
+    pytest.param(Unprintable(), id="unprintable"),
+    pytest.param(ValueError("x" * 5_000_000), id="huge"),
+    pytest.param(ValueError("\ud800 lone \udfff"), id="surrogates"),
+    pytest.param(ValueError("a\0b"), id="NUL"),
+    pytest.param(ValueError(), id="empty"),
+    pytest.param(SyntaxError("bad", ("file", 1, 1, "\0\ud800", 1, 2)), id="SyntaxError"),
+    pytest.param(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), id="UnicodeDecodeError"),
+]
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["", "in a hook"])
+@pytest.mark.parametrize("error", ERRORS)
+def test_whatever_a_handler_raises_is_an_error_of_its_job_and_of_nothing_else(
+    router: Router, error: BaseException, hooked: bool, unlogged: None
+) -> None:
+    """It ends no thread, no loop and no worker: the next job runs where this one did."""
+    if hooked:
+
+        @router.around
+        def around(lease: Lease) -> Any:
+            yield
+
+    @router.task(retry=Retry(max_errors=1))
+    def on_thread() -> None:
+        raise error
+
+    @router.task(retry=Retry(max_errors=1))
+    async def on_loop() -> None:
+        raise error
+
+    @router.task
+    def next_thread() -> str:
+        return threading.current_thread().name
+
+    @router.task
+    async def next_loop() -> str:
+        return threading.current_thread().name
+
+    on_thread.options(id="t").add()
+    with working(router, concurrency=1) as worker:
+        t = with_status(router, "t", Status.FAILED)
+        on_loop.options(id="l").add()
+        loop = with_status(router, "l", Status.FAILED)
+        next_thread.options(id="nt").add()
+        next_loop.options(id="nl").add()
+        nt, nl = ended(router, "nt", "nl")
+        assert worker.health().consuming
+
+    assert nt.result == "leasehold-handler-0"
+    assert nl.result == "leasehold-loop"
+    for job in (t, loop):
+        assert job.errors == 1
+        assert job.last_error is not None
+        assert len(job.last_error) < 20_000
+        if not isinstance(error, StopIteration | StopAsyncIteration):  # which Python turns into RuntimeError
+            assert type(error).__name__ in job.last_error
+
+
+def test_errors_that_are_hard_to_keep_are_kept_on_a_file_too(sqlite_router: Router, unlogged: None) -> None:
+    @sqlite_router.task(retry=Retry(max_errors=1))
+    def work(number: int) -> None:
+        raise [ValueError("\ud800"), ValueError("\0"), ValueError("x" * 5_000_000), Unprintable()][number]
+
+    for number in range(4):
+        work.options(id=f"j{number}").add(number)
+    with working(sqlite_router):
+        jobs = [with_status(sqlite_router, f"j{number}", Status.FAILED) for number in range(4)]
+
+    assert [job.last_error.splitlines()[0][:24] for job in jobs if job.last_error] == [
+        "ValueError: \\ud800",
+        "ValueError: \\x00",
+        "ValueError: xxxxxxxxxxxx",
+        "tests.worker.test_retries.Unprintable: <exception str() failed>"[:24],
+    ]
+
+
+def test_a_handler_may_fail_its_job_for_good(router: Router) -> None:
+    @router.task
+    def work(lease: Lease) -> None:
+        lease.fail("no use", retry=False)
+
+    work.options(id="a").add()
+    with working(router) as worker:
+        job = with_status(router, "a", Status.FAILED)
+        until(lambda: worker.tally.settled == 1, "its end")
+
+    assert (job.errors, job.last_error) == (1, "no use")
+
+
+def test_a_handler_may_hand_its_job_back(router: Router) -> None:
+    ran: list[int] = []
+
+    @router.task
+    def work(lease: Lease) -> None:
+        ran.append(lease.attempt)
+        if lease.attempt < 3:
+            lease.release()
+
+    work.options(id="a").add()
+    with working(router) as worker:
+        [job] = ended(router, "a")
+        until(lambda: worker.tally.done == 1, "its end")
+
+    assert ran == [0, 1, 2, 3]
+    assert (job.errors, job.reclaims, job.attempt) == (0, 0, 3)
+    assert worker.tally.settled == 3
+
+
+def test_a_reclaim_costs_its_own_budget(router: Router) -> None:
+    """Both budgets at once: an error does not count as a reclaim, nor the other way round."""
+
+    @router.task(retry=Retry(max_errors=2, max_reclaims=1, delay_seconds=0))
+    def work(lease: Lease) -> str:
+        if lease.attempt == 1:
+            raise ValueError
+        return "third"
+
+    work.options(id="a").add()
+    lost = router.claim("somebody who dies", process=None, lease_seconds=0.001)
+    assert lost is not None
+    with working(router):
+        [job] = ended(router, "a")
+
+    assert (job.result, job.errors, job.reclaims, job.attempt) == ("third", 1, 1, 2)
