@@ -22,5 +22,5 @@ def run(command: list[str], cwd: Path | None = None) -> subprocess.CompletedProc
 
 
 def environment() -> dict[str, str]:
-    """The environment of a command: this checkout first, and a terminal's width that no test depends on."""
-    return {**os.environ, "PYTHONPATH": str(TOP / "src"), "COLUMNS": "100"}
+    """The environment of a command: this checkout first, and a terminal that is the same everywhere."""
+    return {**os.environ, "PYTHONPATH": str(TOP / "src"), "COLUMNS": "100", "TERM": "xterm"}

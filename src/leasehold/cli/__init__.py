@@ -1,9 +1,15 @@
 """
 The command `leasehold`, also as `python -m leasehold`.
 
-    app      the group, its help, and how an error becomes one line and an exit code
-    store    check a store, and advance its epochs
-    demo/    stale owners being refused, played with real threads and processes
+    app          the group, its help, and how an error becomes one line and an exit code
+    store        check a store, and advance its epochs
+    worker       run the handlers of a router's tasks
+    loading      the Router that an import path names
+    supervising  several worker processes, watched over by one
+    health       whether a worker consumes, for probes
+    logs         lines for people, or JSON
+    status       the line at the bottom of a terminal
+    demo/        stale owners being refused, played with real threads and processes
 """
 
 from __future__ import annotations

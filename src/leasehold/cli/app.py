@@ -8,7 +8,9 @@ import click
 
 from .. import InvalidArgument, LeaseholdError, __version__
 from .demo import demo
+from .health import worker_health
 from .store import store
+from .worker import worker
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -29,6 +31,7 @@ def app(context: click.Context) -> None:
       leasehold demo                             watch it happen, in ten seconds
       leasehold demo --store sqlite:///demo.db   in a file, with a killed process
       leasehold store check sqlite:///demo.db    is all in there as promised?
+      leasehold worker app:router                run the handlers of your own tasks
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -36,6 +39,8 @@ def app(context: click.Context) -> None:
 
 app.add_command(demo)
 app.add_command(store)
+app.add_command(worker)
+app.add_command(worker_health)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
