@@ -1,0 +1,49 @@
+"""A lease to call a handler with, and somebody who takes it over."""
+
+from __future__ import annotations
+
+from ..core.clock import Clock
+from ..lease import Lease
+from ..router import Router
+from ..worker.task import AnyTask
+
+
+def lease(
+    payload: object = None,
+    *,
+    task: str | AnyTask | None = None,
+    owner: str = "test",
+    checkpoint: object = None,
+    clock: Clock | None = None,
+    lease_seconds: float = 30,
+) -> Lease:
+    """
+    Return a real lease on a job in a fresh store in memory, to call a task's function with.
+
+    With a *checkpoint*, an earlier owner has left it and released the job, so this is the second attempt.
+    """
+    router = Router(clock=clock, lease_seconds=lease_seconds)
+    router.add("test", payload, task=task.name if task is not None and not isinstance(task, str) else task)
+    if checkpoint is not None:
+        earlier = _claimed(router, "earlier")
+        earlier.progress(checkpoint=checkpoint)
+        earlier.release()
+    return _claimed(router, owner)
+
+
+def _claimed(router: Router, owner: str) -> Lease:
+    found = router.claim(owner)
+    assert found is not None
+    return found
+
+
+def take_over(lease: Lease, *, owner: str = "successor") -> Lease:
+    """
+    Give the job of *lease* to *owner*, and return the successor's lease: from now on *lease* is stale.
+
+    It is not told; it finds out as a paused owner would, by `StaleEpoch` from its next write. The reason is `manual`.
+    """
+    grant = lease.store.transfer(
+        lease.job_id, lease.epoch, to=owner, by="leasehold.testing", default_lease_us=lease._grant.lease_us
+    )
+    return Lease(lease.store, grant)
