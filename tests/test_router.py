@@ -270,6 +270,28 @@ def test_a_claim_finds_nothing_or_some_or_as_many_as_it_asks_for(router: Router)
     assert [lease.job_id for lease in router.claim_many("worker-0")] == ["3", "4"]
 
 
+def test_a_claim_waits_on_although_a_worker_stops_beside_it(router: Router) -> None:
+    """Which wakes all claims of the store: its own is one of them."""
+    asked, claims, leases = threading.Semaphore(0), router.store.claim, []
+
+    def claim(*args: Any, **kwargs: Any) -> Any:
+        asked.release()
+        return claims(*args, **kwargs)
+
+    router.store.claim = claim  # type: ignore[method-assign]
+    waiting = threading.Thread(target=lambda: leases.append(router.claim("agent", wait_seconds=60)))
+    waiting.start()
+    assert asked.acquire(timeout=10)
+    while waiting.is_alive() and not asked.acquire(timeout=0.01):
+        router.store.wake()
+    router.add("a")
+    waiting.join(10)
+
+    [lease] = leases
+    assert lease is not None
+    assert lease.job_id == "a"
+
+
 def test_a_claim_takes_from_the_queues_that_it_names(router: Router) -> None:
     """A single name is most likely a mistake: its letters would be queues."""
     router.add_many([{"id": "a", "queue": "mail"}, {"id": "b", "queue": "images"}])

@@ -47,7 +47,7 @@ class _Checks(ast.NodeTransformer):
 def _run(source: str, names: dict[str, Any], page: str) -> int:
     checks = _Checks(source)
     tree = ast.fix_missing_locations(checks.visit(ast.parse(source)))
-    exec(compile(tree, page, "exec"), names)  # the pages are ours
+    exec(compile(tree, page, "exec", dont_inherit=True), names)  # the pages are ours, and so are their imports
     return checks.found
 
 
