@@ -51,6 +51,10 @@ INSERT INTO leasehold_ready (queue, rank, run_at, seq) VALUES (?, ?, ?, ?);
 -- name: delete_ready
 DELETE FROM leasehold_ready WHERE queue = ? AND rank = ? AND run_at = ? AND seq = ?;
 
+-- name: delete_first_ready
+-- The same for the first of a queue, up to one of them.
+DELETE FROM leasehold_ready WHERE queue = ? AND (rank, run_at, seq) <= (?, ?, ?);
+
 -- name: insert_scheduled
 INSERT INTO leasehold_scheduled (run_at, seq, queue) VALUES (?, ?, ?);
 
@@ -131,6 +135,16 @@ INSERT INTO leasehold_leases (
     seq, epoch, owner, reason, claim_id, process, lock, granted_at, expires_at, lease_us, stalls_at, stall_us, updated_at
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: insert_leases
+-- The same for many that differ in their jobs alone; their epochs follow each other. One statement for all of them:
+-- Python lets other threads run at each row that it writes, and then waits for its turn again.
+INSERT INTO leasehold_leases (
+    epoch, owner, reason, claim_id, process, granted_at, expires_at, lease_us, updated_at, seq
+) SELECT ? + key, ?, ?, ?, ?, ?, ?, ?, ?, value FROM json_each(?);
+
+-- name: delete_leases
+DELETE FROM leasehold_leases WHERE seq IN (SELECT value FROM json_each(?));
+
 -- name: delete_lease
 DELETE FROM leasehold_leases WHERE seq = ?;
 
@@ -181,6 +195,17 @@ SET status = 'done', result = ?, last_error = NULL, settlement = ?, updated_at =
         FROM leasehold_leases AS l WHERE l.seq = j.seq
     )
 WHERE j.seq = ?;
+
+-- name: complete_alike
+-- The same for many that say the same.
+UPDATE leasehold_jobs AS j
+SET status = 'done', result = ?, last_error = NULL, settlement = ?, updated_at = ?, finished_at = ?,
+    (epoch, reason, owner, granted_at, expires_at, progress, note) = (
+        SELECT l.epoch, l.reason, l.owner, l.granted_at, l.expires_at, coalesce(l.progress, j.progress),
+               coalesce(l.note, j.note)
+        FROM leasehold_leases AS l WHERE l.seq = j.seq
+    )
+WHERE j.seq IN (SELECT value FROM json_each(?));
 
 -- name: back
 -- What the end of a lease leaves on the job, other than a completion.
