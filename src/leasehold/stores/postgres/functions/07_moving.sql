@@ -273,9 +273,10 @@ BEGIN
         ORDER BY f.finished_at LIMIT p_limit
         FOR UPDATE OF j SKIP LOCKED
     ) AS old;
-    -- What was replayed before it was locked here is unfinished now.
+    -- What was replayed before it was locked here is unfinished now, or has finished again since.
     WITH removed AS (
-        DELETE FROM leasehold.jobs WHERE seq = ANY (v_seqs) AND status <> 'unfinished' RETURNING seq, finished_at
+        DELETE FROM leasehold.jobs WHERE seq = ANY (v_seqs) AND status <> 'unfinished' AND finished_at < v_before
+        RETURNING seq, finished_at
     ), ownerships AS (
         DELETE FROM leasehold.ownerships WHERE seq IN (SELECT seq FROM removed)
     ), effects AS (
