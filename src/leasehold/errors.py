@@ -68,10 +68,8 @@ class StaleEpoch(LeaseholdError):
             )
         held = f"owner {self.owner!r}" if self.owner is not None else "no owner"
         why = f", moved by {self.reason.value}" if self.reason is not None else ""
-        return (
-            f"{said}: the current epoch is {self.current} ({held}{why}). "
-            "Stop working on it; whoever holds the current epoch will settle it."
-        )
+        then = "nobody holds it now" if self.owner is None else "whoever holds the current epoch will settle it"
+        return f"{said}: the current epoch is {self.current} ({held}{why}). Stop working on it; {then}."
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_stale, (type(self), self.job_id, self._facts())

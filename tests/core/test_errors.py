@@ -63,7 +63,7 @@ def test_the_tree_is_as_drawn() -> None:
         (
             StaleEpoch("a", presented=41, current=42),
             "job 'a': write with epoch 41 is refused: the current epoch is 42 (no owner). "
-            "Stop working on it; whoever holds the current epoch will settle it.",
+            "Stop working on it; nobody holds it now.",
         ),
         (
             StaleEpoch("a", presented=43, current=42),

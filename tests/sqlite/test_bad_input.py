@@ -352,7 +352,9 @@ def test_a_closed_store_says_so(router: Router, verb: str) -> None:
             r"^no store is known by 'redis://localhost': its URL begins with 'redis'\. "
             r"The known ones are memory: .*; sqlite:///jobs\.db .*\.$",
         ),
-        ("jobs.db", r"^no store is known by 'jobs\.db'"),
+        ("jobs.db", r"^no store is known by 'jobs\.db', which is a file: did you mean 'sqlite:///jobs\.db'\?$"),
+        ("/srv/jobs.sqlite3", r"did you mean 'sqlite:////srv/jobs\.sqlite3'\?$"),
+        ("jobs", r"^no store is known by 'jobs': its URL"),
         ("", r"^no store is known by ''"),
         (Path("jobs.db"), r"^a store is named by a URL or None, not PosixPath\('jobs\.db'\) \(PosixPath\)\.$"),
         ("sqlite://jobs.db", r"^'sqlite://jobs\.db' names no file: write sqlite:///jobs\.db"),

@@ -32,6 +32,8 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
     if not isinstance(url, str):
         raise InvalidArgument(f"a store is named by a URL or None, not {url!r} ({type(url).__name__}).")
     scheme, colon, _ = url.partition(":")
+    if not colon and url.endswith((".db", ".sqlite", ".sqlite3")):
+        raise InvalidArgument(f"no store is known by {url!r}, which is a file: did you mean 'sqlite:///{url}'?")
     if not colon or scheme not in SCHEMES:
         known = "; ".join(SCHEMES.values())
         raise InvalidArgument(
