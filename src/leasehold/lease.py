@@ -89,12 +89,13 @@ class Lease:
     nobody took may still write.
     """
 
-    __slots__ = ("__weakref__", "_added", "_expires_us", "_grant", "_lost", "_moves", "_settled", "_store")
+    __slots__ = ("__weakref__", "_added", "_asked_us", "_expires_us", "_grant", "_lost", "_moves", "_settled", "_store")
 
     def __init__(self, store: Store, grant: Grant) -> None:
         self._store = store
         self._grant = grant
         self._expires_us = grant.expires_us
+        self._asked_us = 0  # by a renewal of its owner's own; a worker's do not make it shorter again
         self._lost = False
         self._added: _Children | None = None
         self._moves = 0  # how often the work was said to move
@@ -217,6 +218,7 @@ class Lease:
         if not isinstance(reply, int):
             raise self._told(reply)
         self._expires_us = reply
+        self._asked_us = lasts or 0
         return self.expires_at
 
     def progress(self, fraction: float | None = None, *, note: str | None = None, checkpoint: object = None) -> None:

@@ -24,8 +24,9 @@ from .store import Store, Transactions
 from .stores import open_store
 from .worker.draining import drained
 from .worker.hooks import Hook, Hooks
+from .worker.importing import refuse_in_an_import
 from .worker.reporting import Tally
-from .worker.results import pauses, result_of
+from .worker.results import id_of, pauses, result_of
 from .worker.task import AnyTask, Decorator, Settings, Task, make_task
 from .worker.worker import Shop, Worker
 
@@ -157,6 +158,7 @@ class Router:
         return values.new_id(self._clock.now())
 
     def _add(self, jobs: list[NewJob], connection: Any, savepoint: bool, *, one: bool) -> Any:
+        refuse_in_an_import("a job was added")
         if connection is not None:
             return joined(self._store, connection, lambda verbs: self._adding(verbs, jobs, one), savepoint=savepoint)
         added = self._compared(jobs, self._store.add(jobs))
@@ -245,8 +247,7 @@ class Router:
         wait_seconds: float,
         process: Process | None,
     ) -> list[Grant]:
-        process = this_process() if process is _SELF else process
-        claim_id = new_claim_id()
+        claim_id, process = new_claim_id(), this_process() if process is _SELF else process
         queues = None if queues is None else asked.queues(queues)
         wait_us = 0 if wait_seconds == 0 else values.microseconds(wait_seconds, "wait_seconds", zero=True)
         countdown = Countdown(self._clock, wait_us)
@@ -451,18 +452,18 @@ class Router:
         """Return the job as it is now, or raise `UnknownJob`."""
         return self._store.job(values.name(id, "a job's id"))
 
-    def result(self, id: str, *, wait_seconds: float = 0) -> Any:
+    def result(self, id: str | Added | Job, *, wait_seconds: float | None = 0) -> Any:
         """
-        Return the result of the job once it is done, waiting for it up to *wait_seconds*.
+        Return the result of the job once it is done, waiting for it up to *wait_seconds*; None waits for ever.
 
         If the router knows the job's task, the result is what its return annotation says; else it is as JSON has it.
         `JobFailed` if the job failed or was cancelled; `NotFinished`, a TimeoutError, if it may still be done.
         """
         for pause in pauses(wait_seconds):
             with suppress(NotFinished):
-                return result_of(self.job(id), self._tasks)
+                return result_of(self.job(id_of(id)), self._tasks)
             time.sleep(pause)
-        return result_of(self.job(id), self._tasks)
+        return result_of(self.job(id_of(id)), self._tasks)
 
     def jobs(
         self,
@@ -540,7 +541,7 @@ class AsyncRouter(Facade):
     counts = threaded(Router.counts)
     close = threaded(Router.close)
 
-    async def result(self, id: str, *, wait_seconds: float = 0) -> Any:
+    async def result(self, id: str | Added | Job, *, wait_seconds: float | None = 0) -> Any:
         """Return the result of the job as `Router.result` does; no thread is held between two looks."""
         router: Router = self._sync
         for pause in pauses(wait_seconds):

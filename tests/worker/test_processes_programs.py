@@ -139,15 +139,37 @@ def test_processes_end_with_a_worker_that_is_killed(tmp_path: Path) -> None:
     assert mine.reason == Reason.RECOVERY
 
 
-def test_a_program_that_does_not_guard_its_main_module_is_told_so(tmp_path: Path) -> None:
-    """A process imports it, and must not become a second worker; the job is not harmed."""
+@pytest.mark.parametrize("before", ["", "main_waits.add('nowhere')", "main_waits.options(id='k').add('nowhere')"])
+def test_a_program_that_does_not_guard_its_main_module_ends_with_one_sentence(tmp_path: Path, before: str) -> None:
+    """A process imports it, and must not become a second worker, nor add its jobs again; no job is harmed."""
     router.add("j", {"folder": str(tmp_path)}, task="main_waits")
-    with program(tmp_path, MAIN.replace('if __name__ == "__main__":', "if True:")):
-        until(lambda: router.events(id="j", kind="released"))
+    text = MAIN.replace('if __name__ == "__main__":', f"{before}\nif True:")
+    with program(tmp_path, text) as worker:
+        assert worker.wait(20) == 1
     said = (tmp_path / "stderr").read_text()
-    assert 'put what the program does under `if __name__ == "__main__":`' in said
-    job = router.job("j")
-    assert (job.status, job.errors, job.reclaims) == (Status.PENDING, 0, 0)
+    assert said.count("Traceback") == 1
+    last = said.splitlines()[-1]
+    assert "InvalidArgument: no process can begin for task 'main_waits'" in last
+    assert 'put what the program does under `if __name__ == "__main__":`' in last
+    assert "arguments do not fit" not in said
+    jobs = router.jobs()
+    assert len(jobs) == 1 + bool(before)
+    assert {(job.status, job.errors, job.reclaims) for job in jobs} == {(Status.PENDING, 0, 0)}
+
+
+def test_a_worker_in_the_background_stops_claiming_and_says_why_if_the_main_module_is_not_guarded(
+    tmp_path: Path,
+) -> None:
+    """Its `with` block ends with the error."""
+    router.add("j", {"folder": str(tmp_path)}, task="main_waits")
+    text = MAIN.replace('if __name__ == "__main__":', "if True:").replace(
+        "router.work(concurrency=1)",
+        "import time\n    with router.worker(concurrency=1) as worker:\n"
+        "        while worker.health().consuming: time.sleep(0.01)\n",
+    )
+    with program(tmp_path, text) as worker:
+        assert worker.wait(20) == 1
+    assert "InvalidArgument: no process can begin" in (tmp_path / "stderr").read_text().splitlines()[-1]
 
 
 def test_a_program_that_forgets_to_stop_its_worker_ends_all_the_same(tmp_path: Path) -> None:

@@ -40,6 +40,31 @@ def test_a_job_runs_for_many_times_its_lease_and_runs_once() -> None:
     assert (job.attempt, job.reclaims) == (0, 0)
 
 
+def test_a_renewal_of_the_worker_is_not_shorter_than_the_handlers_own() -> None:
+    """Who asked for ten minutes, to be paused in, has ten minutes at any time."""
+    clock, gate = ManualClock(), Gate()
+    with Router(clock=clock, lease_seconds=30) as router:
+        store = Tampered(router.store)
+
+        @router.task
+        def work(lease: Lease) -> None:
+            lease.renew(600)
+            gate.pass_by()
+
+        work.options(id="a").add()
+        with working(router, store=store, steady=clock) as worker:
+            gate.wait_for()
+            until(lambda: has_looked(worker, clock), "the keepers to sleep")
+            store.asked["renew"].clear()
+            clock.advance(10.1)
+            until(lambda: store.asked["renew"], "a renewal")
+            until(lambda: has_looked(worker, clock), "the keepers to sleep")
+            expires_at = router.job("a").expires_at
+            assert expires_at is not None
+            assert (expires_at - clock.time).total_seconds() == 600
+            gate.open()
+
+
 def test_all_leases_are_renewed_in_one_batch() -> None:
     clock, gate = ManualClock(), Gate()
     with Router(clock=clock) as router:

@@ -145,6 +145,15 @@ def test_a_result_that_comes_while_it_is_waited_for_is_returned(
         thread.join()
 
 
+def test_what_was_added_or_read_names_its_job(router: Router) -> None:
+    """As well as the id itself does."""
+    added = router.add("a")
+    completed(router, 7)
+
+    assert router.result(added) == router.result(added.job) == router.result("a", wait_seconds=None) == 7
+    assert asyncio.run(router.aio.result(added, wait_seconds=None)) == 7
+
+
 def test_pauses_grow_and_end() -> None:
     """From 5 ms to a quarter of a second; none is longer than what is left, and no wait needs none."""
     drawn = results.pauses(3600)
@@ -153,6 +162,8 @@ def test_pauses_grow_and_end() -> None:
 
     assert first == [0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25, 0.25]
     assert list(results.pauses(0)) == []
+    endless = results.pauses(None)
+    assert [next(endless) for _ in range(9)] == first
     assert next(results.pauses(0.001)) <= 0.001
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from leasehold import Lease, Retry, Router, Status
+from leasehold import InvalidArgument, Lease, Retry, Router, Status
 
 from .staging import ended, until, with_status, working
 
@@ -291,3 +291,38 @@ def test_a_reclaim_costs_its_own_budget(router: Router) -> None:
         [job] = ended(router, "a")
 
     assert (job.result, job.errors, job.reclaims, job.attempt) == ("third", 1, 1, 2)
+
+
+@pytest.mark.parametrize("returned", [lambda: 1, object(), {"x": [object()]}, float("nan"), {1: 2}])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_result_that_cannot_be_kept_is_an_error_that_is_not_tried_again(returned: object, is_async: bool) -> None:
+    """The work is done, and would come to the same: the error says what to return instead."""
+    router, calls = Router(), []
+
+    def plain() -> object:
+        calls.append(1)
+        return returned
+
+    async def awaited() -> object:
+        return plain()
+
+    added = router.task(awaited if is_async else plain).add()
+    tally = router.work(until_empty=True)
+
+    job = router.job(added.job.id)
+    assert (job.status, job.errors, calls, tally.failed) == (Status.FAILED, 1, [1], 1)
+    assert "Return what JSON has, or None; the work is done, so the job is not tried again." in (job.last_error or "")
+
+
+def test_one_wording_for_everything_that_has_no_form() -> None:
+    """A function, and the most general object."""
+    router = Router()
+
+    @router.task
+    def give() -> object: ...
+
+    for value in (len, object()):
+        with pytest.raises(
+            InvalidArgument, match=r"^the result of task 'give' is .* and cannot be kept: JSON has no form"
+        ):
+            give.encode_result(value)

@@ -153,7 +153,7 @@ def test_what_the_store_did_not_answer_is_said_again_in_the_same_words(any_route
     store, steady = Tampered(any_router.store), ManualClock()
     said: list[Any] = []
 
-    @any_router.task(retry=Retry(max_errors=2))
+    @any_router.task(retry=Retry(max_errors=2, delay_seconds=600))
     def work() -> None:
         raise ValueError("no")
 

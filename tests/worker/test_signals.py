@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import signal
 from queue import SimpleQueue
 
+import pytest
+
+from leasehold import InvalidArgument, Router
 from leasehold.testing import ManualClock
 from leasehold.worker.signals import signals
 
@@ -34,3 +39,24 @@ def test_a_signal_that_is_sent_twice_within_a_moment_is_one() -> None:
         assert desk.qsize() == 3
 
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_work_on_a_running_event_loop_is_refused_with_what_to_use() -> None:
+    """It would block the loop until a signal comes."""
+    router = Router()
+
+    async def body() -> None:
+        router.work(until_empty=True)
+
+    with pytest.raises(InvalidArgument, match=r"use `async with router\.worker\(\):`"):
+        asyncio.run(body())
+
+
+def test_a_worker_on_another_thread_says_that_no_signal_stops_it(caplog: pytest.LogCaptureFixture) -> None:
+    """On the main one there is nothing to say."""
+    router = Router()
+    with caplog.at_level(logging.INFO, "leasehold"):
+        router.work(until_empty=True)
+        assert "no signal stops" not in caplog.text
+        asyncio.run(asyncio.to_thread(router.work, until_empty=True))
+    assert caplog.text.count("no signal stops a worker") == 1

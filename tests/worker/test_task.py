@@ -104,15 +104,29 @@ def test_a_task_is_its_function_with_a_name_and_a_place_to_run() -> None:
 
     assert isinstance(resize, Task)
     assert (resize.name, resize.kind, resize.takes_lease) == ("resize", Kind.THREAD, True)
-    assert (resize.run_us, resize.final, resize.delay) == (None, (), None)
+    assert (resize.run_us, resize.final, resize._backoff) == (None, (), None)
     assert (thumb.name, thumb.kind, thumb.takes_lease) == ("thumb", Kind.LOOP, False)
     assert (thumb.run_us, thumb.final) == (1_500_000, (ValueError, OSError))
-    assert thumb.delay is not None
-    assert thumb.delay(3, ValueError()) == 6.0
+    assert thumb._backoff is not None
+    assert thumb._backoff(3, ValueError()) == 6.0
     assert (cut_out.name, cut_out.kind, cut_out.takes_lease) == ("cut", Kind.PROCESS, False)
     assert (cut_out.module, cut_out.qualname) == (__name__, "cut_out")
     assert dict(router.tasks) == {"resize": resize, "thumb": thumb}
     assert repr(cut_out) == f"<Task 'cut' {__name__}.cut_out>"
+
+
+@pytest.mark.parametrize("name", ["delay", "apply_async", "send", "enqueue", "defer"])
+def test_what_other_libraries_call_add_is_refused_with_advice(router: Router, name: str) -> None:
+    """An AttributeError, so that `hasattr` and copies work as ever."""
+
+    @router.task(delay=lambda errors, error: 1.0)
+    def thumb(image_id: int) -> None: ...
+
+    with pytest.raises(AttributeError, match=rf"task 'thumb' has no attribute '{name}'\. Use thumb\.add\(…\); later"):
+        getattr(thumb, name)
+    assert not hasattr(thumb, "colour")
+    with pytest.raises(AttributeError, match=r"'thumb' has no attribute 'colour'\.$"):
+        thumb.colour  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_calling_a_task_just_calls_its_function(router: Router) -> None:
@@ -287,6 +301,11 @@ def test_methods_are_refused_and_static_and_bound_ones_are_not() -> None:
     assert router.task(vars(Images)["cut"])(image_id=3) == 3
     assert router.task(vars(Images)["blur"]).kind is Kind.LOOP
     assert router.task(Images().tint)(image_id=3) == 4
+
+    def moved(self, image_id: int) -> None: ...  # type: ignore[no-untyped-def]
+
+    with pytest.raises(InvalidArgument, match="'self' is not part of a payload"):
+        router.task(moved)
 
     def free(self: int) -> None: ...
 
@@ -780,16 +799,15 @@ def test_an_unstorable_result_names_the_task_and_the_type() -> None:
         return str(refusal.value)
 
     assert "the result of task 'handle' is <" in said(Opaque())
-    assert said(Opaque()).endswith(
-        " (Opaque) and cannot be kept: JSON has no form for Opaque. Return what JSON has, or None."
-    )
+    advice = " Return what JSON has, or None; the work is done, so the job is not tried again."
+    assert said(Opaque()).endswith(f" (Opaque) and cannot be kept: JSON has no form for Opaque.{advice}")
     assert "and cannot be kept at .a[0]: JSON has no form for Opaque." in said({"a": [Opaque()]})
     assert said({1: 2}).startswith("the result of task 'handle' has the key 1 (int)")
     assert said(float("nan")).startswith("the result of task 'handle' cannot be kept as JSON: ")
     assert said("x" * 2**20).startswith("the result of task 'handle' has 1,048,578 bytes as JSON")
     endless: list[Any] = []
     endless.append(endless)
-    assert said(endless) == "the result of task 'handle' is nested too deeply, or contains itself."
+    assert said(endless) == "the result of task 'handle' is nested too deeply, or contains itself." + advice
 
 
 def test_a_coroutine_that_nobody_awaits_is_no_result() -> None:

@@ -23,6 +23,10 @@ class Unbindable(InvalidArgument):
     """What was stored does not fit the handler that is here: an older or a newer one was meant."""
 
 
+class Unready(Unbindable):
+    """The handler could not begin, whatever its arguments are: its process, or its module there, is not to be had."""
+
+
 class Unresolved(Exception):
     """An annotation names what is not there, or not yet."""
 

@@ -27,7 +27,7 @@ from .handling import End, Raised, call, described, failed, settlement
 from .lifespan import Lifespan
 from .loops import Loop
 from .remote import Began, Call, Ended, Job, RemoteStore, Reply
-from .task import AnyTask, Task, Unbindable
+from .task import AnyTask, Task, Unbindable, Unready
 
 QUIET = {signal.SIGINT, signal.SIGTERM}
 
@@ -115,7 +115,7 @@ class Child:
             store = self._store_of(task, job.url)
         except BaseException as error:
             text = f"task {job.task!r} cannot begin in process {os.getpid()}: {described(error)}"
-            return Ended(None, Unbindable(text), False)
+            return Ended(None, Unready(text), False)
         lease = Lease(cast(Store, store), job.grant)
         self._send(Began())
         end = call(task, lease, cast(Any, task._router)._hooks)

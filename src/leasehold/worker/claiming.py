@@ -17,6 +17,7 @@ from ..errors import LeaseholdError, StoreUnavailable
 from ..process import new_claim_id, this_process
 from ..store import Store
 from .log import log
+from .waiting import Waiting
 
 MOST = 10_000  # in one claim
 WAIT_SECONDS = 1.0  # for jobs, before it looks at everything else
@@ -46,6 +47,10 @@ class Slots(Protocol):
         """Begin what a claim, sent at that instant, has got."""
         ...
 
+    def knows(self, task: str | None) -> bool:
+        """Return whether jobs of *task* can be handled here."""
+        ...
+
     def is_empty(self) -> bool:
         """Return whether nothing is in flight here."""
         ...
@@ -70,9 +75,10 @@ class Claimer(threading.Thread):
         self._steady = steady
         self._over = over
         self._lease_us = lease_us
-        self._until_empty = until_empty
+        self._waiting = Waiting(store, slots.queues, steady, slots.knows) if until_empty else None
         self._free = threading.Event()  # a slot may have become free, or it is time to stop
         self._stopping = False
+        self._failure: BaseException | None = None
         self._unknown: list[tuple[str, int]] = []  # claims whose reply was lost, and when they were sent
         self._failures = 0
         self._in_vain = 0  # claims that have got nothing, since the last that did
@@ -96,6 +102,12 @@ class Claimer(threading.Thread):
             self._store.wake()  # again and again, since it may just have been about to wait
             self.join(0.05)
 
+    def fail(self, error: BaseException) -> None:
+        """Claim no more, since nothing that is claimed can be handled."""
+        self._failure = error
+        self._stopping = True
+        self._free.set()
+
     def run(self) -> None:
         """Claim on."""
         try:
@@ -105,6 +117,8 @@ class Claimer(threading.Thread):
                     self._claim(limit)
             if self._unknown:
                 self._find()  # which hands back what it finds
+            if self._failure is not None:
+                raise self._failure
             self._over(None)
         except BaseException as error:
             told = isinstance(error, LeaseholdError)  # its message says it all
@@ -132,7 +146,7 @@ class Claimer(threading.Thread):
         passed = now - self._paced_us
         if passed > 0:
             pace = (ended - self._ended) * 1_000_000 / passed
-            self._pace = pace if pace < self._pace else (self._pace + pace) / 2
+            self._pace = pace
         self._paced_us, self._ended = now, ended
         return min(int(self._pace * _AHEAD_SECONDS), _AHEAD_MOST) if self._slots.claims_ahead() else 0
 
@@ -160,12 +174,19 @@ class Claimer(threading.Thread):
         self._answered()
         self._in_vain = 0 if grants else min(self._in_vain + 1, 10)
         self._begin(grants, sent)
-        if not grants and self._until_empty and self._slots.is_empty():
+        if self._waiting is not None:
+            self._look(self._waiting, grants)
+
+    def _look(self, waiting: Waiting, grants: Sequence[Grant]) -> None:
+        """End if nothing is left."""
+        if grants:
+            waiting.got(grants)
+        elif self._slots.is_empty():
             with suppress(StoreUnavailable):  # then the next claim will tell
-                self._stopping = self._stopping or self._nothing_left()
+                self._stopping = self._stopping or waiting.nothing_left()
 
     def _wait_seconds(self) -> float:
-        if not self._until_empty:
+        if self._waiting is None:
             return WAIT_SECONDS
         least, most = _EMPTY_SECONDS
         return float(min(least * 2**self._in_vain, most))
@@ -205,8 +226,3 @@ class Claimer(threading.Thread):
             self._free.clear()
             if not self._stopping:
                 self._free.wait(left / 1_000_000)
-
-    def _nothing_left(self) -> bool:
-        queues = self._slots.queues
-        unfinished = self._store.counts().queues
-        return not any(sum(found.values()) for name, found in unfinished.items() if queues is None or name in queues)

@@ -46,6 +46,8 @@ def dump_by_type(value: Any) -> Any:
     kind: Any = type(value)
     if value is None or kind in PLAIN:
         return value
+    if kind is object:
+        raise Mismatch("JSON has no form for object")  # which an annotation means otherwise
     if kind not in (dict, list, tuple, set, frozenset):
         try:
             return _of_type(kind).dump(value)

@@ -157,10 +157,12 @@ def check_parameters(function: Any, parameters: list[inspect.Parameter]) -> None
     # In a class, and not in a function within one.
     outer = function.__qualname__.rpartition(".")[0]
     bound = isinstance(function, types.MethodType)
-    if parameters and parameters[0].name in ("self", "cls") and outer and not outer.endswith("<locals>") and not bound:
-        raise _refuse(
-            function, f"{parameters[0].name!r} is not part of a payload. Make it a function, or a staticmethod."
-        )
+    if not parameters or bound:
+        return
+    first, within = parameters[0], bool(outer) and not outer.endswith("<locals>")
+    forgotten = first.name == "self" and first.annotation is inspect.Parameter.empty  # moved out of its class
+    if forgotten or (first.name in ("self", "cls") and within):
+        raise _refuse(function, f"{first.name!r} is not part of a payload. Make it a function, or a staticmethod.")
 
 
 def final_of(settings: Settings) -> tuple[type[BaseException], ...]:

@@ -17,7 +17,7 @@ from ..errors import StaleEpoch
 from ..lease import Lease, _current
 from .hooks import Hooks
 from .log import log
-from .task import Task, Unbindable
+from .task import Task, Unbindable, Unstorable
 
 _FRAMES = 12  # of a traceback, beginning with the innermost
 _TEXT = 8_000
@@ -42,6 +42,11 @@ class Raised(Exception):
         super().__init__(text)
         self.said = said
         self.__cause__ = refusal
+
+    def told(self) -> str:
+        """Return the error as Python shows one, with the frames of its process."""
+        said, frame, frames = self.args[0].partition('\n  File "')
+        return f"Traceback, in the process of the handler (most recent call last):{frame}{frames}\n{said}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Raised, (self.args[0], self.said, self.__cause__)
@@ -120,7 +125,7 @@ def failed(task: Task[..., ..., Any], lease: Lease, error: BaseException, text: 
         grant.epoch,
         Outcome.FAIL,
         error=text or described(error),
-        retry=not isinstance(error, task.final),
+        retry=not isinstance(error, (Unstorable, *task.final)),
         delay_us=values.microseconds(_delay(task, lease, error), "delay", zero=True),
     )
 
@@ -146,9 +151,9 @@ def described(error: BaseException) -> str:
 
 def _delay(task: Task[..., ..., Any], lease: Lease, error: BaseException) -> float:
     errors = lease._grant.errors + 1
-    if task.delay is not None:
+    if task._backoff is not None:
         try:
-            delay = float(task.delay(errors, error))
+            delay = float(task._backoff(errors, error))
             values.microseconds(delay, "delay", zero=True)
             return delay
         except BaseException:  # a SystemExit there would end a thread that others need

@@ -8,7 +8,7 @@ a blocked event loop does not make a live worker look dead, and a store that doe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
@@ -130,26 +130,25 @@ class Renewer(Sleeper):
         for first in range(0, len(runs), size):
             part = runs[first : first + size]
             if len(answers) == 2 and not any(answers):  # the store does not answer: it is asked again before long
-                self._renewed(part, [None] * len(part), self._steady.now())
+                for run in part:
+                    self._refused(run, None, self._steady.now())
             else:
                 answers.append(self._renew_part(part))
         self._parts = 1 if all(answers) else min(2 * self._parts, _MOST_PARTS)
 
     def _renew_part(self, runs: list[Run]) -> bool:
         sent = self._steady.now()
-        renewals = [Renewal(run.lease.job_id, run.lease.epoch, _lasts(run)) for run in runs]
+        lasts = [_lasts(run) for run in runs]
+        renewals = [Renewal(run.lease.job_id, run.lease.epoch, us) for run, us in zip(runs, lasts, strict=True)]
         replies: list[int | Refusal | None] = [*self._told(lambda: self._store.renew(renewals), len(runs))]
-        self._renewed(runs, replies, sent)
-        return replies[0] is not None
-
-    def _renewed(self, runs: list[Run], replies: Sequence[int | Refusal | None], sent: int) -> None:
-        for run, reply in zip(runs, replies, strict=True):
+        for run, us, reply in zip(runs, lasts, replies, strict=True):
             if isinstance(reply, int):
                 run.lease._expires_us = reply
-                run.deadline_us = sent + _lasts(run)
-                run.renew_us = sent + _lasts(run) // 4
+                run.deadline_us = sent + us
+                run.renew_us = sent + run.lease._grant.lease_us // 3
             else:
                 self._refused(run, reply, sent)
+        return replies[0] is not None
 
     def _check(self, runs: list[Run], now: int) -> None:
         """Let the leases of stalled jobs run out, and learn who takes them."""
@@ -185,7 +184,8 @@ class Renewer(Sleeper):
 
 def _lasts(run: Run) -> int:
     # A third longer than asked for, so that at any moment a whole lease is left to a process that stands still.
-    return run.lease._grant.lease_us * 4 // 3
+    # Nor shorter than the handler itself has asked for.
+    return max(run.lease._grant.lease_us * 4 // 3, run.lease._asked_us)
 
 
 class Watch(Sleeper):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,10 +15,11 @@ from ..lease import Lease
 from ..store import Store
 from .handling import Crashed, End
 from .hooks import Hooks
+from .importing import GUARD, UNGUARDED, refuse_in_an_import
 from .log import log
 from .remote import VERBS, Began, Call, Ended, Job, Reply
 from .run import Run
-from .task import Unbindable
+from .task import Unready
 
 if TYPE_CHECKING:
     from .spawning import Spawned  # which costs an import that many a worker does without
@@ -32,6 +32,10 @@ _END_SECONDS = 2.0
 
 class Killed(Exception):
     """The worker has killed the process of the handler."""
+
+
+class Unguarded(Unready):
+    """The main module cannot be imported without running the program again, so no process can begin."""
 
 
 class Processes:
@@ -50,7 +54,8 @@ class Processes:
         self._places: list[_Place] = []
         self._idle: list[_Place] = []  # the last one is asked first
         self._closing = False
-        _refuse_in_an_import()
+        self._hopeless: Unguarded | None = None
+        refuse_in_an_import("a worker was started")
 
     def start(self, runs: Sequence[Run]) -> None:
         """Begin each of *runs* as soon as there is room."""
@@ -126,6 +131,12 @@ class Processes:
             self._idle.insert(len(self._idle) if place.has_process else 0, place)
         self._ended(run, end)
 
+    def despair(self, why: Unguarded | None = None) -> Unguarded | None:
+        """Begin no process any more, since *why*; return why that is so, if it is."""
+        with self._lock:
+            self._hopeless = self._hopeless or why
+            return self._hopeless
+
     def killing(self, place: _Place) -> bool:
         """Return whether the run of *place* was stopped."""
         with self._lock:
@@ -200,7 +211,7 @@ class _Place:
         if woken:
             os.read(self._woken, 4096)
         if process is not None and (said or dead) and self._heard(process, None, said=said) is False:
-            log.warning("an idle process of handlers %s", self._buried())
+            log.warning("an idle process of handlers %s", _how(self._buried()))
         return said or dead or woken
 
     def _ended(self, run: Run) -> End:
@@ -221,19 +232,21 @@ class _Place:
             if end is not None or self._all.killing(self):
                 return end or End(None, Killed("the worker has killed the process of the handler"))
             log.warning("an idle process of handlers has ended before it could begin %r; another one does", run)
+        if (hopeless := self._all.despair()) is not None:
+            return End(None, hopeless)
         try:
             from .spawning import Spawned
 
             self._process = Spawned()
         except Exception as error:
             log.error("cannot begin a process for %r", run, exc_info=error)
-            return End(None, Unbindable(f"a process for task {run.task.name!r} cannot be begun: {error}"))
+            return End(None, Unready(f"a process for task {run.task.name!r} cannot be begun: {error}"))
         if self._all.killing(self):
             self._process.kill()
         end = self._begun(run, self._process)
-        return end or End(None, Unbindable(self._unready))
+        return end or End(None, self._unready)
 
-    _unready = ""
+    _unready = Unready()
 
     def _begun(self, run: Run, process: Spawned) -> End | None:
         """Have *run* handled; return how it ended, or None if the process ended before the handler began."""
@@ -254,17 +267,23 @@ class _Place:
                 return self._died(run)
 
     def _died(self, run: Run) -> End | None:
-        how = self._buried()
+        code = self._buried()
         if self._all.killing(self):
             return End(None, Killed("the worker has killed the process of the handler"))
         if run.began_us is None:
-            self._unready = (
-                f"the process for task {run.task.name!r} {how} before the handler began; what it said is on stderr. "
-                'If that is about the main module: what runs there belongs under `if __name__ == "__main__":`.'
-            )
-            log.error("job %r: %s", run.lease.job_id, self._unready)
+            self._unready = self._why(run, code)
             return None
-        return End(None, Crashed(f"the process of the handler {how}"))
+        return End(None, Crashed(f"the process of the handler {_how(code)}"))
+
+    def _why(self, run: Run, code: int | None) -> Unready:
+        """Return why no handler has begun in a process."""
+        if code == UNGUARDED:
+            why = f"no process can begin for task {run.task.name!r}: it imports the main module, which runs the program"
+            return self._all.despair(Unguarded(f"{why} again. In the main module, {GUARD}.")) or Unready()
+        return Unready(
+            f"the process for task {run.task.name!r} {_how(code)} before the handler began; what it said is on stderr. "
+            f"If that is about the main module: {GUARD}."
+        )
 
     def _heard(self, process: Spawned, run: Run | None, *, said: bool) -> Any:
         """Act on what the process has said: return it, or False if it is dead."""
@@ -297,11 +316,9 @@ class _Place:
             _noted(run.lease, call.verb, [*call.args, *call.kwargs.values()][0], value)
         return Reply(call.number, value)
 
-    def _buried(self) -> str:
-        from .spawning import how
-
+    def _buried(self) -> int | None:
         process, self._process = self._process, None
-        return how(process.reap()) if process is not None else "has ended"
+        return process.reap() if process is not None else None
 
     def _end(self) -> None:
         """Have the process end, and kill it if it does not."""
@@ -320,6 +337,12 @@ class _Place:
         self._buried()
 
 
+def _how(code: int | None) -> str:
+    from .spawning import how
+
+    return "has ended" if code is None else how(code)
+
+
 def _modules(hooks: Hooks) -> tuple[str, ...]:
     """Return the modules whose import gives a router its hooks."""
     return tuple(dict.fromkeys(hook.__module__ for hook in (*hooks.around, *hooks.lifespans)))
@@ -336,6 +359,7 @@ def _noted(lease: Lease, verb: str, items: Sequence[Any], replies: Sequence[Any]
             lease._moves += 1
         elif verb == "renew":
             lease._expires_us = reply
+            lease._asked_us = item.lease_us or 0
 
 
 def _refused(lease: Lease, call: Call, error: Exception) -> None:
@@ -348,13 +372,3 @@ def _sendable(error: Exception) -> Exception:
     if isinstance(error, LeaseholdError) or type(error).__module__ == "builtins":
         return error
     return StoreUnavailable(f"{type(error).__name__}: {error}")
-
-
-def _refuse_in_an_import() -> None:
-    """Refuse to work in a process of handlers that is only importing the main module."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and getattr(process.current_process(), "_inheriting", False):
-        raise InvalidArgument(
-            "a worker was started while a process of handlers imports the main module: "
-            'put what the program does under `if __name__ == "__main__":`.'
-        )

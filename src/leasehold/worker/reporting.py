@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypedDict
 
 from ..core.job import Outcome, Settlement
+from ..core.ownership import Reason
 from ..errors import Settled
 from ..lease import Lease
 from ..store import Refusal
-from .handling import Crashed
+from .handling import Crashed, Raised
 from .log import log
 from .run import Run
 from .settling import Said
-from .task import Unbindable
+from .task import Unbindable, Unready
 
+TAKEN = frozenset({Reason.TIMEOUT, Reason.STALL, Reason.RECOVERY})  # from an owner, who is refused
 _COMPLETE = Outcome.COMPLETE  # in Python 3.11 an enum's member is found through its metaclass, ten times slower
 
 
@@ -48,7 +51,7 @@ class Reporter:
 
     def over(self, batch: list[Said], refusals: list[Refusal | Exception | None]) -> None:
         """Tell of runs that are over."""
-        done = 0
+        done, chatty = 0, log.isEnabledFor(logging.DEBUG)
         with self._counting:
             for (run, said, error), refusal in zip(batch, refusals, strict=True):
                 if refusal is None and said is not None and said.outcome is _COMPLETE:
@@ -56,18 +59,36 @@ class Reporter:
                 else:
                     self._over(run, said, error, refusal)
             self.tally.done += done
+        if chatty:
+            for (run, said, _), refusal in zip(batch, refusals, strict=True):
+                if refusal is None and said is not None and said.outcome is _COMPLETE:
+                    log.debug("job %s is done", _named(run), **_of(run))
+
+    def begins(self, runs: Iterable[Run]) -> None:
+        """Tell of each that begins, where somebody wants to know as much."""
+        if log.isEnabledFor(logging.DEBUG):
+            for run in runs:
+                log.debug("job %s begins, attempt %d", _named(run), run.lease.attempt, **_of(run))
+
+    def took_over(self, run: Run) -> None:
+        """Tell of a job that was taken from another owner."""
+        log.info("took over job %s (%s)", _named(run), run.lease.reason, **_of(run))
 
     def _over(self, run: Run, said: Settlement | None, error: BaseException | None, refusal: Exception | None) -> None:
         if refusal is not None:
             self._refused(run, refusal, error)
         elif isinstance(error, Crashed) and said is None:
             self.tally.crashed += 1
-            log.error("job %r goes back, and counts a reclaim: %s", run.lease.job_id, error, **_of(run))
+            log.error("job %s goes back, and counts a reclaim: %s", _named(run), error, **_of(run))
         elif said is None:
             self.tally.settled += 1
             if error is not None:
-                log.warning(
-                    "the handler of job %r raised after it had settled the job", run.lease.job_id, **_of(run, error)
+                _say(
+                    logging.WARNING,
+                    run,
+                    error,
+                    "the handler of job %s raised after it had settled the job",
+                    _named(run),
                 )
         elif said.outcome is Outcome.RELEASE:
             self.tally.released += 1
@@ -86,27 +107,27 @@ class Reporter:
     def lost(self, run: Run, refusal: Exception | None) -> None:
         """Tell of a lease that was lost while its handler worked."""
         if refusal is None:
-            log.warning("the lease of job %r was not renewed in time; others may take it", run.lease.job_id, **_of(run))
+            log.warning("the lease of job %s was not renewed in time; others may take it", _named(run), **_of(run))
         else:
             with self._counting:
                 self.tally.refused += 1
-            log.warning("the lease of job %r is lost: %s", run.lease.job_id, refusal, **_of(run))
+            log.warning("the lease of job %s is lost: %s", _named(run), refusal, **_of(run))
 
     def outran(self, run: Run, text: str) -> None:
         """Tell of a handler that has had its time."""
-        log.warning("job %r: %s", run.lease.job_id, text, **_of(run))
+        log.warning("job %s: %s", _named(run), text, **_of(run))
 
     def outlived(self, run: Run) -> None:
         """Tell of a handler that goes on although its job is settled."""
         log.warning(
-            "the handler of job %r cannot be stopped, keeps its slot, and is refused from now on",
-            run.lease.job_id,
+            "the handler of job %s cannot be stopped, keeps its slot, and is refused from now on",
+            _named(run),
             **_of(run),
         )
 
     def returned(self, run: Run) -> None:
         """Tell that such a handler has ended."""
-        log.info("the handler of job %r has ended, after its job went on without it", run.lease.job_id, **_of(run))
+        log.info("the handler of job %s has ended, after its job went on without it", _named(run), **_of(run))
 
     def _is_new(self, task: str | None) -> bool:
         new = task not in self._strange
@@ -119,27 +140,44 @@ class Reporter:
         else:
             self.tally.refused += 1
             run.lease._lost = True
-        log.warning("job %r: what its handler said is refused: %s", run.lease.job_id, refusal, **_of(run, error))
+        _say(logging.WARNING, run, error, "job %s: what its handler said is refused: %s", _named(run), refusal)
 
     def _unbindable(self, run: Run, error: BaseException) -> None:
-        if self._is_new(run.task.name):
-            log.warning("job %r goes back, since its arguments do not fit: %s", run.lease.job_id, error, **_of(run))
+        if isinstance(error, Unready):
+            log.error("job %s goes back: %s", _named(run), error, **_of(run))
+        elif self._is_new(run.task.name):
+            log.warning("job %s goes back, since its arguments do not fit: %s", _named(run), error, **_of(run))
 
     def _failed(self, run: Run, said: Settlement, error: BaseException | None) -> None:
         lease, errors = run.lease, run.lease._grant.errors + 1
         if said.retry and errors < lease.retry.max_errors:
             self.tally.retried += 1
-            rest = said.delay_us / 1_000_000
-            most = lease.retry.max_errors
-            log.warning("job %r failed, %d of %d; again in %.3g s", lease.job_id, errors, most, rest, **_of(run, error))
+            rest, most = said.delay_us / 1_000_000, lease.retry.max_errors
+            text = "job %s failed, %d of %d; again in %.3g s"
+            _say(logging.WARNING, run, error, text, _named(run), errors, most, rest)
         else:
             self.tally.failed += 1
-            log.error("job %r failed for good", lease.job_id, **_of(run, error))
+            why = "after 1 error" if errors == 1 else f"after {errors} errors"
+            why += "" if said.retry else ", since this one is final"
+            _say(logging.ERROR, run, error, "job %s failed for good, %s", _named(run), why)
 
 
 class _Facts(TypedDict):
     extra: dict[str, object]
     exc_info: BaseException | None
+
+
+def _say(level: int, run: Run, error: BaseException | None, text: str, *args: object) -> None:
+    """Log with the error. One of a process has no frames here, and brings those that it had there."""
+    if isinstance(error, Raised):
+        log.log(level, text + "\n%s", *args, error.told(), **_of(run))
+    else:
+        log.log(level, text, *args, **_of(run, error))
+
+
+def _named(run: Run) -> str:
+    lease = run.lease
+    return repr(lease.job_id) if lease.task is None else f"{lease.job_id!r} ({lease.task})"
 
 
 def _of(run: Run, error: BaseException | None = None) -> _Facts:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..core import values
 from ..core.clock import patience
-from ..core.job import Job, Status
+from ..core.job import Added, Job, Status
 from ..core.lifecycle import FINISHED
 from ..errors import JobFailed, NotFinished
 from .task import AnyTask
@@ -25,9 +26,16 @@ def result_of(job: Job, tasks: Mapping[str, AnyTask]) -> Any:
     raise NotFinished(job.id, status=job.status)
 
 
-def pauses(wait_seconds: float) -> Iterator[float]:
-    """Yield the pauses between two looks, each longer than the one before, until *wait_seconds* are over."""
-    left = patience(values.microseconds(wait_seconds, "wait_seconds", zero=True) / 1_000_000)
+def id_of(job: str | Added | Job) -> str:
+    """Return the id of what was added or read, or is an id already."""
+    return job.job.id if isinstance(job, Added) else job.id if isinstance(job, Job) else job
+
+
+def pauses(wait_seconds: float | None) -> Iterator[float]:
+    """Yield the pauses between two looks, each longer than the one before, until *wait_seconds* are over, or ever."""
+    left: Callable[[], float] = lambda: math.inf  # noqa: E731  # the other one is no def either
+    if wait_seconds is not None:
+        left = patience(values.microseconds(wait_seconds, "wait_seconds", zero=True) / 1_000_000)
     pause = _SHORTEST_SECONDS
     while (rest := left()) > 0:
         yield min(pause, rest)

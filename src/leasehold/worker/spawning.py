@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from . import child
+from .importing import PROCESS
 
 _spawn = multiprocessing.get_context("spawn")
 # Beginning a process also reaps others that have ended, whose ids would then be free while somebody may kill them.
@@ -31,7 +32,7 @@ class Spawned:
     def __init__(self) -> None:
         ours, theirs = _spawn.Pipe()
         self._connection = ours
-        self._process = _spawn.Process(target=child.main, args=(theirs,), name="leasehold-handler")
+        self._process = _spawn.Process(target=child.main, args=(theirs,), name=PROCESS)
         try:
             # Else the first process that is begun unblocks the signals again.
             multiprocessing.resource_tracker.ensure_running()

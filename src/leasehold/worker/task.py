@@ -6,7 +6,19 @@ import inspect
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from ..core import values
 from ..core.job import Added, NewJob
@@ -14,7 +26,7 @@ from ..core.retry import Retry
 from ..errors import InvalidArgument
 from ..lease import Lease, as_new_job, lease_here
 from ..store import Store
-from .arguments import Arguments, Unbindable, Unresolved, resolved, signature_of
+from .arguments import Arguments, Unbindable, Unready, Unresolved, resolved, signature_of
 from .conversion import converter, dump_by_type
 from .functions import (
     Kind,
@@ -31,7 +43,7 @@ from .functions import (
 )
 from .scalars import PLAIN, Converter, Mismatch, Unsupported, shown
 
-__all__ = ["AnyTask", "Kind", "Options", "Settings", "Task", "Unbindable", "make_task"]
+__all__ = ["AnyTask", "Kind", "Options", "Settings", "Task", "Unbindable", "Unready", "Unstorable", "make_task"]
 
 C = ParamSpec("C")  # what a call of the function takes
 P = ParamSpec("P")  # what a job takes: the same without the lease
@@ -39,6 +51,14 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 _CURRENT: Final[Any] = object()  # "the lease of the handler that adds it, if there is one"
+_ELSEWHERE = {"delay", "apply_async", "send", "send_with_options", "enqueue", "defer", "schedule", "kiq"}
+
+
+_RETURN: Final = "Return what JSON has, or None; the work is done, so the job is not tried again."
+
+
+class Unstorable(InvalidArgument):
+    """What a handler returned cannot be kept, and would not be the next time either."""
 
 
 class JobSettings(TypedDict, total=False):
@@ -171,7 +191,7 @@ class Task(Generic[C, P, R_co]):
         run_seconds = settings.get("run_seconds")
         self.run_us = None if run_seconds is None else values.microseconds(run_seconds, "run_seconds")
         self.final = final_of(settings)
-        self.delay = delay_of(settings)
+        self._backoff = delay_of(settings)
         parameters = list(signature.parameters.values())[int(self.takes_lease) :]
         self._arguments = Arguments(self.name, self.function, parameters)
         self._router = router
@@ -193,6 +213,16 @@ class Task(Generic[C, P, R_co]):
     def __call__(self, *args: C.args, **kwargs: C.kwargs) -> R_co:
         """Call the function; no job is involved."""
         return self.function(*args, **kwargs)
+
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse what there is not, with advice on what other libraries call `add`."""
+            text = f"task {self.__dict__.get('name', '?')!r} has no attribute {name!r}."
+            if name in _ELSEWHERE:
+                own = self.__name__
+                text += f" Use {own}.add(…); later, {own}.options(delay_seconds=…).add(…)."
+            raise AttributeError(text, name=name, obj=self)
 
     # Producers
 
@@ -247,7 +277,7 @@ class Task(Generic[C, P, R_co]):
         return self._arguments.decode(document)
 
     def encode_result(self, value: object) -> str:
-        """Return what the function returned as JSON; raise `InvalidArgument` if it has no form there."""
+        """Return what the function returned as JSON; raise `Unstorable` if it has no form there."""
         if value is None:
             return "null"
         if inspect.iscoroutine(value):
@@ -261,11 +291,11 @@ class Task(Generic[C, P, R_co]):
             return values.encode(self._dump_result(value), what)
         except Mismatch as mismatch:
             at = f" at {mismatch.where}" if mismatch.where else ""
-            raise InvalidArgument(
-                f"{what} is {shown(value)} and cannot be kept{at}: {mismatch}. Return what JSON has, or None."
-            ) from None
+            raise Unstorable(f"{what} is {shown(value)} and cannot be kept{at}: {mismatch}. {_RETURN}") from None
         except RecursionError:
-            raise InvalidArgument(f"{what} is nested too deeply, or contains itself.") from None
+            raise Unstorable(f"{what} is nested too deeply, or contains itself. {_RETURN}") from None
+        except InvalidArgument as error:
+            raise Unstorable(f"{error} {_RETURN}") from None
 
     def _dump_result(self, value: object) -> Any:
         found = self._result

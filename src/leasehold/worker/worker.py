@@ -35,8 +35,8 @@ from .keeping import Renewer, Watch
 from .lifespan import Lifespan
 from .log import log
 from .loops import Loop
-from .processes import Processes
-from .reporting import Reporter, Tally
+from .processes import Killed, Processes, Unguarded
+from .reporting import TAKEN, Reporter, Tally
 from .run import Run
 from .settling import Said, Settler
 from .signals import signals
@@ -225,6 +225,9 @@ class Worker:
 
         A second signal hands back at once what still runs.
         """
+        _refuse_on_a_loop()
+        if threading.current_thread() is not threading.main_thread():
+            log.info("no signal stops a worker that runs on another thread than the main one; its end() does: %s", self)
         with signals(self._desk):
             self.start(until_empty=until_empty)
             said = self._told()
@@ -263,7 +266,7 @@ class Worker:
         self._desk.put("stopped")
 
     def _claimed_all(self, failure: BaseException | None) -> None:
-        self._failure = failure
+        self._failure = failure or self._failure
         self._desk.put("empty" if failure is None else "failed")
 
     def __enter__(self) -> Worker:
@@ -332,6 +335,10 @@ class Worker:
         kinds = {task.kind for task in self._shop.tasks.values()}
         return len(kinds) == 1 and Kind.PROCESS not in kinds and not self._outlived
 
+    def knows(self, task: str | None) -> bool:
+        """Return whether jobs of *task* can be handled here."""
+        return (task or "") in self._shop.tasks
+
     def is_empty(self) -> bool:
         """Return whether nothing is in flight here."""
         return not self._in_flight
@@ -348,6 +355,8 @@ class Worker:
                 self._unhandled(Run(lease, _NOBODY, sent_us, now))
                 continue
             run = Run(lease, task, sent_us, now)
+            if grant.attempt and grant.reason in TAKEN:
+                self._reporter.took_over(run)
             self._in_flight[grant.epoch] = self._executing[grant.epoch] = run
             runs = by_kind.get(task.kind)
             if runs is None:
@@ -356,6 +365,7 @@ class Worker:
             if run.renew_us < soonest:
                 soonest = run.renew_us
         for kind, runs in by_kind.items():
+            self._reporter.begins(runs)
             self._kinds[kind].start(runs)
         self._renewer.wake_by(soonest)
         self._watch.wake_by(soonest)
@@ -381,9 +391,11 @@ class Worker:
             if self._outlived.pop(epoch, None) is not None:
                 self._reporter.returned(run)
         elif run.stopped_us is not None and (end.error is not None or run.verdict is None):
-            self._decide(run, run.verdict, end.error)
+            self._decide(run, run.verdict, None if isinstance(end.error, Killed) else end.error)
         else:
             self._settler.put(Said(run, said, end.error))
+            if isinstance(end.error, Unguarded):
+                self._claimer.fail(InvalidArgument(str(end.error)))
         self._claimer.freed()
         if not self._changed.is_set():
             self._changed.set()
@@ -471,6 +483,16 @@ class Worker:
                 log.exception("cannot tell how %d jobs came out", len(batch))
         for run, _, _ in batch:
             self._in_flight.pop(run.lease._grant.epoch, None)
+
+
+def _refuse_on_a_loop() -> None:
+    """Refuse to block an event loop."""
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise InvalidArgument(
+            "router.work() would block the event loop that runs on this thread: use `async with router.worker():`, "
+            "whose async handlers run on that loop."
+        )
 
 
 def _unique(name: str) -> str:
