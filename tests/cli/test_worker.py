@@ -252,6 +252,32 @@ def test_an_application_that_configures_logging_itself_has_its_way(tmp_path: Pat
     assert "the store is in the memory of this process" in said
 
 
+def test_a_router_without_tasks_is_told_of_another_that_has_some(tmp_path: Path) -> None:
+    """Which is what was meant, as like as not."""
+    (tmp_path / "jobs.py").write_text(
+        "from leasehold import Router\nqueue = Router()\n@queue.task\ndef greet() -> None: ...\n"
+    )
+    app = "import jobs\nfrom jobs import queue\nfrom leasehold import Router\nrouter = Router()\n"
+
+    code, said = worker(tmp_path, "app", "--until-empty", app=app)
+    assert code == 0, said
+    assert "has 1 task: did you mean it?" in said
+    assert "app:queue" in said or "jobs:queue" in said
+
+    code, said = worker(tmp_path, "jobs:queue", "--until-empty", app=app)
+    assert code == 0, said
+    assert ", 1 task: greet" in said
+    assert "did you mean" not in said
+
+
+def test_a_health_file_without_a_folder_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
+    """So nothing has begun, and nothing was said about a start."""
+    code, said = worker(tmp_path, "app", "--health-file", "gone/alive", app="print('imported')\nraise SystemExit\n")
+    assert code == 2, said
+    assert "there is no folder for 'gone/alive'" in said
+    assert "it raised an error" not in said
+
+
 # A terminal
 
 

@@ -77,14 +77,19 @@ class Beats:
                 return
 
 
+def check_folder(path: str) -> None:
+    """Refuse a file whose folder is missing."""
+    if not Path(path).absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder for {path!r}; make it first.", param_hint="--health-file")
+
+
 class HealthFile:
     """A file that is touched while there is consuming, and gone afterwards."""
 
     def __init__(self, path: str, ask: Callable[[], Pulse]) -> None:
         self._path = Path(path)
         self._ask = ask
-        if not self._path.absolute().parent.is_dir():
-            raise click.BadParameter(f"there is no folder for {path!r}; make it first.", param_hint="--health-file")
+        check_folder(path)
         try:
             self._path.touch()
             self._path.unlink()  # also what a killed one has left: it says nothing about this one

@@ -147,3 +147,17 @@ def _routers(module: ModuleType) -> str:
     if not names:
         return f" There is no Router in {module.__name__!r}: write {ATTRIBUTE} = Router(…) at its top level."
     return f" It has: {', '.join(f'{module.__name__}:{name}' for name in names)}."
+
+
+def others(router: Router) -> str:
+    """Return a sentence with the other Routers that have tasks, in the modules that are imported."""
+    found: dict[int, tuple[str, int]] = {}
+    for name, module in list(sys.modules.items()):
+        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+            # By the type itself: asking a lazy object for its class may load what is behind it.
+            if issubclass(type(value), Router) and value is not router and value.tasks:
+                found.setdefault(id(value), (f"{name}:{attribute}", len(value.tasks)))
+    if not found:
+        return ""
+    shown = " and ".join(f"{path} has {count} task{'' if count == 1 else 's'}" for path, count in found.values())
+    return f" {shown}: did you mean {'it' if len(found) == 1 else 'one of them'}?"

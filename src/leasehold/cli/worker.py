@@ -19,8 +19,8 @@ from ..core.values import shown_url
 from ..worker.claiming import MOST
 from ..worker.worker import Worker
 from . import logs
-from .health import Beats, HealthFile, HealthServer, Pulse, pulse_of
-from .loading import load, shortened
+from .health import Beats, HealthFile, HealthServer, Pulse, check_folder, pulse_of
+from .loading import load, others, shortened
 from .supervising import FAILED, FLAG, PULSE_SECONDS, SETTLED, UNSETTLED, Supervised, Supervisor
 
 log = logging.getLogger("leasehold.cli")
@@ -173,6 +173,8 @@ class _Serving:
 
     def __init__(self, lines: logs.Lines, file: str | None, port: int | None, host: str) -> None:
         self.lines, self._file, self._port, self._host = lines, file, port, host
+        if file is not None:
+            check_folder(file)  # now, and not when much has been imported
 
     def enter(self, around: ExitStack, ask: Callable[[], Pulse], where: str) -> None:
         """Tell it until *around* ends."""
@@ -203,11 +205,13 @@ def _supervise(serving: _Serving, processes: int, until_empty: bool) -> int:
 def _introduce(made: Worker, router: Router) -> None:
     names = sorted(router.tasks)
     shown = ", ".join(names[:_TASKS_SHOWN]) + (f" and {len(names) - _TASKS_SHOWN} more" if len(names) > 20 else "")
-    log.info("%s: store %s, %d tasks: %s", made.owner, shown_url(router.url or "memory:"), len(names), shown or "none")
+    tasks = "1 task" if len(names) == 1 else f"{len(names)} tasks"
+    log.info("%s: store %s, %s: %s", made.owner, shown_url(router.url or "memory:"), tasks, shown or "none")
     if not names:
         log.warning(
             "there are no tasks, so every job goes back. Does the module import those that have @router.task? "
-            "Name them in Router(imports=[…])."
+            "Name them in Router(imports=[…]).%s",
+            others(router),
         )
     if router.url is None or router.url.startswith("memory:"):
         log.warning(
