@@ -1,6 +1,7 @@
 """
 A long crawl that survives being killed: what it has seen is its checkpoint.
 
+    pip install .                                          it needs nothing else
     python examples/crawl.py http://localhost:8000/        kill it, start it again: it goes on where it was
 
 A crawl is one job. `progress(checkpoint=…)` is on the disk when it returns, so whoever has the job next, in this
@@ -41,7 +42,12 @@ def crawl(lease: Lease, start: str, most: int = 1000) -> int:
 
 
 if __name__ == "__main__":
-    [start] = sys.argv[1:]
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    start = sys.argv[1]
     job = crawl.options(id=f"crawl:{start}").add(start).job
     router.work(until_empty=True, concurrency=1)
-    print(router.job(job.id).result, "pages")
+    job = router.job(job.id)
+    if job.status != "done":
+        sys.exit(f"the crawl is {job.status}, and the last error is {job.last_error}")
+    print(job.result, "pages")

@@ -1,6 +1,7 @@
 """
 A Django view that adds a job in the same transaction as the rows that the job is about. A whole project in one file:
 
+    pip install '.[cli]' django
     python examples/django_shop.py migrate              makes the table
     python examples/django_shop.py runserver            POST /orders/tea/
     leasehold worker examples.django_shop               writes the receipts

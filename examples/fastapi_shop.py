@@ -1,6 +1,7 @@
 """
 A FastAPI application that adds a job in the same transaction as the rows that the job is about.
 
+    pip install '.[cli]' 'fastapi[standard]' 'sqlalchemy[asyncio]' aiosqlite
     fastapi dev examples/fastapi_shop.py            the application, and a worker inside of it
     leasehold worker examples.fastapi_shop          more workers, in processes of their own
 

@@ -2,6 +2,7 @@
 A script that exits when everything is done: one job fans out, each of its children writes a row, and the last step
 adds them up.
 
+    pip install .                             it needs nothing else
     python examples/nightly.py                run it from cron; a second run on the same day finds its jobs done
 """
 

@@ -1,6 +1,7 @@
 """
 A thumbnail service: a folder that is watched by nobody, and a queue of pictures.
 
+    pip install '.[cli]' pillow
     python examples/thumbnails.py add photos/*.jpg      any number of times, from any process
     leasehold worker examples.thumbnails                as many of these as there are cores
     python examples/thumbnails.py work                  or one that ends when there is nothing left

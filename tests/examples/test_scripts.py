@@ -16,6 +16,8 @@ import pytest
 from PIL import Image
 from tests.cli.command import TOP, environment, run
 
+from leasehold import Retry, Router
+
 PAGES = 30
 
 
@@ -73,6 +75,22 @@ def site() -> Iterator[tuple[str, Counter[str]]]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/", read
         server.shutdown()
+
+
+def test_a_crawl_without_a_start_shows_how_it_is_called_and_a_failed_one_says_so(tmp_path: Path) -> None:
+    """Both end with an error."""
+    command = [sys.executable, str(TOP / "examples" / "crawl.py")]
+    unasked = run(command, cwd=tmp_path)
+    assert (unasked.returncode, unasked.stdout) == (1, "")
+    assert "python examples/crawl.py http" in unasked.stderr
+    assert "Traceback" not in unasked.stderr
+
+    with Router(f"sqlite:///{tmp_path}/crawl.db") as router:  # as it is after the last attempt
+        router.add("crawl:nowhere", {"start": "nowhere"}, task="crawl", retry=Retry(max_errors=1))
+    failed = run([*command, "nowhere"], cwd=tmp_path)
+    assert failed.returncode == 1
+    assert "the crawl is failed, and the last error is ValueError" in failed.stderr
+    assert "pages" not in failed.stdout
 
 
 def test_a_crawl_that_is_killed_goes_on_where_it_was(tmp_path: Path, site: tuple[str, Counter[str]]) -> None:
