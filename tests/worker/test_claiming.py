@@ -123,7 +123,7 @@ def test_larger_priorities_first_and_only_its_queues(router: Router) -> None:
     assert router.counts().pending == 3
 
 
-def test_a_claim_whose_reply_is_lost_is_found_again_and_run_once(any_router: Router) -> None:
+def test_trap_10_a_claim_whose_reply_is_lost_is_found_again_and_run_once(any_router: Router) -> None:
     """Its jobs are leased to this worker, which does not know: nobody else would begin them before the deadline."""
     store, ran = Tampered(any_router.store), []
 

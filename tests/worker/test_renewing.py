@@ -185,7 +185,7 @@ def test_a_renewal_that_fails_is_unknown_and_not_lost() -> None:
 
 
 @pytest.mark.parametrize("kind", ["thread", "loop"])
-def test_nobody_acknowledges_until_the_deadline_and_the_handler_is_told(kind: str) -> None:
+def test_trap_19_nobody_acknowledges_until_the_deadline_and_the_handler_is_told(kind: str) -> None:
     """The deadline runs from the sending of the last renewal that was acknowledged, on the worker's own clock."""
     clock, steady, gate, told = ManualClock(), ManualClock(), Gate(), []
     with Router(clock=clock, lease_seconds=30) as router:

@@ -180,7 +180,7 @@ def test_what_the_store_did_not_answer_is_said_again_in_the_same_words(any_route
     assert (job.errors, job.status) == (1, Status.PENDING)
 
 
-def test_a_job_that_waits_for_its_settlement_is_renewed() -> None:
+def test_trap_19_a_job_that_waits_for_its_settlement_is_renewed() -> None:
     """It is no longer executing, and still leased: without a renewal somebody else would begin it."""
     clock, released = ManualClock(), threading.Event()
     with Router(clock=clock, lease_seconds=30) as router:
@@ -406,7 +406,7 @@ def test_a_settlement_by_hand_then_an_error_is_settled_and_logged(
     assert "too late" in caplog.text
 
 
-def test_a_completion_in_a_transaction_that_was_rolled_back_is_none(sqlite_router: Router) -> None:
+def test_trap_18_a_completion_in_a_transaction_that_was_rolled_back_is_none(sqlite_router: Router) -> None:
     """The handler swallows the error and returns: the worker asks the store, not the handler."""
 
     @sqlite_router.task(retry=Retry(max_errors=2, delay_seconds=0))

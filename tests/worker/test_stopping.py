@@ -64,7 +64,7 @@ def test_at_the_end_of_the_block_handlers_are_waited_for(any_router: Router) -> 
     assert_nothing_left()
 
 
-def test_what_is_not_done_in_time_is_handed_back_and_costs_nothing(any_router: Router) -> None:
+def test_trap_21_what_is_not_done_in_time_is_handed_back_and_costs_nothing(any_router: Router) -> None:
     gate, begun, cleaned, refused = Gate(), threading.Event(), [], []
 
     @any_router.task
