@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core import values
 from ..core.clock import patience
 from ..core.job import Added, Job, Status
 from ..core.lifecycle import FINISHED
 from ..errors import JobFailed, NotFinished
-from .task import AnyTask
+
+if TYPE_CHECKING:
+    from .task import AnyTask
 
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.005, 0.25
 

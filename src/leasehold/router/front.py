@@ -1,8 +1,7 @@
-"""The front door: producers add jobs, owners claim them, operators move them, readers look."""
+"""Every verb of the front door, for callers that may wait."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import importlib
 import logging
@@ -10,32 +9,34 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar, Unpack, overload
 
-from .aio import Facade, abandonable, joined, threaded
-from .core import asked, values
-from .core.clock import Clock, Countdown, SystemClock
-from .core.job import Added, Counts, Effect, Grant, Job, JobOptions, NewJob, Status, new_job
-from .core.ownership import CLOCK_LIMIT, Event, Ownership, Process
-from .errors import InvalidArgument, NotFinished, StaleEpoch, StoreUnavailable
-from .lease import Lease, as_new_job
-from .process import new_claim_id, this_process
-from .store import Store, Transactions
-from .stores import open_store
-from .worker.draining import drained
-from .worker.hooks import Hook, Hooks
-from .worker.importing import refuse_in_an_import
-from .worker.reporting import Tally
-from .worker.results import id_of, pauses, result_of
-from .worker.task import AnyTask, Decorator, Settings, Task, make_task
-from .worker.worker import Shop, Worker
+from ..aio import joined
+from ..core import asked, values
+from ..core.clock import Clock, Countdown, SystemClock
+from ..core.job import Added, Counts, Effect, Grant, Job, JobOptions, NewJob, Status, new_job
+from ..core.ownership import CLOCK_LIMIT, Event, Ownership, Process
+from ..errors import InvalidArgument, NotFinished, StoreUnavailable
+from ..lease import Lease, as_new_job
+from ..process import new_claim_id, this_process
+from ..store import Store, Transactions
+from ..stores import open_store
+from ..worker.hooks import Hook, Hooks
+from ..worker.importing import refuse_in_an_import
+from ..worker.results import id_of, pauses, result_of
+
+if TYPE_CHECKING:  # imported where they are used: who only adds jobs does without tasks, and most do without a worker
+    from ..worker.reporting import Tally
+    from ..worker.task import AnyTask, Decorator, Settings, Task
+    from ..worker.worker import Shop, Worker
+    from .aio import AsyncRouter
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 log = logging.getLogger("leasehold")
 
-_SELF: Final = Process("", "", "", 0, 0)  # "the process that calls"
+SELF: Final = Process("", "", "", 0, 0)  # "the process that calls"
 _CLAIM_LIMIT = 10_000
 
 
@@ -118,6 +119,8 @@ class Router:
     @property
     def aio(self) -> AsyncRouter:
         """The same verbs for async callers."""
+        from .aio import AsyncRouter  # which stands on this module
+
         return AsyncRouter(self)
 
     # Producers
@@ -196,6 +199,8 @@ class Router:
         """
         if function is None:
             return functools.partial(self.task, **settings)
+        from ..worker.task import make_task
+
         return make_task(self, self._tasks, function, settings)
 
     @property
@@ -212,7 +217,7 @@ class Router:
         queues: Sequence[str] | None = None,
         lease_seconds: float | None = None,
         wait_seconds: float = 0,
-        process: Process | None = _SELF,
+        process: Process | None = SELF,
     ) -> Lease | None:
         """
         Lease the next due job to *owner*, or return None if there is none within *wait_seconds*.
@@ -231,7 +236,7 @@ class Router:
         queues: Sequence[str] | None = None,
         lease_seconds: float | None = None,
         wait_seconds: float = 0,
-        process: Process | None = _SELF,
+        process: Process | None = SELF,
     ) -> list[Lease]:
         """Lease up to *limit* due jobs to *owner*, in one transaction."""
         values.whole(limit, "limit", least=1, most=_CLAIM_LIMIT)
@@ -247,7 +252,7 @@ class Router:
         wait_seconds: float,
         process: Process | None,
     ) -> list[Grant]:
-        claim_id, process = new_claim_id(), this_process() if process is _SELF else process
+        claim_id, process = new_claim_id(), this_process() if process is SELF else process
         queues = None if queues is None else asked.queues(queues)
         wait_us = 0 if wait_seconds == 0 else values.microseconds(wait_seconds, "wait_seconds", zero=True)
         countdown = Countdown(self._clock, wait_us)
@@ -301,6 +306,8 @@ class Router:
         block, async handlers run on the caller's event loop. At the end of the block it claims no more, waits
         *grace_seconds* for its handlers, and hands back what is not done.
         """
+        from ..worker.worker import Worker
+
         return Worker(
             self._shop(),
             concurrency=concurrency,
@@ -337,9 +344,13 @@ class Router:
         which must be one like `ManualClock`, is moved to whatever is due next, until nothing is. No lease is renewed
         meanwhile, `run_seconds` is not enforced, and `process=True` runs in this process too.
         """
+        from ..worker.draining import drained
+
         return drained(self._shop(), self._clock, queues, advance=advance, raise_errors=raise_errors)
 
     def _shop(self) -> Shop:
+        from ..worker.worker import Shop
+
         for module in self.imports:
             importlib.import_module(module)
         return Shop(self._store, self._tasks, self._hooks, self._lease_us)
@@ -509,92 +520,3 @@ class Router:
     def counts(self) -> Counts:
         """Return how many jobs stand where."""
         return self._store.counts()
-
-
-def _give_back(leases: list[Lease]) -> None:
-    for lease in leases:
-        with suppress(StaleEpoch, StoreUnavailable):  # taken over already, or waiting for its deadline
-            lease.release()
-
-
-class AsyncRouter(Facade):
-    """The verbs of a `Router`, to be awaited."""
-
-    add = threaded(Router.add)
-    add_many = threaded(Router.add_many)
-    lease = threaded(Router.lease)
-    transfer = threaded(Router.transfer)
-    cancel = threaded(Router.cancel)
-    replay = threaded(Router.replay)
-    complete = threaded(Router.complete)
-    resolve = threaded(Router.resolve)
-    reclaim = threaded(Router.reclaim)
-    prune = threaded(Router.prune)
-    advance = threaded(Router.advance)
-    verify = threaded(Router.verify)
-    job = threaded(Router.job)
-    jobs = threaded(Router.jobs)
-    snapshot = threaded(Router.snapshot)
-    ownerships = threaded(Router.ownerships)
-    effects = threaded(Router.effects)
-    events = threaded(Router.events)
-    counts = threaded(Router.counts)
-    close = threaded(Router.close)
-
-    async def result(self, id: str | Added | Job, *, wait_seconds: float | None = 0) -> Any:
-        """Return the result of the job as `Router.result` does; no thread is held between two looks."""
-        router: Router = self._sync
-        for pause in pauses(wait_seconds):
-            with suppress(NotFinished):
-                return await asyncio.to_thread(router.result, id)
-            await asyncio.sleep(pause)
-        return await asyncio.to_thread(router.result, id)
-
-    async def drain(
-        self, *, queues: Sequence[str] | None = None, advance: bool = False, raise_errors: bool = False
-    ) -> list[Job]:
-        """Run what is due, as `Router.drain` does; async handlers run on the caller's loop."""
-        router: Router = self._sync
-        call = functools.partial(drained, router._shop(), router._clock, queues, asyncio.get_running_loop())
-        return await abandonable(functools.partial(call, advance=advance, raise_errors=raise_errors))
-
-    async def claim_many(
-        self,
-        owner: str,
-        *,
-        limit: int = 100,
-        queues: Sequence[str] | None = None,
-        lease_seconds: float | None = None,
-        wait_seconds: float = 0,
-        process: Process | None = _SELF,
-    ) -> list[Lease]:
-        """Lease up to *limit* due jobs, as `Router.claim_many` does; a call that is cancelled gives them back."""
-        router: Router = self._sync
-        claim = functools.partial(
-            router.claim_many, owner, limit=limit, queues=queues, lease_seconds=lease_seconds, process=process
-        )
-        values.microseconds(wait_seconds, "wait_seconds", zero=True)
-
-        def wait(abandoned: Callable[[], bool]) -> list[Lease]:
-            # In short waits, so that the thread of a call that was cancelled does not go on waiting for jobs.
-            left = wait_seconds
-            while not (leases := claim(wait_seconds=min(left, 0.1))) and left > 0.1 and not abandoned():
-                left -= 0.1
-            return leases
-
-        return await abandonable(wait, _give_back)
-
-    async def claim(
-        self,
-        owner: str,
-        *,
-        queues: Sequence[str] | None = None,
-        lease_seconds: float | None = None,
-        wait_seconds: float = 0,
-        process: Process | None = _SELF,
-    ) -> Lease | None:
-        """Lease the next due job to *owner*, as `Router.claim` does."""
-        leases = await self.claim_many(
-            owner, limit=1, queues=queues, lease_seconds=lease_seconds, wait_seconds=wait_seconds, process=process
-        )
-        return leases[0] if leases else None

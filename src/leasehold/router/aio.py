@@ -1,0 +1,109 @@
+"""The front door for async callers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ..aio import Facade, abandonable, threaded
+from ..core import values
+from ..core.job import Added, Job
+from ..core.ownership import Process
+from ..errors import NotFinished, StaleEpoch, StoreUnavailable
+from ..lease import Lease
+from ..worker.results import pauses
+from .front import SELF, Router
+
+
+def _give_back(leases: list[Lease]) -> None:
+    for lease in leases:
+        with suppress(StaleEpoch, StoreUnavailable):  # taken over already, or waiting for its deadline
+            lease.release()
+
+
+class AsyncRouter(Facade):
+    """The verbs of a `Router`, to be awaited."""
+
+    add = threaded(Router.add)
+    add_many = threaded(Router.add_many)
+    lease = threaded(Router.lease)
+    transfer = threaded(Router.transfer)
+    cancel = threaded(Router.cancel)
+    replay = threaded(Router.replay)
+    complete = threaded(Router.complete)
+    resolve = threaded(Router.resolve)
+    reclaim = threaded(Router.reclaim)
+    prune = threaded(Router.prune)
+    advance = threaded(Router.advance)
+    verify = threaded(Router.verify)
+    job = threaded(Router.job)
+    jobs = threaded(Router.jobs)
+    snapshot = threaded(Router.snapshot)
+    ownerships = threaded(Router.ownerships)
+    effects = threaded(Router.effects)
+    events = threaded(Router.events)
+    counts = threaded(Router.counts)
+    close = threaded(Router.close)
+
+    async def result(self, id: str | Added | Job, *, wait_seconds: float | None = 0) -> Any:
+        """Return the result of the job as `Router.result` does; no thread is held between two looks."""
+        router: Router = self._sync
+        for pause in pauses(wait_seconds):
+            with suppress(NotFinished):
+                return await asyncio.to_thread(router.result, id)
+            await asyncio.sleep(pause)
+        return await asyncio.to_thread(router.result, id)
+
+    async def drain(
+        self, *, queues: Sequence[str] | None = None, advance: bool = False, raise_errors: bool = False
+    ) -> list[Job]:
+        """Run what is due, as `Router.drain` does; async handlers run on the caller's loop."""
+        router: Router = self._sync
+        from ..worker.draining import drained
+
+        call = functools.partial(drained, router._shop(), router._clock, queues, asyncio.get_running_loop())
+        return await abandonable(functools.partial(call, advance=advance, raise_errors=raise_errors))
+
+    async def claim_many(
+        self,
+        owner: str,
+        *,
+        limit: int = 100,
+        queues: Sequence[str] | None = None,
+        lease_seconds: float | None = None,
+        wait_seconds: float = 0,
+        process: Process | None = SELF,
+    ) -> list[Lease]:
+        """Lease up to *limit* due jobs, as `Router.claim_many` does; a call that is cancelled gives them back."""
+        router: Router = self._sync
+        claim = functools.partial(
+            router.claim_many, owner, limit=limit, queues=queues, lease_seconds=lease_seconds, process=process
+        )
+        values.microseconds(wait_seconds, "wait_seconds", zero=True)
+
+        def wait(abandoned: Callable[[], bool]) -> list[Lease]:
+            # In short waits, so that the thread of a call that was cancelled does not go on waiting for jobs.
+            left = wait_seconds
+            while not (leases := claim(wait_seconds=min(left, 0.1))) and left > 0.1 and not abandoned():
+                left -= 0.1
+            return leases
+
+        return await abandonable(wait, _give_back)
+
+    async def claim(
+        self,
+        owner: str,
+        *,
+        queues: Sequence[str] | None = None,
+        lease_seconds: float | None = None,
+        wait_seconds: float = 0,
+        process: Process | None = SELF,
+    ) -> Lease | None:
+        """Lease the next due job to *owner*, as `Router.claim` does."""
+        leases = await self.claim_many(
+            owner, limit=1, queues=queues, lease_seconds=lease_seconds, wait_seconds=wait_seconds, process=process
+        )
+        return leases[0] if leases else None
