@@ -146,3 +146,9 @@ def ended(router: Router, *job_ids: str) -> list[Job]:
 def our_threads() -> list[str]:
     """Return the names of all threads that a worker has started and that still run."""
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("leasehold-"))
+
+
+def assert_nothing_left() -> None:
+    """No thread of a worker runs any more; those of handlers and of async callers may be ending."""
+    assert [name for name in our_threads() if not name.startswith(("leasehold-handler", "leasehold-wait"))] == []
+    until(lambda: our_threads() == [], "the handlers' threads")

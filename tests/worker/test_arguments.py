@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import math
 import sys
 import uuid
-from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
@@ -16,22 +13,13 @@ from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
-    Generic,
     Literal,
-    NamedTuple,
-    NewType,
-    NotRequired,
     Optional,
-    Required,
-    TypedDict,
-    TypeVar,
     Union,
 )
 from zoneinfo import ZoneInfo
 
 import msgspec
-import pydantic
-import pydantic.dataclasses
 import pytest
 
 from leasehold import InvalidArgument, Router
@@ -41,160 +29,30 @@ from leasehold.worker.task import AnyTask
 
 if TYPE_CHECKING:
     from fractions import Fraction
-
-T = TypeVar("T")
-CustomerId = NewType("CustomerId", int)
-Key = NewType("Key", str)
-
-
-class Colour(enum.Enum):
-    """By value."""
-
-    RED = "red"
-    BLUE = "blue"
-
-
-class Shape(enum.Enum):
-    """By name: JSON would make lists of the values."""
-
-    SQUARE = (1, 1)
-    WIDE = (2, 1)
-
-
-class Rights(enum.Flag):
-    """By value, also several at once."""
-
-    READ = 1
-    WRITE = 2
-
-
-class Level(enum.IntEnum):
-    """An int, and more."""
-
-    LOW = 1
-
-
-@dataclass(frozen=True)
-class Point:
-    """A plain record."""
-
-    x: int
-    y: int = 0
-
-
-@dataclass(frozen=True)
-class Tree:
-    """A record that contains itself."""
-
-    when: datetime
-    below: list[Tree] = field(default_factory=list)
-    size: int = field(init=False, default=1)
-
-
-@dataclass
-class Picky:
-    """A record that looks at what it gets."""
-
-    n: int
-
-    def __post_init__(self) -> None:
-        if self.n < 0:
-            raise LookupError("n is below zero")
-
-
-@dataclass
-class WithInitVar:
-    """What it is made from cannot be read back."""
-
-    n: int
-    hidden: InitVar[int]
-
-
-@dataclass
-class Box(Generic[T]):
-    """A generic record."""
-
-    content: T
-
-
-@dataclass(frozen=True)
-class Point3(Point):
-    """More than a point."""
-
-    z: int = 0
-
-
-class Place(NamedTuple):
-    """A tuple with names."""
-
-    at: datetime
-    name: str = "here"
-
-
-Pair = namedtuple("Pair", "left right")  # one without types
-
-
-class Film(TypedDict):
-    """A dictionary with names."""
-
-    title: str
-    shown: NotRequired[date]
-
-
-class Partial(TypedDict, total=False):
-    """Where most may be missing."""
-
-    title: Required[str]
-    year: int
-
-
-class Model(pydantic.BaseModel):
-    """Of pydantic."""
-
-    model_config = pydantic.ConfigDict(strict=True)
-
-    when: datetime
-    size: int = pydantic.Field(alias="theSize", ge=0)
-
-
-@pydantic.dataclasses.dataclass
-class Checked:
-    """A dataclass that pydantic looks after."""
-
-    n: int
-    on: date
-
-
-class OneWay(pydantic.BaseModel):
-    """It writes what it would not read."""
-
-    size: int = pydantic.Field(validation_alias="in", serialization_alias="out")
-
-
-class Fussy(pydantic.BaseModel):
-    """Its validator fails in a way that pydantic does not expect."""
-
-    n: int
-
-    @pydantic.field_validator("n")
-    @classmethod
-    def look_up(cls, n: int) -> int:
-        """Look it up."""
-        return {1: 1}[n]
-
-
-class Struct(msgspec.Struct):
-    """Of msgspec."""
-
-    when: datetime
-    names: dict[int, str]
-
-
-class Opaque:
-    """Nothing can be known of it."""
-
-    def __repr__(self) -> str:
-        return "<opaque>"
+from .argument_types import (
+    Box,
+    Checked,
+    Colour,
+    CustomerId,
+    Film,
+    Fussy,
+    Key,
+    Level,
+    Model,
+    OneWay,
+    Opaque,
+    Pair,
+    Partial,
+    Picky,
+    Place,
+    Point,
+    Point3,
+    Rights,
+    Shape,
+    Struct,
+    Tree,
+    WithInitVar,
+)
 
 
 @pytest.fixture
@@ -357,11 +215,11 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (
         list[Opaque],
         [],
-        "is annotated as list[tests.worker.test_arguments.Opaque], and there is no way to keep Opaque: ",
+        "is annotated as list[tests.worker.argument_types.Opaque], and there is no way to keep Opaque: ",
     ),
     (Callable[[], int], len, "no way to keep collections.abc.Callable[[], int]: pass what it can be made from again"),
     (WithInitVar, 1, "no way to keep WithInitVar, which takes an InitVar that nobody can read back: "),
-    (Box[int], Box(1), "and there is no way to keep tests.worker.test_arguments.Box[int]: "),
+    (Box[int], Box(1), "and there is no way to keep tests.worker.argument_types.Box[int]: "),
     (Literal[b"a"], b"a", "no way to keep Literal[b'a']: "),
     (Literal["red", Colour.RED], "red", "of which two look alike in JSON: "),
 ]

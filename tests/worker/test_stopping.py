@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,19 @@ from leasehold import (
 from leasehold.testing import ManualClock
 from leasehold.worker.settling import Said
 
-from .staging import PATIENCE, Gate, Tampered, ended, has_looked, made, our_threads, until, with_status, working
-
-
-def assert_nothing_left() -> None:
-    """No thread of a worker runs any more; those of handlers and of async callers may be ending."""
-    assert [name for name in our_threads() if not name.startswith(("leasehold-handler", "leasehold-wait"))] == []
-    until(lambda: our_threads() == [], "the handlers' threads")
+from .staging import (
+    PATIENCE,
+    Gate,
+    Tampered,
+    assert_nothing_left,
+    ended,
+    has_looked,
+    made,
+    our_threads,
+    until,
+    with_status,
+    working,
+)
 
 
 def test_at_the_end_of_the_block_handlers_are_waited_for(any_router: Router) -> None:
@@ -453,113 +459,6 @@ def test_until_empty_waits_for_its_own_handlers_and_their_children(router: Route
     child.add(5)
     tally = router.work(until_empty=True)
     assert tally.done == 6
-
-
-def test_in_an_async_block_it_stops_while_the_loop_goes_on(router: Router) -> None:
-    ticks: list[int] = []
-    begun = asyncio.Event()
-
-    @router.task
-    async def work() -> str:
-        begun.set()
-        await asyncio.sleep(0.05)
-        return "done"
-
-    async def tick() -> None:
-        while True:
-            ticks.append(1)
-            await asyncio.sleep(0.005)
-
-    async def main() -> None:
-        work.options(id="a").add()
-        ticking = asyncio.create_task(tick())
-        async with router.worker():
-            await begun.wait()
-            ticks.clear()
-        ticking.cancel()
-
-    asyncio.run(main())
-    assert router.job("a").result == "done"
-    assert len(ticks) > 1
-    assert_nothing_left()
-
-
-def test_an_async_block_stops_also_if_handlers_hold_all_shared_threads(router: Router) -> None:
-    free = threading.Event()
-
-    @router.task
-    async def work() -> None:
-        await asyncio.to_thread(free.wait, PATIENCE)
-
-    async def main() -> None:
-        async with router.worker(concurrency=100, grace_seconds=0):
-            for _ in range(100):
-                work.add()
-            while router.counts().running < 100:
-                await asyncio.sleep(0.005)
-        free.set()
-
-    asyncio.run(main())
-    assert router.counts().pending == 100
-
-
-def test_a_cancelled_start_leaves_no_worker(router: Router) -> None:
-    entered, go_on, left = threading.Event(), asyncio.Event(), []
-
-    @router.lifespan
-    async def slow() -> AsyncIterator[None]:
-        entered.set()
-        await go_on.wait()
-        try:
-            yield
-        finally:
-            left.append(1)
-
-    async def main() -> None:
-        starting = asyncio.ensure_future(router.worker().__aenter__())
-        while not entered.is_set():
-            await asyncio.sleep(0.002)
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        go_on.set()
-        while our_threads():
-            await asyncio.sleep(0.002)
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
-    assert left == [1]
-
-
-def test_an_async_block_that_is_cancelled_twice_hands_back_at_once(router: Router) -> None:
-    cleaned: list[int] = []
-
-    @router.task
-    async def work() -> None:
-        try:
-            await asyncio.sleep(3600)
-        finally:
-            cleaned.append(1)
-
-    async def block() -> None:
-        async with router.worker():
-            work.options(id="a").add()
-            await asyncio.sleep(3600)
-
-    async def main() -> None:
-        blocking = asyncio.create_task(block())
-        while not (router.counts().running):
-            await asyncio.sleep(0.002)
-        blocking.cancel()
-        await asyncio.sleep(0.05)
-        assert not blocking.done(), "it waits for its handlers"
-        blocking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await blocking
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
-    assert cleaned == [1]
-    job = router.job("a")
-    assert (job.status, job.errors) == (Status.PENDING, 0)
 
 
 def test_a_worker_is_healthy_from_its_start(router: Router) -> None:
