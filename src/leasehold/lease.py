@@ -27,6 +27,7 @@ from .core.job import (
     Settlement,
     child_name,
     completion,
+    handed_back,
     new_child,
     new_job,
 )
@@ -377,8 +378,7 @@ class Lease:
     def release(self, *, delay_seconds: float | None = None, connection: Any = None, savepoint: bool = False) -> None:
         """Hand the job back unharmed: it counts against no budget."""
         delay = 0 if delay_seconds is None else values.microseconds(delay_seconds, "delay_seconds", zero=True)
-        said = Settlement(self.job_id, self.epoch, Outcome.RELEASE, delay_us=delay)
-        return self._settle(said, connection, savepoint)
+        return self._settle(handed_back(self._grant, delay), connection, savepoint)
 
     def _settle(self, said: Settlement, connection: Any, savepoint: bool) -> None:
         self._settled = None

@@ -23,11 +23,11 @@ from sqlalchemy.pool import NullPool
 
 import leasehold
 from leasehold import InvalidArgument, Lease, NewJob, Retry, Router, StaleEpoch
-from leasehold.core.job import JobOptions, child_name
+from leasehold.core.job import JobOptions, JobSettings, child_name
 from leasehold.core.retry import DEFAULT_RETRY
 from leasehold.testing import ManualClock
 from leasehold.worker.functions import Settings
-from leasehold.worker.task import JobSettings, Kind, Task
+from leasehold.worker.task import Kind, Task
 
 if TYPE_CHECKING:
     from leasehold import Lease as LeaseForCheckersOnly  # never there when a test runs

@@ -63,10 +63,9 @@ class NewJob(NamedTuple):
         return self.run_us if self.run_us is not None else now + self.delay_us
 
 
-class JobOptions(TypedDict, total=False):
-    """What every way of adding a job takes, beside its id and payload."""
+class JobSettings(TypedDict, total=False):
+    """What a job may be given beside its id, its payload and its task."""
 
-    task: str | None
     queue: str
     priority: int
     delay_seconds: float | None
@@ -76,6 +75,12 @@ class JobOptions(TypedDict, total=False):
     retry: Retry | None
     lease_seconds: float | None
     stall_seconds: float | None
+
+
+class JobOptions(JobSettings, total=False):
+    """What every way of adding a job takes, beside its id and payload."""
+
+    task: str | None
 
 
 def new_job(
@@ -198,6 +203,11 @@ class Settlement(NamedTuple):
 def completion(grant: Grant, result: str | None = "null", then: tuple[NewJob, ...] = ()) -> Settlement:
     """Return what completes the lease of *grant*; nearly every settlement is made here."""
     return _new_tuple(Settlement, (grant.spec.id, grant.epoch, _COMPLETE, result, then, None, True, 0))
+
+
+def handed_back(grant: Grant, delay_us: int = 0) -> Settlement:
+    """Return what releases the lease of *grant*: it counts against no budget."""
+    return Settlement(grant.spec.id, grant.epoch, Outcome.RELEASE, delay_us=delay_us)
 
 
 class Progress(NamedTuple):

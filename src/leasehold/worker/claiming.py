@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from ..core.clock import Clock, patience
-from ..core.job import Grant, Outcome, Settlement
+from ..core.job import Grant, handed_back
 from ..errors import LeaseholdError, StoreUnavailable
 from ..process import new_claim_id, this_process
 from ..store import Store
@@ -145,8 +145,7 @@ class Claimer(threading.Thread):
         now, ended = self._steady.now(), self._began + self._slots.room()
         passed = now - self._paced_us
         if passed > 0:
-            pace = (ended - self._ended) * 1_000_000 / passed
-            self._pace = pace
+            self._pace = (ended - self._ended) * 1_000_000 / passed
         self._paced_us, self._ended = now, ended
         return min(int(self._pace * _AHEAD_SECONDS), _AHEAD_MOST) if self._slots.claims_ahead() else 0
 
@@ -205,7 +204,7 @@ class Claimer(threading.Thread):
     def _begin(self, grants: Sequence[Grant], sent: int) -> None:
         if grants and self._stopping:
             with suppress(StoreUnavailable):  # then they wait for their deadline
-                self._store.settle([Settlement(grant.spec.id, grant.epoch, Outcome.RELEASE) for grant in grants])
+                self._store.settle([handed_back(grant) for grant in grants])
         elif grants:
             self._began += len(grants)
             self._slots.begin(grants, sent)

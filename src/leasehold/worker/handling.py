@@ -12,7 +12,7 @@ from contextvars import copy_context
 from typing import Any, NamedTuple
 
 from ..core import values
-from ..core.job import Outcome, Settlement, completion
+from ..core.job import Outcome, Settlement, completion, handed_back
 from ..errors import StaleEpoch
 from ..lease import Lease, _current
 from .hooks import Hooks
@@ -132,8 +132,7 @@ def failed(task: Task[..., ..., Any], lease: Lease, error: BaseException, text: 
 
 def released(lease: Lease, delay_seconds: float = 0) -> Settlement:
     """Return what hands the job back, its budgets untouched."""
-    delay = values.microseconds(delay_seconds, "delay", zero=True)
-    return Settlement(lease.job_id, lease.epoch, Outcome.RELEASE, delay_us=delay)
+    return handed_back(lease._grant, values.microseconds(delay_seconds, "delay", zero=True))
 
 
 def unbound_delay(lease: Lease) -> float:

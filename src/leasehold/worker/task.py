@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from functools import cached_property
 from typing import (
     TYPE_CHECKING,
@@ -14,15 +13,13 @@ from typing import (
     Generic,
     ParamSpec,
     Protocol,
-    TypedDict,
     TypeVar,
     Unpack,
     overload,
 )
 
 from ..core import values
-from ..core.job import Added, NewJob
-from ..core.retry import Retry
+from ..core.job import Added, JobSettings, NewJob
 from ..errors import InvalidArgument
 from ..lease import Lease, as_new_job, lease_here
 from ..store import Store
@@ -59,20 +56,6 @@ _RETURN: Final = "Return what JSON has, or None; the work is done, so the job is
 
 class Unstorable(InvalidArgument):
     """What a handler returned cannot be kept, and would not be the next time either."""
-
-
-class JobSettings(TypedDict, total=False):
-    """What one job may have otherwise than its task says."""
-
-    queue: str
-    priority: int
-    delay_seconds: float | None
-    run_at: datetime | None
-    lock: str | None
-    unique: str | None
-    retry: Retry | None
-    lease_seconds: float | None
-    stall_seconds: float | None
 
 
 class Adds(Protocol):

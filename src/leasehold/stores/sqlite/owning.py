@@ -171,11 +171,10 @@ class Owning(Base):
     ) -> Program[list[tuple[Settlement, tuple[Any, ...]]]]:
         if completed:
             seqs = json.dumps([row[1] for _, row in completed])
-            rows = [(said.result, said.fingerprint(), now, now, row[1]) for said, row in completed]
+            rows = [(said.result, said.fingerprint(), now, now, f"[{row[1]}]") for said, row in completed]
             if all(row[:2] == rows[0][:2] for row in rows):
-                yield one(self.sql.complete_alike, *rows[0][:4], seqs)
-            else:
-                yield many(self.sql.complete, rows)
+                rows = [(*rows[0][:4], seqs)]
+            yield many(self.sql.complete, rows)
             yield one(self.sql.delete_leases, seqs)
         for said, row in completed:
             if said.then:

@@ -186,18 +186,7 @@ INSERT INTO leasehold_checkpoints (seq, checkpoint) VALUES (?, ?)
 ON CONFLICT (seq) DO UPDATE SET checkpoint = excluded.checkpoint;
 
 -- name: complete
--- Before the lease is deleted: the job keeps what is known of the ownership that completed it.
-UPDATE leasehold_jobs AS j
-SET status = 'done', result = ?, last_error = NULL, settlement = ?, updated_at = ?, finished_at = ?,
-    (epoch, reason, owner, granted_at, expires_at, progress, note) = (
-        SELECT l.epoch, l.reason, l.owner, l.granted_at, l.expires_at, coalesce(l.progress, j.progress),
-               coalesce(l.note, j.note)
-        FROM leasehold_leases AS l WHERE l.seq = j.seq
-    )
-WHERE j.seq = ?;
-
--- name: complete_alike
--- The same for many that say the same.
+-- Jobs that say the same. Before the leases are deleted: a job keeps what is known of the ownership that completed it.
 UPDATE leasehold_jobs AS j
 SET status = 'done', result = ?, last_error = NULL, settlement = ?, updated_at = ?, finished_at = ?,
     (epoch, reason, owner, granted_at, expires_at, progress, note) = (
