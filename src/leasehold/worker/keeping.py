@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from ..core.clock import FAR, Clock
@@ -65,8 +64,7 @@ class Sleeper(threading.Thread):
             try:
                 until = self._look(list(self._in_flight.copy().values()))
             except Exception:
-                with suppress(Exception):
-                    log.exception("%s", self.name)
+                log.exception("%s", self.name)
                 until = self._steady.now() + _TICK_US
             with self._woken:
                 # What came while it looked, it may not have seen.

@@ -56,13 +56,11 @@ class Reporter:
             for (run, said, error), refusal in zip(batch, refusals, strict=True):
                 if refusal is None and said is not None and said.outcome is _COMPLETE:
                     done += 1
+                    if chatty:
+                        log.debug("job %s is done", _named(run), **_of(run))
                 else:
                     self._over(run, said, error, refusal)
             self.tally.done += done
-        if chatty:
-            for (run, said, _), refusal in zip(batch, refusals, strict=True):
-                if refusal is None and said is not None and said.outcome is _COMPLETE:
-                    log.debug("job %s is done", _named(run), **_of(run))
 
     def begins(self, runs: Iterable[Run]) -> None:
         """Tell of each that begins, where somebody wants to know as much."""

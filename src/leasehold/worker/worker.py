@@ -476,11 +476,7 @@ class Worker:
 
     def _over(self, batch: list[Said], refusals: list[Refusal | Exception | None]) -> None:
         """Let go of what the store has confirmed or refused: only now a run is over."""
-        try:
-            self._reporter.over(batch, refusals)
-        except Exception:  # of the application's own logging
-            with suppress(Exception):
-                log.exception("cannot tell how %d jobs came out", len(batch))
+        self._reporter.over(batch, refusals)
         for run, _, _ in batch:
             self._in_flight.pop(run.lease._grant.epoch, None)
 
