@@ -82,7 +82,33 @@ class Tables(Protocol):
         ...
 
 
-class PostgresTables:
+class _Written:
+    """What is written and read in the same words everywhere, on connections that `_own` opens."""
+
+    _write: str
+    _read: str
+
+    def _own(self) -> Any:
+        raise NotImplementedError
+
+    def write(self, connection: Any, row: EffectRow) -> None:
+        """Write a row."""
+        connection.execute(self._write, list(row))
+
+    def rows(self) -> list[EffectRow]:
+        """Return every row that was committed."""
+        return self._select(self._read)
+
+    def stale(self) -> list[EffectRow]:
+        """Return rows behind a greater epoch."""
+        return self._select(f"{self._read} WHERE before > epoch LIMIT 10")
+
+    def _select(self, query: str) -> list[EffectRow]:
+        with closing(self._own()) as connection:
+            return [EffectRow(*row) for row in connection.execute(query)]
+
+
+class PostgresTables(_Written):
     """The tables in a schema of a PostgreSQL database."""
 
     pauses = 1.0
@@ -129,22 +155,6 @@ class PostgresTables:
         place, before = connection.execute(self._mark, [job_id, epoch]).fetchone()
         return place, before
 
-    def write(self, connection: Any, row: EffectRow) -> None:
-        """Write a row."""
-        connection.execute(self._write, list(row))
-
-    def rows(self) -> list[EffectRow]:
-        """Return every row that was committed."""
-        return self._select(self._read)
-
-    def stale(self) -> list[EffectRow]:
-        """Return rows behind a greater epoch."""
-        return self._select(f"{self._read} WHERE before > epoch LIMIT 10")
-
-    def _select(self, query: str) -> list[EffectRow]:
-        with closing(self._own()) as connection:
-            return [EffectRow(*row) for row in connection.execute(query)]
-
     def state_of(self, error: BaseException) -> str | None:
         """Return the SQLSTATE of psycopg's error."""
         import psycopg
@@ -160,7 +170,7 @@ class PostgresTables:
             return int(connection.execute(query).fetchone()[0])
 
 
-class SqliteTables:
+class SqliteTables(_Written):
     """The tables in a SQLite file, under names that begin with the schema's."""
 
     pauses = 0.02  # whoever is inside a write transaction makes everybody wait
@@ -189,14 +199,17 @@ class SqliteTables:
         mine = [(kind, name) for kind, name in found if name.startswith(f"{self._schema}_")]
         self._run([f'DROP {kind} IF EXISTS "{name}"' for kind, name in sorted(mine, reverse=True)])
 
+    def _own(self) -> Any:
+        return sqlite3.connect(self._path, timeout=30)
+
     def _run(self, statements: Iterable[str]) -> None:
-        with closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
+        with closing(self._own()) as connection, connection:
             for statement in statements:
                 connection.execute(statement)
 
     def connect(self, isolation: str) -> Any:
         """Return a connection that begins its transactions so."""
-        connection = sqlite3.connect(self._path, timeout=30)
+        connection = self._own()
         connection.isolation_level = "IMMEDIATE" if isolation == "IMMEDIATE" else "DEFERRED"
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         return connection
@@ -210,22 +223,6 @@ class SqliteTables:
         """Take the next place of a job."""
         [(place, before)] = connection.execute(self._mark, [job_id, epoch]).fetchall()
         return place, before
-
-    def write(self, connection: Any, row: EffectRow) -> None:
-        """Write a row."""
-        connection.execute(self._write, list(row))
-
-    def rows(self) -> list[EffectRow]:
-        """Return every row that was committed."""
-        return self._select(self._read)
-
-    def stale(self) -> list[EffectRow]:
-        """Return rows behind a greater epoch."""
-        return self._select(f"{self._read} WHERE before > epoch LIMIT 10")
-
-    def _select(self, query: str) -> list[EffectRow]:
-        with closing(sqlite3.connect(self._path, timeout=30)) as connection:
-            return [EffectRow(*row) for row in connection.execute(query)]
 
     def state_of(self, error: BaseException) -> str | None:
         """Return a SQLSTATE's like for sqlite3's error."""
