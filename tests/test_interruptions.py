@@ -191,3 +191,16 @@ def test_one_prune_removes_a_bounded_number_of_events(router: Router, monkeypatc
 
     assert counts == [5, 2, 0, 0]
     router.close()
+
+
+def test_a_router_prunes_events_until_none_is_old(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if there are more of them than one prune removes, and no job has finished."""
+    monkeypatch.setattr("leasehold.stores.memory.store.EVENTS_AT_ONCE", 3)
+    monkeypatch.setattr("leasehold.stores.sqlite.moving.EVENTS_AT_ONCE", 3)
+    for _ in range(8):
+        router.advance()
+
+    assert router.prune(keep_seconds=0) == 0
+
+    assert router.events() == []
+    router.close()

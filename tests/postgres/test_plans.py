@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from leasehold.core.job import Outcome, Settlement, new_job
+from leasehold.core.job import Outcome, Progress, Settlement, new_job
 from leasehold.store import Renewal
 from leasehold.stores.postgres import PostgresStore
 
@@ -126,3 +126,28 @@ def test_the_order_of_a_claim_comes_from_its_index(crowded: PostgresStore) -> No
         ).fetchall()
 
     assert "Sort" not in json.dumps(plan)
+
+
+def test_a_prune_reads_what_it_removes(place: Place) -> None:
+    """Neither what is younger nor what is kept of other jobs, also by a plan that was made when there was nothing."""
+    store = place.store()
+    for number in range(6):  # PL/pgSQL keeps its plans from then on
+        store.prune(number)
+    for numbers in (range(200), range(200, 2_000)):
+        store.add([new_job(f"job-{number}") for number in numbers])
+        for outcome in (Outcome.RELEASE, Outcome.COMPLETE):  # a release leaves an ownership and an event
+            for _ in range(len(numbers) // 100):
+                grants = store.claim("worker", limit=100)
+                for grant in grants[:3]:
+                    store.begin_effect(grant.spec.id, grant.epoch, "effect")
+                store.progress([Progress(grant.spec.id, grant.epoch, checkpoint="1") for grant in grants])
+                store.settle([Settlement(grant.spec.id, grant.epoch, outcome, "null") for grant in grants])
+    store.add([new_job("held")])
+    store.claim("worker")
+
+    removed: list[int] = []
+    read = counted(store, lambda: removed.append(store.prune(0, limit=100)), 400)
+
+    assert removed == [100]
+    # The events are more than that, and are all read.
+    assert (read.pop("events_at"), read) == (2_000, {"leases": 1})

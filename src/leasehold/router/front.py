@@ -438,11 +438,22 @@ class Router:
         return self._store.reclaim()
 
     def prune(self, *, keep_seconds: float) -> int:
-        """Remove jobs that finished more than *keep_seconds* ago; return how many. Epochs go on where they were."""
+        """
+        Remove jobs that finished more than *keep_seconds* ago, and events that old; return how many jobs.
+
+        In portions: nobody waits long for one, and what was removed before an interruption stays so. Epochs go on where
+        they were.
+        """
         keep, removed = values.microseconds(keep_seconds, "keep_seconds", zero=True), 0
-        while batch := self._store.prune(keep):
+        oldest: list[Event] = []
+        while True:
+            batch = self._store.prune(keep)
             removed += batch
-        return removed
+            if not batch:
+                left = self._store.events(limit=1)
+                if left == oldest:
+                    return removed
+                oldest = left
 
     def advance(self, *, above: int = 0) -> int:
         """

@@ -25,7 +25,7 @@ from ...core.lifecycle import Verb
 from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process, sane
 from ...errors import LeaseholdError, NoLease, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
-from ...store import Begun, Refusal, Renewal
+from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
 from ..migrating import Migrated
 from .answers import admitted_children, why_not
 from .callers import PostgresTransactions
@@ -456,7 +456,7 @@ class PostgresStore:
 
     def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first; return how many."""
-        [(removed,)] = self._call("prune", keep_us, limit, PATIENCE_MS)
+        [(removed,)] = self._call("prune", keep_us, limit, EVENTS_AT_ONCE, PATIENCE_MS)
         return int(removed)
 
     def advance(self, above: int = 0) -> int:

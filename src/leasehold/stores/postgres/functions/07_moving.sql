@@ -251,9 +251,11 @@ BEGIN
 END
 $lh$;
 
--- The verb `prune`. Answers with how many jobs it removed.
-CREATE OR REPLACE FUNCTION leasehold.prune(p_keep_us bigint, p_limit integer, p_patience integer, p_now bigint)
-RETURNS bigint
+-- The verb `prune`, which is one portion: p_limit jobs, and p_events of what else is kept. Answers with how many jobs it
+-- removed. Nobody who works waits for it: it locks what is finished, and no more of it than is soon done.
+CREATE OR REPLACE FUNCTION leasehold.prune(
+    p_keep_us bigint, p_limit integer, p_events integer, p_patience integer, p_now bigint
+) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $lh$
@@ -263,34 +265,43 @@ DECLARE
     v_seqs bigint[];
     v_instants bigint[];
     v_instant bigint;
+    v_alive bigint[];
 BEGIN
-    -- Rows that somebody is replaying are left to the next call.
+    -- Rows that somebody is replaying are left to the next call. One after the other, and the parents in a subquery of
+    -- their own: a join might go through all jobs for each portion.
     SELECT array_agg(seq) INTO v_seqs FROM (
-        SELECT j.seq FROM leasehold.finished AS f CROSS JOIN unnest(f.seqs) AS u(seq)
-        JOIN leasehold.jobs AS j ON j.seq = u.seq
-        WHERE f.finished_at < v_before
-          AND NOT EXISTS (SELECT FROM leasehold.jobs AS p WHERE p.id = j.parent AND p.status = 'unfinished')
-        ORDER BY f.finished_at LIMIT p_limit
-        FOR UPDATE OF j SKIP LOCKED
+        SELECT j.seq
+        FROM (SELECT seqs FROM leasehold.finished WHERE finished_at < v_before ORDER BY finished_at OFFSET 0) AS f
+        CROSS JOIN LATERAL unnest(f.seqs) AS u(seq)
+        CROSS JOIN LATERAL (
+            SELECT x.seq FROM leasehold.jobs AS x
+            WHERE x.seq = u.seq AND (SELECT p.status FROM leasehold.jobs AS p WHERE p.id = x.parent)
+                IS DISTINCT FROM 'unfinished'
+            OFFSET 0 FOR UPDATE OF x SKIP LOCKED
+        ) AS j
+        LIMIT p_limit
     ) AS old;
     -- What was replayed before it was locked here is unfinished now, or has finished again since.
     WITH removed AS (
         DELETE FROM leasehold.jobs WHERE seq = ANY (v_seqs) AND status <> 'unfinished' AND finished_at < v_before
         RETURNING seq, finished_at
-    ), ownerships AS (
-        DELETE FROM leasehold.ownerships WHERE seq IN (SELECT seq FROM removed)
-    ), effects AS (
-        DELETE FROM leasehold.effects WHERE seq IN (SELECT seq FROM removed)
-    ), checkpoints AS (
-        DELETE FROM leasehold.checkpoints WHERE seq IN (SELECT seq FROM removed)
     )
     SELECT array_agg(seq), array_agg(DISTINCT finished_at) INTO v_seqs, v_instants FROM removed;
+    DELETE FROM leasehold.ownerships WHERE seq = ANY (v_seqs);
+    DELETE FROM leasehold.effects WHERE seq = ANY (v_seqs);
+    DELETE FROM leasehold.checkpoints WHERE seq = ANY (v_seqs);
     FOREACH v_instant IN ARRAY coalesce(v_instants, '{}') LOOP
         PERFORM leasehold.forget_finished(v_instant, v_seqs);
     END LOOP;
-    DELETE FROM leasehold.events WHERE at < v_before;
-    -- A process that is claiming at this moment may lose its row; then its leases end by their deadline only.
-    DELETE FROM leasehold.processes AS p WHERE NOT EXISTS (SELECT FROM leasehold.leases WHERE process = p.id);
+    DELETE FROM leasehold.events WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM leasehold.events WHERE at < v_before ORDER BY at LIMIT p_events
+    ));
+    -- A process that is claiming at this moment may lose its row; then its leases end by their deadline only. The leases
+    -- are read once, and not once for each process: no index has their processes.
+    SELECT array_agg(DISTINCT process) FILTER (WHERE process IS NOT NULL) INTO v_alive FROM leasehold.leases;
+    DELETE FROM leasehold.processes WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM leasehold.processes WHERE id <> ALL (coalesce(v_alive, '{}')) ORDER BY id LIMIT p_events
+    ));
     RETURN coalesce(cardinality(v_seqs), 0);
 END
 $lh$;
