@@ -100,7 +100,9 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
             )
         case "55P03":
             return StoreUnavailable(
-                f"somebody else has kept a row locked that this verb needs: {said}. {_NOTHING} Try again."
+                "somebody else's open transaction has kept locked what this needs (a row, or the id or unique key of a "
+                f"new job): {said}. {_NOTHING} Try again once it has ended: pg_stat_activity shows who has one open, "
+                "and since when."
             )
         case "40P01" | "40001":
             return StoreUnavailable(

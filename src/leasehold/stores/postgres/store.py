@@ -106,11 +106,11 @@ class PostgresStore:
         lost = False
         if not self._trace and (same := alike(jobs)) is not None:
             self.transactions.record()
-            [(now,)], lost = self.database.call_again("add_alike", *same, self._now())
+            [(now,)], lost = self.database.call_again("add_alike", *same, PATIENCE_MS, self._now())
             if now is not None:
                 return [Added(new_state(job, now), True) for job in jobs]
-        wished = as_json(wishes(jobs))
-        return self._kept(lambda rows: added(jobs, rows), "add", self.database.store_id, wished, self._trace, lost=lost)
+        asked = self.database.store_id, as_json(wishes(jobs)), self._trace, PATIENCE_MS
+        return self._kept(lambda rows: added(jobs, rows), "add", *asked, lost=lost)
 
     def _kept(
         self, read: Callable[[list[Row]], list[Added]], function: str, *args: Any, lost: bool = False

@@ -126,13 +126,19 @@ BEGIN
 END
 $lh$;
 
--- The verb `add`, also inside a caller's transaction: of whatever isolation, and on the caller's lock_timeout.
-CREATE OR REPLACE FUNCTION leasehold.add(p_store uuid, p_jobs json, p_trace boolean, p_now bigint)
-RETURNS SETOF leasehold.found
+-- The verb `add`, also inside a caller's transaction: of whatever isolation, and then on the caller's own lock_timeout,
+-- which is for its later statements too; p_patience is null there. Else it is how many milliseconds this may wait for
+-- somebody whose open transaction adds a job of the same id or unique key.
+CREATE OR REPLACE FUNCTION leasehold.add(
+    p_store uuid, p_jobs json, p_trace boolean, p_patience integer, p_now bigint
+) RETURNS SETOF leasehold.found
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $lh$
 BEGIN
+    IF p_patience IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', p_patience::text, true);
+    END IF;
     PERFORM leasehold.same_store(p_store);
     RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_trace, leasehold.instant(p_now));
 END
@@ -143,7 +149,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.add_alike(
     p_ids text[], p_payloads text[], p_task text, p_queue text, p_priority integer, p_run_at bigint, p_delay bigint,
     p_lock text, p_retry text, p_max_errors integer, p_max_reclaims integer, p_lease_us bigint, p_stall_us bigint,
-    p_parent text, p_now bigint
+    p_parent text, p_patience integer, p_now bigint
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
@@ -151,6 +157,7 @@ SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
     v_now bigint := leasehold.instant(p_now);
     v_run_at bigint := coalesce(p_run_at, v_now + p_delay);
+    v_patience text := set_config('lock_timeout', p_patience::text, true);
 BEGIN
     IF p_run_at IS NOT NULL THEN
         PERFORM leasehold.lower_floors();
