@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from leasehold.core.job import NewJob, Outcome, Settlement, new_job
 from leasehold.process import this_process
 from leasehold.store import EVENTS_AT_ONCE, Renewal
 from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.rows import wishes
 from leasehold.stores.postgres.store import PATIENCE_MS
 
 from .fixtures import Place
@@ -39,6 +41,11 @@ def prune(other: Session) -> int:
     """Prune everything, and stay in the transaction; return how many jobs that were."""
     [(removed,)] = other.call("prune", 0, 1_000, EVENTS_AT_ONCE, PATIENCE_MS)
     return int(removed)
+
+
+def wish(*ids: str) -> str:
+    """What the function `add` takes, of plain jobs."""
+    return json.dumps(wishes([new_job(id_) for id_ in ids]))
 
 
 def count(store: PostgresStore, table: str) -> int:
@@ -172,3 +179,19 @@ def test_an_add_of_what_is_being_pruned_waits_for_that_portion(store: PostgresSt
 
         assert adding.result()[0].created == (ends == "commit")
     assert store.job("again").status == ("pending" if ends == "commit" else "done")
+
+
+@pytest.mark.parametrize("unique", [None, "u"], ids=["plain", "unique"])
+def test_a_job_that_was_there_when_the_add_looked_and_is_pruned_since(store: PostgresStore, unique: str | None) -> None:
+    """The add has met the job, waits for another one, and finds the first gone: it is added, and not taken for new."""
+    finished(store, new_job("pruned", unique=unique))
+    with session(store) as other:
+        other.call("add", store.database.store_id, wish("waited for"), False, None)
+        adding = Call(lambda: store.add([new_job("pruned", unique=unique), new_job("waited for")]))
+        until(lambda: blocked(store))
+        assert store.prune(0) == 1
+
+        other.connection.commit()
+
+        assert [one.created for one in adding.result()] == [True, False]
+    assert [store.job(name).status for name in ("pruned", "waited for")] == ["pending", "pending"]

@@ -122,6 +122,12 @@ BEGIN
     IF v_ids <> '{}' THEN
         RETURN QUERY
         SELECT f.ord, p_now, s.* FROM unnest(v_ords, v_ids) AS f(ord, id) JOIN leasehold.seen AS s ON s.id = f.id;
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+        IF v_count < cardinality(v_ids) THEN
+            -- It was there when this looked, and not any more: whoever asks again adds it. Without a word it would be taken
+            -- for added here, and be nowhere.
+            RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a job was pruned while it was being added again';
+        END IF;
     END IF;
 END
 $lh$;
