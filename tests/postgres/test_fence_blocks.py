@@ -7,6 +7,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -18,6 +19,7 @@ from leasehold.core.job import new_job
 from leasehold.errors import StaleSnapshot
 from leasehold.lease import Lease
 from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.sql import functions
 
 from .fixtures import Place
 from .staging import ISOLATIONS, Call, blocked, session, until
@@ -314,6 +316,78 @@ def test_a_sweep_ends_no_current_owner(place: Place, store: PostgresStore) -> No
             assert innocent.execute("select 1").fetchall() == [(1,)]
         with pytest.raises(psycopg.OperationalError):
             paused.execute("select 1")
+
+
+@contextmanager
+def stopped_before_it_ends_anybody(store: PostgresStore) -> Iterator[Callable[[], object]]:
+    """Let whoever has found a session to end wait, until what this yields is called."""
+    [script] = [script for script in functions(store.database.schema) if "end_fenced(p_epochs" in script]
+    head, begin, body = script.partition("end_fenced(p_epochs")
+    assert body.count("    LOOP\n") == 1
+    paused = head + begin + body.replace("    LOOP\n", "    LOOP PERFORM pg_advisory_xact_lock_shared(77);\n")
+    with psycopg.connect(store.database.url, autocommit=True) as connection:
+        connection.execute(paused)
+        try:
+            connection.execute("select pg_advisory_lock(77)")
+            yield lambda: connection.execute("select pg_advisory_unlock(77)")
+        finally:
+            connection.execute("select pg_advisory_unlock_all()")
+            connection.execute(script)
+
+
+@pytest.mark.parametrize("ended", ["committed", "rolled back", "not"])
+def test_a_session_that_has_ended_its_fenced_transaction_meanwhile_is_spared(store: PostgresStore, ended: str) -> None:
+    """It was found, and has begun another transaction before it could be ended: that one has lost nothing."""
+    unended(store)
+    lease = lease_of(store)
+    with psycopg.connect(store.database.url) as owner:
+        lease.fence(owner)
+        store.transfer("a", lease.epoch, to="b", by="ops")
+        with stopped_before_it_ends_anybody(store) as go_on:
+            ending = Call(lambda: store.database.call("end_fenced", None))
+            until(lambda: blocked(store))
+            if ended == "committed":
+                with pytest.raises(psycopg.Error):
+                    owner.commit()
+            if ended != "not":
+                owner.rollback()
+                owner.execute("insert into results values ('innocent')")
+
+            go_on()
+
+            assert ending.result() == [(int(ended == "not"),)]
+        if ended == "not":
+            with pytest.raises(psycopg.OperationalError):
+                owner.execute("select 1")
+        else:
+            owner.commit()
+    assert rows(store) == int(ended != "not")
+    assert outlived(store) == int(ended == "not")  # until the next look
+
+
+def test_two_who_end_the_same_transaction_do_not_end_each_other(store: PostgresStore) -> None:
+    """Whoever looks whether a fence is still held has it for a moment itself."""
+    unended(store)
+    lease = lease_of(store)
+    with psycopg.connect(store.database.url) as owner, session(store) as other:
+        lease.fence(owner)
+        store.transfer("a", lease.epoch, to="b", by="ops")
+        with stopped_before_it_ends_anybody(store) as go_on:
+            query = store.database.query("end_fenced", 1)
+            ending = Call(lambda: other.connection.execute(query, [None]).fetchall())
+            until(lambda: blocked(store))
+            owner.rollback()
+            go_on()
+            assert ending.result() == [(0,)]  # and its transaction stays open
+
+        with psycopg.connect(store.database.url) as late:
+            late.execute("set local lock_timeout = '10s'")
+            second = Call(lambda: late.execute(query, [None]).fetchall())
+            until(lambda: blocked(store) or not second.waits)
+            assert other.connection.execute("select 1").fetchall() == [(1,)]
+            other.connection.commit()
+            assert second.result() == [(0,)]
+    assert outlived(store) == 0
 
 
 def test_a_takeover_that_may_not_end_a_session_is_done_all_the_same(

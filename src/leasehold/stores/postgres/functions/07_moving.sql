@@ -332,11 +332,16 @@ BEGIN
         JOIN pg_locks AS k ON k.locktype = 'advisory' AND k.objsubid = 1
             AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
             AND (k.classid::bigint << 32) | k.objid::bigint = leasehold.fence_of(e.epoch)
-        WHERE k.pid <> pg_backend_pid() AND k.granted
+        -- Shared, as a fence holds it; whoever is in the step below may hold it otherwise.
+        WHERE k.pid <> pg_backend_pid() AND k.granted AND k.mode = 'ShareLock'
     LOOP
-        v_held := v_held || f.epoch;
         BEGIN
-            v_ended := v_ended + pg_terminate_backend(f.pid)::integer;
+            -- Since that look, which takes longer the more locks the server has, the session may have ended its fenced
+            -- transaction and begun another. So the lock itself is asked last; if we get it, nobody holds it any more.
+            IF NOT pg_try_advisory_xact_lock(leasehold.fence_of(f.epoch)) THEN
+                v_held := v_held || f.epoch;
+                v_ended := v_ended + pg_terminate_backend(f.pid)::integer;
+            END IF;
         EXCEPTION WHEN insufficient_privilege THEN
             v_lacking := SQLERRM;  -- the others may be within our rights
         END;
