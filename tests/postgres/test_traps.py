@@ -13,6 +13,7 @@ from psycopg import sql
 from leasehold import InvalidArgument, NotInTransaction, Router, StaleEpoch, StoreUnavailable
 from leasehold.core.job import Grant, NewJob, Outcome, Settlement, new_child, new_job
 from leasehold.lease import Lease
+from leasehold.process import this_process
 from leasehold.store import Renewal
 from leasehold.stores.postgres import PostgresStore
 
@@ -48,11 +49,20 @@ def last_epoch(store: PostgresStore) -> int:
 # Issuing epochs
 
 
-@pytest.mark.parametrize("verb", ["claim", "transfer", "cancel", "reclaim", "advance"])
-def test_trap_2_and_3_every_statement_that_issues_looks_where_it_is(store: PostgresStore, verb: str) -> None:
+@pytest.mark.parametrize(
+    "verb",
+    ["claim", "claim, the short way", "transfer", "cancel", "finish", "replay", "reclaim", "recover", "advance"],
+)
+def test_trap_2_and_3_every_statement_that_issues_looks_where_it_is(
+    place: Place, store: PostgresStore, verb: str
+) -> None:
     """On a server that is not the one of the last epoch, every issuing verb first goes above the clock."""
     store.add([new_job("a"), new_job("b")])
-    held = one(store, lease_us=1 if verb == "reclaim" else None)
+    mine = this_process()
+    gone = None if mine is None else mine._replace(started=mine.started - 1)  # who had our number before us
+    held = one(store, lease_us=1 if verb == "reclaim" else None, process=gone if verb == "recover" else None)
+    if verb == "replay":
+        store.settle([completed(held)])
     schema = sql.Identifier(store.database.schema)
     with session(store) as other:
         # What a restored dump, a copied data directory or a promoted standby would have.
@@ -61,10 +71,14 @@ def test_trap_2_and_3_every_statement_that_issues_looks_where_it_is(store: Postg
         other.connection.commit()
 
     verbs: dict[str, Callable[[], int]] = {
-        "claim": lambda: one(store, lease_us=1).epoch,
+        "claim": lambda: one(place.again(store), lease_us=1).epoch,
+        "claim, the short way": lambda: one(store, lease_us=1).epoch,
         "transfer": lambda: store.transfer("a", held.epoch, to="b", by="ops").epoch,
         "cancel": lambda: store.cancel("a", held.epoch, by="ops").epoch,
+        "finish": lambda: store.finish("a", held.epoch, by="ops").epoch,
+        "replay": lambda: store.replay("a", held.epoch, by="ops").epoch,
         "reclaim": lambda: (store.reclaim(), store.job("a").epoch)[1],
+        "recover": lambda: (store._recover(always=True), store.job("a").epoch)[1],
         "advance": store.advance,
     }
 
@@ -163,29 +177,54 @@ def test_trap_6_a_claim_does_not_park_behind_a_key_for_ever(store: PostgresStore
     assert one(store).spec.id == "second"
 
 
-def test_trap_10_a_claim_whose_reply_is_lost_is_found_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner asks for the leases of its own claim, and not for those of a namesake."""
+def test_trap_9_a_waiter_that_registers_behind_an_adders_back_is_late_by_one_poll(place: Place) -> None:
+    """The adder looks and finds nobody; somebody begins to wait; then it commits, and tells nobody."""
     store = place.store()
-    router = Router(store.database.url, schema=store.database.schema)
-    router.add("a")
-    router.add("b")
-    assert router.claim("worker") is not None  # a namesake's
-    ask = router.store.database.ask  # type: ignore[attr-defined]  # this store has one
+    other = place.again(store)
+    with psycopg.connect(store.database.url) as own:
+        other.transactions.run(own, other.transactions.add([new_job("a")]))
 
-    def ask_and_lose(query: str, params: Any = (), what: str = "read", **options: Any) -> Any:
-        rows = ask(query, params, what, **options)
-        if what == "claim":
-            raise StoreUnavailable("the reply is lost")
-        return rows
+        waiting = Call(lambda: store.claim("worker", wait_us=60_000_000))
+        until(lambda: bool(store._waiting._registered_us))
+        with session(store) as listener:
+            [(channel,)] = listener.connection.execute(store.database.query("await_jobs", 2), ["me", 0]).fetchall()
+            listener.connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+            listener.connection.commit()
+            own.commit()
 
-    monkeypatch.setattr(router.store.database, "ask", ask_and_lose)  # type: ignore[attr-defined]  # the same
+            assert [grant.spec.id for grant in waiting.result()] == ["a"]
+            assert list(listener.connection.notifies(timeout=0)) == []  # so it was a poll
 
-    lease = router.claim("worker")
 
-    assert lease is not None
-    assert lease.job_id == "b"
-    lease.complete()
-    router.close()
+@pytest.mark.parametrize("way", ["claim", "claim_next"])
+def test_trap_10_a_claim_whose_reply_is_lost_is_found_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The owner asks for the leases of its own claim, whichever way it went, and not for those of a namesake."""
+    url, schema = (made := place.store().database).url, made.schema
+    with Router(url, schema=schema) as router, Router(url, schema=schema) as fresh:
+        router.add("a")
+        router.add("b")
+        namesake = router if way == "claim_next" else fresh
+        assert namesake.claim("worker") is not None  # and a Router that has claimed goes the short way next
+        ask = router.store.database.ask  # type: ignore[attr-defined]  # this store has one
+        lost: list[str] = []
+
+        def ask_and_lose(query: str, params: Any = (), what: str = "read", **options: Any) -> Any:
+            rows = ask(query, params, what, **options)
+            if what.startswith("claim"):
+                lost.append(what)
+                raise StoreUnavailable("the reply is lost")
+            return rows
+
+        monkeypatch.setattr(router.store.database, "ask", ask_and_lose)  # type: ignore[attr-defined]  # the same
+
+        lease = router.claim("worker")
+
+        assert lost == [way]
+        assert lease is not None
+        assert lease.job_id == "b"
+        lease.complete()
 
 
 # Batches
