@@ -76,20 +76,51 @@ def test_a_job_that_becomes_due_is_claimed_in_time(place: Place) -> None:
 
 
 def test_a_listener_that_was_cut_off_is_replaced(place: Place) -> None:
-    """The claim polls on, and listens again."""
+    """The claim polls, and then listens again, on another connection."""
     store = place.store()
     store.database.open()
     waiter = Call(lambda: store.claim("worker", wait_us=LONG_US))
     until(lambda: registered(store))
+    [cut] = listeners(store)
 
     with psycopg.connect(store.database.url, autocommit=True) as connection:
-        connection.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity "
-            "where query like 'LISTEN%' and datname = current_database() and pid <> pg_backend_pid()"
-        )
+        connection.execute("select pg_terminate_backend(%s, 20000)", [cut])
+    until(lambda: bool(listeners(store) - {cut}))
     store.add([new_job("a")])
 
     assert [grant.spec.id for grant in waiter.result()] == ["a"]
+
+
+def listeners(store: PostgresStore) -> set[int]:
+    """The server's processes that listen for somebody."""
+    asked = "select pid from pg_stat_activity where datname = current_database() and state = 'idle' "
+    return {pid for (pid,) in store.database.ask(asked + "and query like 'LISTEN%%'")}
+
+
+def test_a_transaction_sends_one_notification(place: Place) -> None:
+    """However many jobs it adds, and in however many verbs; and none if it is rolled back."""
+    store = place.store()
+    store.database.open()
+    with session(store) as other, place.connect(store) as own:
+        [(channel,)] = other.connection.execute(store.database.query("await_jobs", 2), ["x", 60.0]).fetchall()
+        other.connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+        other.connection.commit()
+
+        def heard() -> int:
+            return len(list(other.connection.notifies(timeout=0.2)))
+
+        store.add([new_job(f"alike-{number}") for number in range(100)])
+        assert heard() == 1
+        store.add([new_job("one"), new_job("other", queue="other", unique="u")])
+        assert heard() == 1
+        for number in range(3):
+            store.transactions.run(own, store.transactions.add([new_job(f"own-{number}")]))
+        assert heard() == 0
+        own.commit()
+        assert heard() == 1
+        store.transactions.run(own, store.transactions.add([new_job("undone")]))
+        own.rollback()
+        assert heard() == 0
 
 
 def test_nobody_is_notified_while_nobody_waits(place: Place) -> None:
