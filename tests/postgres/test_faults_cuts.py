@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 
 import psycopg
@@ -12,9 +13,11 @@ from psycopg import sql
 import leasehold.stores.postgres.database as database
 from leasehold import InDoubt, Router, StaleEpoch, StoreUnavailable
 from leasehold.core.job import Outcome, Settlement
+from leasehold.process import this_process
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.database import REPLY_SECONDS, is_alive
 from leasehold.stores.postgres.faults import sqlstate_of
+from leasehold.stores.postgres.rights import KINDS
 
 from .fixtures import Place, path_of, url_of, with_path
 from .proxy import Proxy, Where
@@ -107,6 +110,69 @@ def test_a_cut_connection(proxy: Proxy, stage: Stage, where: Where, verb: Verb) 
     assert verb.times(stage, made) == int(answers or where is not Where.BEFORE)
     # It cannot know, so it must not say.
     assert error is None or "othing was" not in str(error)
+    assert_well(stage)
+
+
+def test_every_function_that_a_verb_calls_is_cut_somewhere() -> None:
+    """A verb that is added, or another way to do one, is also one that a connection may be lost in."""
+    apart = {
+        "await_jobs",  # below, with the claim that waits
+        "end_fenced",  # below, with the takeover
+        "fence_children",  # in a caller's transaction, whose connection is the caller's
+        "known_processes",  # below, with the sweep
+        "record_refusal",  # below
+        "recover",  # below, with the sweep
+        "was_said",  # asked after the cut of "commit with a completion"
+    }
+    cut = {found[1] for verb in VERBS if (found := re.match(r"\.(\w+)\($", verb.asks))}
+
+    assert cut | apart == {name for kind in KINDS.values() for name in kind.functions}
+
+
+@pytest.mark.parametrize("where", [Where.BEFORE, Where.AFTER], ids=lambda where: where.name.lower())
+@pytest.mark.parametrize("asks", [".recover(", ".known_processes("])
+def test_a_sweep_that_is_cut_among_the_processes_that_are_gone(
+    proxy: Proxy, stage: Stage, asks: str, where: Where
+) -> None:
+    """To look for them again is harmless, to take back from them again is for the next sweep."""
+    mine = this_process()
+    assert mine is not None
+    stage.seen.add("a")
+    [grant] = stage.seen.store.claim("gone", process=mine._replace(started=mine.started - 1))
+    proxy.cut(where, asks)
+    looks = asks == ".known_processes("
+
+    if looks:
+        assert [ended.epoch for ended in stage.router.reclaim()] == [grant.epoch]
+    else:
+        with pytest.raises(StoreUnavailable, match="may or may not have happened"):
+            stage.router.reclaim()
+
+    assert proxy.cuts == 1
+    assert stage.count("reclaimed", "a") == int(looks or where is Where.AFTER)
+    stage.router.reclaim()
+    assert stage.count("reclaimed", "a") == 1
+    assert_well(stage)
+
+
+@pytest.mark.parametrize("where", [Where.BEFORE, Where.AFTER], ids=lambda where: where.name.lower())
+def test_a_takeover_is_done_whatever_becomes_of_ending_the_old_owners_session(
+    proxy: Proxy, stage: Stage, where: Where
+) -> None:
+    """It has committed: the fence refuses the old owner all the same, and the next sweep ends its session."""
+    lease = stage.lease()
+    block = lease.transaction()
+    connection = block.__enter__()
+    proxy.cut(where, ".end_fenced(")
+
+    moved = stage.router.transfer(stage.seen.job("a"), to="b", by="ann")
+
+    assert proxy.cuts == 1
+    assert stage.seen.job("a").epoch == moved.epoch
+    stage.seen.reclaim()
+    until(lambda: not is_alive(connection))
+    with pytest.raises(StaleEpoch):
+        block.__exit__(None, None, None)
     assert_well(stage)
 
 

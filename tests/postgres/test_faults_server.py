@@ -83,7 +83,7 @@ def prepared(stages: list[tuple[Verb, Stage]]) -> list[tuple[Verb, Stage, Any]]:
     """All of them, ready to be done."""
     made = [(verb, stage, verb.prepare(stage)) for verb, stage in reversed(stages)]
     for _, stage in stages:
-        stage.router.job(stage.job) if stage.jobs() else stage.router.counts()  # so that each has a connection
+        stage.router.counts()  # so that each has a connection
     return made[::-1]
 
 
@@ -128,7 +128,7 @@ def test_a_server_that_is_killed_in_every_verb(
 ) -> None:
     """What may be repeated is done once it is back; of the rest nobody claims to know how it ended."""
     monkeypatch.setattr(database, "AGAIN_SECONDS", 60)
-    # A renewal does not wait for a table: it says at once that somebody has locked it. Transactions: see below.
+    # A renewal does not wait for a table: it says at once that somebody has locked it. It and transactions: see below.
     apart = {"renew", "begin a transaction", "commit", "commit with a completion"}
     verbs = prepared([(verb, stage) for verb, stage in stages if verb.name not in apart])
 
@@ -158,6 +158,47 @@ def waiting(connection: psycopg.Connection[Any]) -> int:
     return int(count)
 
 
+def test_a_server_that_is_killed_in_a_renewal(
+    mortal: Server, stages: list[tuple[Verb, Stage]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits for a lease that somebody has locked: it is done once the server is back."""
+    monkeypatch.setattr(database, "AGAIN_SECONDS", 60)
+    stage = stages[0][1]
+    lease = stage.lease()
+    before = stage.seen.job(stage.job).expires_at
+    with closing(psycopg.connect(mortal.url())) as connection:
+        connection.execute("select from leasehold.leases for update")
+        call = Call(lambda: lease.renew(3600))
+        until(lambda: waiting(connection) == 1)
+        kill(mortal)
+    mortal.start()
+
+    assert call.result() == stage.seen.job(stage.job).expires_at != before
+
+
+def test_a_server_that_is_killed_in_the_beginning_of_a_transaction(
+    mortal: Server, stages: list[tuple[Verb, Stage]]
+) -> None:
+    """It is tried once more, and there is no server: nothing was committed, and once it is back the block is run."""
+    stage = stages[0][1]
+    lease = stage.lease()
+    with closing(psycopg.connect(mortal.url())) as connection:
+        connection.execute("lock table leasehold.fences, leasehold.leases, leasehold.jobs")
+        call = Call(lambda: lease.transaction().__enter__())
+        until(lambda: waiting(connection) == 1)
+        kill(mortal)
+    with pytest.raises(StoreUnavailable) as raised:
+        call.result()
+    mortal.start()
+
+    assert "may or may not" not in str(raised.value)
+    with lease.transaction() as connection:
+        connection.execute("insert into results values ('mine')")
+        lease.complete(connection=connection)
+    assert stage.seen.job(stage.job).status == "done"
+    assert stage.seen.verify() == []
+
+
 @pytest.mark.parametrize("complete", [False, True], ids=["rows", "rows and the completion"])
 def test_a_server_that_is_killed_in_the_commit_of_a_transaction(
     mortal: Server, stages: list[tuple[Verb, Stage]], complete: bool
@@ -184,3 +225,4 @@ def test_a_server_that_is_killed_in_the_commit_of_a_transaction(
         assert connection.execute("select count(*) from results").fetchall() == [(0,)]
     assert stage.seen.job(stage.job).status == "running"
     lease.complete()
+    assert stage.seen.verify() == []

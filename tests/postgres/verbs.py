@@ -17,6 +17,8 @@ from psycopg import sql
 from leasehold import Lease, Router
 from leasehold.core.clock import SystemClock
 from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.floors import Floors
+from leasehold.testing import ManualClock
 
 from .staging import until
 
@@ -54,6 +56,8 @@ class Stage:
             ).fetchall()
             names = sql.SQL("; delete from ").join(sql.Identifier(database.schema, table) for (table,) in tables)
             connection.execute(sql.SQL("delete from results; delete from {}").format(names))
+        assert isinstance(self.router.store, PostgresStore)
+        self.router.store._floors = Floors(SystemClock())
 
     def count(self, kind: str, name: str | None = None) -> int:
         """How many events of that kind there are."""
@@ -109,6 +113,21 @@ def _expired(stage: Stage) -> None:
     until(lambda: clock.now() > lease.expires_at.timestamp() * 1_000_000 + 1_000)
 
 
+def _claimed_before(stage: Stage) -> None:
+    """Claim one of two jobs, so that the next claim goes the short way: no time passes until it looks at everything."""
+    assert isinstance(stage.router.store, PostgresStore)
+    stage.router.store._floors = Floors(ManualClock())
+    stage.seen.add_many([{"id": f"{stage.job}{n}", "queue": stage.job} for n in "xy"])
+    assert stage.router.claim("worker", queues=[stage.job], lease_seconds=LONG_SECONDS) is not None
+
+
+def _claimed(stage: Stage) -> Any:
+    """A lease whose claim has the name of its job."""
+    stage.seen.add(stage.job, queue=stage.job)
+    [grant] = stage.seen.store.claim("worker", queues=[stage.job], claim_id=stage.job)
+    return grant
+
+
 def _finished(stage: Stage) -> Any:
     stage.seen.add(stage.job, queue=stage.job)
     lease = stage.seen.claim("worker", queues=[stage.job])
@@ -161,6 +180,28 @@ def _moving(name: str, kind: str, act: Callable[[Router, Any], Any], *, finished
     )
 
 
+READERS = [
+    _read("job", ".seen WHERE id", lambda router, name: router.job(name)),
+    _read("jobs", ".seen", lambda router, name: router.jobs(queue=name)),
+    _read("jobs by owner", ".leases AS l", lambda router, name: router.jobs(owner="worker", queue=name)),
+    _read("jobs behind one", "SELECT seq", lambda router, name: router.jobs(after=name, queue=name)),
+    _read("ownerships", ".ownerships", lambda router, name: router.ownerships(name)),
+    _read("effects", ".effects", lambda router, name: router.effects(name)),
+    _read("events", ".events", lambda router, name: router.events(name)),
+    _read("counts", ".finished", lambda router, name: router.counts().queues[name]),
+    _read("lease", ".lease_of(", lambda router, name: router.lease(name, owner="worker").epoch),
+    _read("verify", ".broken(", lambda router, name: router.verify()),
+    Verb(
+        "leases of a claim",
+        ".claim_leases(",
+        ANSWERS,
+        ANSWERS,
+        _claimed,
+        lambda stage, grant: [it.epoch for it in stage.router.store.claimed(stage.job)] == [grant.epoch] or 1 / 0,
+        lambda stage, _: 1,
+    ),
+]
+
 VERBS = [
     Verb(
         "reclaim",
@@ -190,6 +231,17 @@ VERBS = [
         lambda stage, _: stage.jobs() / 2,  # type: ignore[arg-type, return-value]  # half of them would fail
     ),
     Verb(
+        "add of several kinds",
+        ".add(",
+        ANSWERS,
+        RAISES,
+        lambda stage: None,
+        lambda stage, _: stage.router.add_many(
+            [{"id": f"{stage.job}{n}", "queue": stage.job, "unique": f"{stage.job}{n}"} for n in "xy"]
+        ),
+        lambda stage, _: stage.jobs() / 2,  # type: ignore[arg-type, return-value]  # the same
+    ),
+    Verb(
         "claim",
         ".claim(",
         RAISES,
@@ -197,6 +249,15 @@ VERBS = [
         lambda stage: stage.seen.add(stage.job, queue=stage.job),
         lambda stage, _: stage.router.claim("worker", queues=[stage.job]).epoch,  # type: ignore[union-attr]  # None would fail
         lambda stage, _: len(stage.seen.jobs(status="running", queue=stage.job)),
+    ),
+    Verb(
+        "claim, the short way",
+        ".claim_next(",
+        RAISES,
+        ANSWERS,
+        _claimed_before,
+        lambda stage, _: stage.router.claim("worker", queues=[stage.job]).epoch,  # type: ignore[union-attr]  # the same
+        lambda stage, _: len(stage.seen.jobs(status="running", queue=stage.job)) - 1,
     ),
     Verb(
         "renew",
@@ -364,14 +425,5 @@ VERBS = [
         lambda stage, lease: _write(stage, lease, complete=True),
         _written,
     ),
-    _read("job", ".seen WHERE id", lambda router, name: router.job(name)),
-    _read("jobs", ".seen", lambda router, name: router.jobs(queue=name)),
-    _read("jobs by owner", ".leases AS l", lambda router, name: router.jobs(owner="worker", queue=name)),
-    _read("jobs behind one", "SELECT seq", lambda router, name: router.jobs(after=name, queue=name)),
-    _read("ownerships", ".ownerships", lambda router, name: router.ownerships(name)),
-    _read("effects", ".effects", lambda router, name: router.effects(name)),
-    _read("events", ".events", lambda router, name: router.events(name)),
-    _read("counts", ".finished", lambda router, name: router.counts().queues[name]),
-    _read("lease", ".lease_of(", lambda router, name: router.lease(name, owner="worker").epoch),
-    _read("verify", ".broken(", lambda router, name: router.verify()),
+    *READERS,
 ]
