@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import psycopg
@@ -14,13 +15,14 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.ext.asyncio import create_async_engine
 from tests.django_connection import django_connection
 
+from leasehold import Router
 from leasehold.lease import Lease
 
 from .fixtures import path_of, without_path
 
 T = TypeVar("T")
 
-LIBRARIES = ["psycopg", "sqlalchemy", "asyncpg", "django"]
+LIBRARIES = ["psycopg", "sqlalchemy", "sqlalchemy async", "asyncpg", "django"]
 
 
 class Transaction(Protocol):
@@ -32,8 +34,11 @@ class Transaction(Protocol):
     def fence(self, lease: Lease) -> None:
         """`lease.fence(connection)`"""
 
-    def complete(self, lease: Lease) -> None:
+    def complete(self, lease: Lease, result: Any = None) -> None:
         """`lease.complete(connection=connection)`"""
+
+    def add(self, router: Router, job_id: str, payload: Any) -> None:
+        """`router.add(connection=connection)`"""
 
     def commit(self) -> None:
         """End it."""
@@ -57,8 +62,11 @@ class _Sync:
     def fence(self, lease: Lease) -> None:
         lease.fence(self.connection)
 
-    def complete(self, lease: Lease) -> None:
-        lease.complete(connection=self.connection)
+    def complete(self, lease: Lease, result: Any = None) -> None:
+        lease.complete(result, connection=self.connection)
+
+    def add(self, router: Router, job_id: str, payload: Any) -> None:
+        router.add(job_id, payload, connection=self.connection)
 
 
 @contextmanager
@@ -141,19 +149,25 @@ class _Async:
     def fence(self, lease: Lease) -> None:
         self._wait(lease.aio.fence(self._connection))
 
-    def complete(self, lease: Lease) -> None:
-        self._wait(lease.aio.complete(connection=self._connection))
+    def complete(self, lease: Lease, result: Any = None) -> None:
+        self._wait(lease.aio.complete(result, connection=self._connection))
+
+    def add(self, router: Router, job_id: str, payload: Any) -> None:
+        self._wait(router.aio.add(job_id, payload, connection=self._connection))
 
     def commit(self) -> None:
         self._wait(self._connection.commit())
 
 
 @contextmanager
-def _asyncpg(url: str, isolation: IsolationLevel) -> Iterator[Transaction]:
+def _async(driver: str, url: str, isolation: IsolationLevel) -> Iterator[Transaction]:
     loop = asyncio.new_event_loop()
+    path: dict[str, Any] = {"options": f"-csearch_path={path_of(url)}"}
+    if driver == "asyncpg":
+        path = {"server_settings": {"search_path": path_of(url)}}  # its own form
     engine = create_async_engine(
-        without_path(url).replace("postgresql://", "postgresql+asyncpg://"),
-        connect_args={"server_settings": {"search_path": path_of(url)}},
+        without_path(url).replace("postgresql://", f"postgresql+{driver}://"),
+        connect_args=path,
         isolation_level=isolation.name.replace("_", " "),
     )
 
@@ -173,4 +187,10 @@ def _asyncpg(url: str, isolation: IsolationLevel) -> Iterator[Transaction]:
         loop.close()
 
 
-_KINDS = {"psycopg": _psycopg, "sqlalchemy": _sqlalchemy, "asyncpg": _asyncpg, "django": _django}
+_KINDS = {
+    "psycopg": _psycopg,
+    "sqlalchemy": _sqlalchemy,
+    "sqlalchemy async": partial(_async, "psycopg"),
+    "asyncpg": partial(_async, "asyncpg"),
+    "django": _django,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,6 +15,7 @@ from leasehold.core.ownership import Process
 from leasehold.stores.postgres import PostgresStore
 
 from .fixtures import SERVERS, Place, url_of, with_path
+from .libraries import LIBRARIES, transaction
 from .test_schema import nowhere
 
 __all__ = ["nowhere"]  # a fixture
@@ -211,6 +213,60 @@ def test_every_text_comes_back_as_it_was(place: Place, text: str) -> None:
         store.transactions.run(connection, store.transactions.settle(said))
     assert store.job(f"{text}-2").result == text
     assert store.verify() == []
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_every_text_comes_back_as_it_was_by_the_short_ways(place: Place, text: str) -> None:
+    """Batches of jobs that are alike, claims of one queue and plain completions: their arrays are texts of our own."""
+    store = place.store()
+    ids = [text, f"{text} ", f"{text}\\", f'{text}"']
+    called: list[str] = []
+    statement = store.database.statement
+
+    def noted(function: str, args: Any) -> tuple[str, list[Any]]:
+        called.append(function)
+        return statement(function, args)
+
+    store.database.statement = noted  # type: ignore[method-assign]
+
+    added = store.add([new_job(id_, {text: id_}, task=text, queue=text) for id_ in ids])
+    grants = store.claim(text, queues=[text], claim_id=text)
+    grants += store.claim(text, limit=10, queues=[text], claim_id=text, process=Process(text, text, text, 1, 2))
+    said = [Settlement(grant.spec.id, grant.epoch, Outcome.COMPLETE, json.dumps(grant.spec.id)) for grant in grants]
+    assert store.settle(said) == [None] * len(ids)
+
+    assert called == ["add_alike", "claim", "claim_next", "complete"]
+    assert all(created for _, created in added)
+    assert [grant.spec.id for grant in grants] == ids
+    assert {(grant.owner, grant.spec.task, grant.spec.queue) for grant in grants} == {(text, text, text)}
+    assert [store.job(id_).payload for id_ in ids] == [{text: id_} for id_ in ids]
+    assert [store.job(id_).result for id_ in ids] == ids
+    assert store.claim(text, queues=[text, f'{text}"']) == []
+    assert store.verify() == []
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("schema", ["a:b %s %(x)s $1 ?'\"{}"])
+def test_every_text_comes_back_through_every_library(server_url: str, library: str, schema: str) -> None:
+    """Each has marks of its own for what is bound, and none is taken for one in a name or a text."""
+    try:
+        with Router(server_url, schema=schema) as router:
+            texts = [*NASTY, ":x :y", "?", "{{ x }}"]
+            router.add_many([{"id": text, "payload": {text: text}} for text in texts])
+            leases = router.claim_many("worker", limit=100)
+            with transaction(library, with_path(server_url, "public")) as opened:
+                for lease in leases:
+                    opened.fence(lease)
+                    opened.add(router, f"{lease.job_id}+", {lease.job_id: lease.job_id})
+                    opened.complete(lease, lease.job_id)
+                opened.commit()
+
+            assert [lease.job_id for lease in leases] == texts
+            assert [router.job(text).result for text in texts] == texts
+            assert [router.job(f"{text}+").payload for text in texts] == [{text: text} for text in texts]
+            assert router.verify() == []
+    finally:
+        drop(server_url, schema)
 
 
 def test_nul_is_refused_before_anything_is_sent() -> None:
