@@ -22,12 +22,13 @@ from .staging import ISOLATIONS, Call, until
 STEPS = ["begun", "fenced", "written", "completed"]
 AT_ONCE_MS = 3000  # what waits for longer than that, waits for somebody
 
-# All of it for psycopg; of the other libraries each step once, and each isolation.
+# All of it for psycopg; of the other libraries each step once, and each isolation; the rest where it may take longer.
 STOPPED = [
     *product(["psycopg"], ISOLATIONS, STEPS),
     *product(LIBRARIES[1:], ISOLATIONS[:1], STEPS[1:]),
     *product(LIBRARIES[1:], ISOLATIONS[1:], STEPS[-1:]),
 ]
+REST = [case for case in product(LIBRARIES, ISOLATIONS, STEPS) if case not in STOPPED]
 
 
 def named(value: object) -> str:
@@ -90,7 +91,11 @@ def rows(store: PostgresStore) -> tuple[int, int]:
     return int(found[0]), int(found[1])
 
 
-@pytest.mark.parametrize(("library", "isolation", "stop"), STOPPED, ids=named)
+@pytest.mark.parametrize(
+    ("library", "isolation", "stop"),
+    [*STOPPED, *(pytest.param(*case, marks=pytest.mark.soak) for case in REST)],
+    ids=named,
+)
 def test_a_worker_that_was_stopped_and_goes_on_is_refused(
     place: Place, store: PostgresStore, library: str, isolation: IsolationLevel, stop: str
 ) -> None:
@@ -118,7 +123,11 @@ def test_a_worker_that_was_stopped_and_goes_on_is_refused(
 
 @pytest.mark.parametrize(
     ("library", "isolation"),
-    [*product(["psycopg"], ISOLATIONS), *product(LIBRARIES[1:], ISOLATIONS[:1])],
+    [
+        *product(["psycopg"], ISOLATIONS),
+        *product(LIBRARIES[1:], ISOLATIONS[:1]),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in product(LIBRARIES[1:], ISOLATIONS[1:])),
+    ],
     ids=named,
 )
 @pytest.mark.parametrize("stop", ["written", "completed"])
