@@ -103,6 +103,7 @@ class Place:
     url: str
     stores: list[PostgresStore] = field(default_factory=list)
     others: list[PostgresStore] = field(default_factory=list)  # on the data of one of those, by another URL
+    broken: bool = False  # by the test itself; else every store is asked at the end whether it is still whole
 
     def store(self, clock: Clock | None = None, *, trace: bool = False, url: str | None = None) -> PostgresStore:
         """Return a new, empty store."""
@@ -132,27 +133,32 @@ class Place:
         return connection
 
     def clear(self) -> None:
-        """Empty every schema for the next test: to make one takes longer than most tests do."""
+        """See that every store is whole, and empty its schema for the next test: to make one takes longer than most."""
         for store in [*self.stores, *self.others]:
             store.close()
+        found: list[str] = []
         for url, schema in {(store.database.url, store.database.schema) for store in self.stores}:
-            _emptied(without_path(url), schema, path_of(url))
+            found += _emptied(without_path(url), schema, path_of(url))
             _spare[without_path(url)].append(int(path_of(url).removeprefix("rows_")))
+        assert self.broken or not found, found
 
 
-def _emptied(url: str, schema: str, rows: str) -> None:
-    """Empty the tables of a store, and drop the caller's; in one round trip, on a connection that is kept."""
+def _emptied(url: str, schema: str, rows: str) -> list[str]:
+    """Empty the tables of a store, and drop the caller's, on a connection that is kept; return what was broken."""
     cleaner = _cleaners.get(url)
     if cleaner is None or cleaner.closed or cleaner.broken:
         cleaner = _cleaners[url] = _exit.enter_context(psycopg.connect(url, autocommit=True))
         cleaner.execute("set client_min_messages = warning")
     tables = [table for (table,) in cleaner.execute(_TABLES, [schema]).fetchall()]
+    checker = sql.SQL("select * from {}()").format(sql.Identifier(schema, "broken"))
+    broken = [sentence for (sentence,) in cleaner.execute(checker).fetchall()]
     statements = [
         sql.SQL("drop schema if exists {} cascade").format(sql.Identifier(rows)),
         *(sql.SQL("delete from {}").format(sql.Identifier(schema, table)) for table in tables),
         sql.SQL("alter sequence {} restart").format(sql.Identifier(schema, "epochs")),
     ]
     cleaner.execute(sql.SQL("; ").join(statements))
+    return broken
 
 
 @pytest.fixture(params=SERVERS, scope="session")

@@ -26,7 +26,8 @@ def server_url(request: pytest.FixtureRequest) -> str:
 
 
 def populated(place: Place) -> PostgresStore:
-    """A store with a job in every place, and some that have been."""
+    """A store with a job in every place, and some that have been, for a test that breaks it."""
+    place.broken = True
     store = place.store()
     store.add([new_job(name, queue="q") for name in ("ready", "ready-2")])
     store.add([new_job("later", queue="q", delay_seconds=3600)])
@@ -220,3 +221,15 @@ def test_the_command_tells_it(place: Place, capsys: pytest.CaptureFixture[str]) 
 
     assert (sound, code) == (0, 1)
     assert "broken: job 'later' is unfinished and in 0 places.\n" in capsys.readouterr().out
+
+
+def test_every_test_ends_with_it(place: Place) -> None:
+    """One that leaves its store broken fails, whatever else it has looked at."""
+    store = populated(place)
+    own = Place(place.url, [store])
+    with psycopg.connect(store.database.url) as connection:
+        connection.execute(sql.SQL("delete from {}").format(sql.Identifier(store.database.schema, "scheduled")))
+    place.stores.remove(store)
+
+    with pytest.raises(AssertionError, match="job 'later' is unfinished and in 0 places"):
+        own.clear()

@@ -62,6 +62,7 @@ def stage(proxy: Proxy, shared: Stage) -> Iterator[Stage]:
     shared.router.counts()  # which opens it
     yield shared
     proxy.heal()
+    assert shared.seen.verify() == []
     shared.empty()
 
 
