@@ -123,6 +123,21 @@ def test_a_transaction_sends_one_notification(place: Place) -> None:
         assert heard() == 0
 
 
+def test_who_waits_no_longer_is_soon_not_notified(place: Place) -> None:
+    """Nobody takes a registration back, which would be one more question for each claim: it ends by itself."""
+    store = place.store()
+    store.database.open()
+    waiter = Call(lambda: store.claim("worker", wait_us=LONG_US))
+    until(lambda: registered(store))
+    store.add([new_job("a")])
+    waiter.result()
+
+    with psycopg.connect(store.database.url) as connection:
+        waiters = sql.Identifier(store.database.schema, "waiters")
+        query = sql.SQL("select count(*), max(until) < clock_timestamp() + interval '11 s' from {}").format(waiters)
+        assert psycopg.ClientCursor(connection).execute(query).fetchall() == [(1, True)]
+
+
 def test_nobody_is_notified_while_nobody_waits(place: Place) -> None:
     """NOTIFY takes a lock over all databases: not for nothing."""
     store = place.store()

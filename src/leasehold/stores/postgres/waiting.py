@@ -23,7 +23,7 @@ from .database import Connection, Database, inherited, is_pooled, outlive_fork
 log = logging.getLogger("leasehold")
 
 POLL_SECONDS = 0.5
-_REGISTERED_US = 60_000_000
+_REGISTERED_US = 10_000_000  # who has found work since is notified for nothing until then, and does not take it back
 _timer = SystemClock()  # how long to wait is the caller's affair; nothing is decided by it
 
 
