@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -339,6 +339,68 @@ def test_a_commit_that_is_given_up_in_a_deadlock_says_so(seen: Router) -> None:
 
         calls[0].result()
     assert [(job.id, job.parent) for job in seen.jobs()] == [("a", None), ("a/next", "a")]
+
+
+# Transactions that the server gives up
+
+
+@contextmanager
+def giving_up(seen: Router, table: sql.Identifier, code: str, times: int, *, deferred: bool = False) -> Iterator[None]:
+    """Let the server give up the first transactions that change *table*; what a sequence counts is not undone."""
+    body = f"if nextval('given_up') <= {times} then raise exception 'given up' using errcode = '{code}'; end if; "
+    what = "constraint trigger given_up after insert or delete on {} deferrable initially deferred"
+    with psycopg.connect(store_of(seen).database.url, autocommit=True) as connection:
+        connection.execute("create sequence given_up")
+        connection.execute(
+            "create function give_up() returns trigger language plpgsql security definer "
+            f"set search_path = {path_of(store_of(seen).database.url)} as $$begin {body} return null; end$$".encode()
+        )
+        when = what if deferred else "trigger given_up after insert or delete on {}"
+        connection.execute(sql.SQL(f"create {when} for each row execute function give_up()").format(table))
+        try:
+            yield
+        finally:
+            connection.execute("set client_min_messages = warning")
+            connection.execute("drop function give_up cascade")
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"], ids=["serialization failure", "deadlock"])
+@pytest.mark.parametrize("times", [4, 5])
+def test_a_verb_that_is_given_up_is_tried_five_times(seen: Router, code: str, times: int) -> None:
+    """And then it says that nothing was changed, which is so."""
+    seen.add("a")
+    lease = seen.claim("worker")
+    assert lease is not None
+    with giving_up(seen, sql.Identifier(store_of(seen).database.schema, "leases"), code, times):
+        if times == 4:
+            lease.complete()
+        else:
+            with pytest.raises(StoreUnavailable, match=r"in favour of another: .* Nothing was changed\. Try again"):
+                lease.complete()
+            assert seen.job("a").status == "running"
+            lease.complete()
+    assert seen.job("a").status == "done"
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"], ids=["serialization failure", "deadlock"])
+def test_a_block_that_is_given_up_at_its_end_says_so_at_once(seen: Router, code: str) -> None:
+    """What is in it is the caller's, who runs it again."""
+    seen.add("a")
+    lease = seen.claim("worker")
+    assert lease is not None
+
+    def write() -> None:
+        with lease.transaction() as connection:
+            connection.execute("insert into results values ('a')")
+            lease.complete(connection=connection)
+
+    with giving_up(seen, sql.Identifier("results"), code, 1, deferred=True):
+        with pytest.raises(StoreUnavailable, match=r"in favour of another: .* Nothing was changed\. Try again"):
+            write()
+        assert seen.job("a").status == "running"
+        write()
+
+    assert seen.job("a").status == "done"
 
 
 # Connections that are all taken
