@@ -10,8 +10,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
+import leasehold.stores.postgres.store as stores
 from leasehold import InvalidArgument, NotInTransaction, Router, StaleEpoch, StoreUnavailable
-from leasehold.core.job import Grant, NewJob, Outcome, Settlement, new_child, new_job
+from leasehold.core.job import Grant, NewJob, Outcome, Progress, Settlement, new_child, new_job
 from leasehold.lease import Lease
 from leasehold.process import this_process
 from leasehold.store import Renewal
@@ -251,6 +252,40 @@ def test_trap_11_batches_in_opposite_orders_do_not_deadlock(store: PostgresStore
     assert after == before
 
 
+@pytest.mark.parametrize("verb", ["complete", "fail", "progress", "renew", "reclaim"])
+def test_trap_11_a_batch_waits_for_its_first_row_with_none_behind_it_in_hand(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Whatever order it was asked in: so of two batches one waits for the other, and never both."""
+    monkeypatch.setattr(stores, "BATCH_PATIENCE_MS", 60_000)
+    store.add([new_job("first"), new_job("second")])
+    first, second = store.claim("worker", limit=2, lease_us=1 if verb == "reclaim" else None)
+    asked = (second, first)
+    verbs: dict[str, Callable[[], Any]] = {
+        "complete": lambda: store.settle([completed(grant) for grant in asked]),
+        "fail": lambda: store.settle([completed(grant)._replace(outcome=Outcome.FAIL, error="x") for grant in asked]),
+        "progress": lambda: store.progress([Progress(grant.spec.id, grant.epoch, 0.5, None, "1") for grant in asked]),
+        "renew": lambda: store._renew([Renewal(grant.spec.id, grant.epoch) for grant in asked], wait=True),
+        "reclaim": store.reclaim,
+    }
+    leases = sql.Identifier(store.database.schema, "leases")
+    with session(store) as holder, session(store) as looker:
+        holder.connection.execute(sql.SQL("select from {} where epoch = {} for update").format(leases, first.epoch))
+
+        call = Call(verbs[verb])
+        if verb == "reclaim":
+            call.result()  # it waits for nobody
+            assert (store.job("first").status, store.job("second").status) == ("running", "pending")
+            return
+        until(lambda: blocked(store))
+
+        free = sql.SQL("select from {} where epoch = {} for update skip locked").format(leases, second.epoch)
+        assert psycopg.ClientCursor(looker.connection).execute(free).rowcount == 1
+        looker.connection.rollback()
+        holder.connection.rollback()
+        call.result()
+
+
 def test_trap_11_a_renewal_passes_over_what_somebody_has_locked(store: PostgresStore) -> None:
     """The other leases of the batch are renewed at once; the locked one as soon as it can be."""
     store.add([new_job("a"), new_job("b")])
@@ -290,11 +325,18 @@ def test_trap_12_only_the_job_that_collides_waits(store: PostgresStore) -> None:
 
 @contextmanager
 def fenced(
-    place: Place, store: PostgresStore, grant: Grant, isolation: psycopg.IsolationLevel | None = None
+    place: Place,
+    store: PostgresStore,
+    grant: Grant,
+    isolation: psycopg.IsolationLevel | None = None,
+    *,
+    settings: str | None = None,
 ) -> Iterator[psycopg.Connection[Any]]:
     """A caller's connection in the middle of a fenced transaction that has written a row."""
     connection = place.connect(store, autocommit=True)
     connection.execute("create table if not exists results (what text)")
+    if settings is not None:
+        connection.execute(f"set {settings}".encode())
     connection.set_autocommit(False)
     connection.isolation_level = isolation
     try:
@@ -379,7 +421,8 @@ def test_trap_13_nothing_that_a_session_does_disarms_the_fence(
     store.add([new_job("a")])
     grant = one(store)
     store._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # see above
-    with fenced(place, store, grant) as connection:
+    early = "session_replication_role=replica" if disguise == "replica" else None
+    with fenced(place, store, grant, settings=early) as connection:
         if disguise == "temporary tables":
             for table in ("leases", "jobs", "fences", "store"):
                 connection.execute(f"create temporary table {table} (seq bigint, epoch bigint, id text)")
@@ -387,7 +430,7 @@ def test_trap_13_nothing_that_a_session_does_disarms_the_fence(
         elif disguise == "search_path":
             connection.execute("set local search_path = ''")
         elif disguise == "replica":
-            connection.execute("set local session_replication_role = replica")
+            pass  # since before the fence: one that is queued stays so
         elif disguise == "swallowed":
             connection.execute("savepoint s")
             with pytest.raises(psycopg.Error):
