@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 import leasehold.stores.postgres.store as stores
-from leasehold import InvalidArgument, NotInTransaction, Router, StaleEpoch, StoreUnavailable
+from leasehold import InvalidArgument, NotInTransaction, Router, Settled, StaleEpoch, StoreUnavailable
 from leasehold.core.job import Grant, NewJob, Outcome, Progress, Settlement, new_child, new_job
 from leasehold.lease import Lease
 from leasehold.process import this_process
@@ -375,6 +375,25 @@ def test_trap_13_a_pause_before_the_commit_passes_nothing(
     assert (found.presented, found.current, found.owner) == (grant.epoch, moved.epoch, "b")
     assert rows(place, store) == 0
     assert backend
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS, ids=lambda level: level.name)
+@pytest.mark.parametrize("outcome", [Outcome.COMPLETE, Outcome.RELEASE])
+def test_trap_13_what_was_settled_meanwhile_is_over(
+    place: Place, store: PostgresStore, isolation: psycopg.IsolationLevel, outcome: Outcome
+) -> None:
+    """By the same owner, under the same epoch, and elsewhere: rows that come after that are nobody's."""
+    store.add([new_job("a")])
+    grant = one(store)
+    with fenced(place, store, grant, isolation) as connection:
+        assert store.settle([completed(grant)._replace(outcome=outcome)]) == [None]
+
+        with pytest.raises(psycopg.Error) as refused:
+            connection.commit()
+
+    found = StaleEpoch.find(refused.value, Lease(store, grant))
+    assert isinstance(found, Settled)
+    assert rows(place, store) == 0
 
 
 def test_trap_13_an_autocommit_connection_is_refused(place: Place, store: PostgresStore) -> None:
