@@ -113,7 +113,7 @@ class Place:
         made = PostgresStore(url, clock=clock, trace=trace, schema=schema)
         self.stores.append(made)
         made.database.open()
-        made.database.ask(made.database.query("raise_epochs", 1), [(clock or SystemClock()).now()])
+        made.database.call("raise_epochs", (clock or SystemClock()).now())
         return made
 
     def _spare(self, url: str) -> int:

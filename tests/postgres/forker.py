@@ -13,14 +13,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 import psycopg
 import pytest
 
 from leasehold import Router, StoreUnavailable
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.postgres.database import is_alive
+from leasehold.stores.postgres.connection import Connection
 
 LIFE_SECONDS = 30  # of each side: if the other one dies, nobody may wait for ever
 
@@ -39,7 +38,7 @@ def fork(child: Callable[[], None]) -> None:
     assert os.waitpid(pid, 0)[1] == 0, "the child failed"
 
 
-def sessions(router: Router) -> list[psycopg.Connection[Any]]:
+def sessions(router: Router) -> list[Connection]:
     """Every connection that the Router has: those of its verbs, of its transactions, and the one that listens."""
     store = router.store
     assert isinstance(store, PostgresStore)
@@ -72,7 +71,7 @@ def both_go_on(router: Router) -> None:
 
     fork(child)
 
-    assert all(is_alive(connection) for connection in sessions(router))
+    assert all(connection.is_alive() for connection in sessions(router))
     assert used(router, "after") == before
 
 
@@ -81,7 +80,7 @@ def child_closes(router: Router) -> None:
     before = used(router, "before")
     fork(router.close)
 
-    assert all(is_alive(connection) for connection in sessions(router))
+    assert all(connection.is_alive() for connection in sessions(router))
     assert used(router, "after") == before
 
 
@@ -93,7 +92,7 @@ def child_exits(router: Router) -> None:
         raise SystemExit(0)
     assert os.waitpid(pid, 0)[1] == 0
 
-    assert all(is_alive(connection) for connection in sessions(router))
+    assert all(connection.is_alive() for connection in sessions(router))
     assert used(router, "after") == before
 
 

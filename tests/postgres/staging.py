@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import psycopg
+from psycopg import sql
 
 from leasehold.stores.postgres import PostgresStore
 
@@ -32,8 +33,12 @@ class Session:
 
     def call(self, function: str, *args: Any) -> list[Any]:
         """Call one of the store's functions, in the transaction that is open, on the store's own clock."""
-        query = self._store.database.query(function, len(args) + 1)
-        return list(self.connection.execute(query, [*args, self._now]))
+        return self.ask(function, *args, self._now)
+
+    def ask(self, function: str, *args: Any) -> list[Any]:
+        """Call one of the store's functions that takes no instant."""
+        name = sql.Identifier(self._store.database.schema, function).as_string(None).replace("%", "%%")
+        return list(self.connection.execute(f"select * from {name}({', '.join(['%s'] * len(args))})", args))
 
     def claim(self, limit: int = 10) -> list[str]:
         """Claim, and stay in the transaction; return the ids of what was got."""

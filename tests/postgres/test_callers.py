@@ -14,7 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from leasehold import InvalidArgument, Lease, NotInTransaction, Router, Settled, StaleEpoch
-from leasehold.stores.postgres import PostgresStore, callers
+from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.fenced import FencedConnection
 
 from .fixtures import Place, path_of, without_path
 
@@ -382,7 +383,7 @@ def test_a_connection_that_is_ended_just_when_it_is_used_again_is_replaced(
     lease = lease_of(router)
     with lease.transaction() as connection:
         pid = connection.info.backend_pid
-    monkeypatch.setattr(callers, "is_alive", lambda connection: True)  # it was, when it was looked at
+    monkeypatch.setattr(FencedConnection, "is_alive", lambda connection: True)  # it was, when it was looked at
     with psycopg.connect(store_of(router).database.url) as other:
         assert other.execute("select pg_terminate_backend(%s, 60000)", [pid]).fetchone() == (True,)
 

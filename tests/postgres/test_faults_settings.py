@@ -18,7 +18,6 @@ import leasehold.stores.postgres.database as database
 from leasehold import Router, StoreUnavailable
 from leasehold.core.job import new_job
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.postgres.database import is_alive
 
 from .fixtures import Place, path_of, url_of, without_path
 from .server import INSTALLED
@@ -198,7 +197,7 @@ def test_a_transaction_that_idled_too_long_is_not_taken_for_committed(seen: Rout
         def idle() -> None:
             with lease.transaction(idle_seconds=None) as connection:
                 connection.execute("insert into results values ('idle')")
-                until(lambda: not is_alive(connection))
+                until(lambda: not connection.is_alive())
 
         with pytest.raises(StoreUnavailable, match=r"lost before its end: nothing was committed"):
             idle()
@@ -213,7 +212,7 @@ def test_sessions_that_idled_too_long_are_replaced(seen: Router) -> None:
     with set_up(seen, idle_session_timeout="30") as router:
         for number in range(3):
             idle = store_of(router).database._idle
-            until(lambda: all(not is_alive(connection) for connection in idle))  # noqa: B023  # called at once
+            until(lambda: all(not connection.is_alive() for connection in idle))  # noqa: B023  # called at once
             assert router.add(f"job-{number}").created
 
 

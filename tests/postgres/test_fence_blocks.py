@@ -373,16 +373,15 @@ def test_two_who_end_the_same_transaction_do_not_end_each_other(store: PostgresS
         lease.fence(owner)
         store.transfer("a", lease.epoch, to="b", by="ops")
         with stopped_before_it_ends_anybody(store) as go_on:
-            query = store.database.query("end_fenced", 1)
-            ending = Call(lambda: other.connection.execute(query, [None]).fetchall())
+            ending = Call(lambda: other.ask("end_fenced", None))
             until(lambda: blocked(store))
             owner.rollback()
             go_on()
             assert ending.result() == [(0,)]  # and its transaction stays open
 
-        with psycopg.connect(store.database.url) as late:
-            late.execute("set local lock_timeout = '10s'")
-            second = Call(lambda: late.execute(query, [None]).fetchall())
+        with session(store) as late:
+            late.connection.execute("set local lock_timeout = '10s'")
+            second = Call(lambda: late.ask("end_fenced", None))
             until(lambda: blocked(store) or not second.waits)
             assert other.connection.execute("select 1").fetchall() == [(1,)]
             other.connection.commit()

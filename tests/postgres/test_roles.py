@@ -256,7 +256,7 @@ def test_what_is_granted_is_what_the_code_asks_for() -> None:
     asked = (folder / "statements.sql").read_text()
     code = "".join((folder / name).read_text() for name in ("store.py", "callers.py", "waiting.py"))
     called = set(re.findall(r"leasehold\.(\w+)\(", asked))
-    called |= set(re.findall(r"(?:_call|\.call|call_again|\.query|yield)\(?\s*\"(\w+)\"", code))
+    called |= set(re.findall(r"(?:_call|\.call|call_again|\.statement|yield)\(?\s*\"(\w+)\"", code))
     called |= set(re.findall(r"_kept\([^\"]*\"(\w+)\"", code))
 
     assert set(re.findall(r"leasehold\.(\w+)\b(?!\()", asked)) == {*KINDS["reader"].relations}

@@ -102,7 +102,7 @@ def test_a_transaction_sends_one_notification(place: Place) -> None:
     store = place.store()
     store.database.open()
     with session(store) as other, place.connect(store) as own:
-        [(channel,)] = other.connection.execute(store.database.query("await_jobs", 2), ["x", 60.0]).fetchall()
+        [(channel,)] = other.ask("await_jobs", "x", 60.0)
         other.connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
         other.connection.commit()
 
@@ -143,7 +143,7 @@ def test_nobody_is_notified_while_nobody_waits(place: Place) -> None:
     store = place.store()
     store.database.open()
     with session(store) as other:
-        [(channel,)] = other.connection.execute(store.database.query("await_jobs", 2), ["x", 0.0]).fetchall()
+        [(channel,)] = other.ask("await_jobs", "x", 0.0)
         other.connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
         other.connection.commit()
 

@@ -75,8 +75,7 @@ class Postgres:
     def later(self, now: int) -> None:
         """Lift the next epoch to the clock: the other stores do so by themselves, and then all draw the same."""
         assert self._store is not None
-        database = self._store.database
-        database.ask(database.query("raise_epochs", 1), [now])
+        self._store.database.call("raise_epochs", now)
 
     def close(self) -> None:
         """Empty the schema, for the next run."""

@@ -34,7 +34,7 @@ from ...errors import (
 )
 from ...store import Program
 from .. import django
-from .database import Database, inherited, is_alive, outlive_fork
+from .database import Database, inherited, outlive_fork
 from .faults import explained, is_lost, sqlstate_of, unknown
 from .fenced import ENDED, FencedConnection
 from .rows import Row, added, as_json, refusal_of, settlement, wishes
@@ -113,7 +113,7 @@ class PostgresTransactions:
         while self._idle:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
-            if connection is not None and is_alive(connection):
+            if connection is not None and connection.is_alive():
                 return connection
         # Autocommit, for the driver's own BEGIN would be one more round trip: `_begin` sends it with the fence.
         return self._database.connect(FencedConnection)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import random
-import select
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ from ...core.clock import patience
 from ...core.values import shown_url
 from ...errors import InvalidArgument, StoreIncompatible, StoreUnavailable
 from ..migrating import Migrated
+from .connection import Connection, is_pooled
 from .faults import cannot_connect, explained, is_unknown, sqlstate_of, unknown, without_secrets
 from .rights import check_role
 from .rows import Row
@@ -42,53 +42,15 @@ _TRIES = 5  # of a transaction that was given up
 _GIVEN_UP_SECONDS = 0.02  # at most, before the next try
 # Not done, and may be asked again: a deadlock, a conflict; and a function that a migration has changed while it waited.
 _GIVEN_UP = {"40P01", "40001", "42804", "0A000"}
+_PLACES = [f"${number}" for number in range(100)]
 _LITERALS = {None: "NULL", True: "true", False: "false"}
 _COMMON = {
     "add_alike": "add",
     "claim_next": "claim",
     "complete": "settle",
+    "complete_job": "settle",
 }  # the common cases of a verb, which is what a test waits for
 _CHANGED = {"42883", "42P01", "42703", "42704"}  # a function, a table, a column or a type is not there
-
-
-class Unanswered(psycopg.OperationalError):
-    """The server has said nothing for too long, and the connection was given up."""
-
-
-class Connection(psycopg.Connection[Any]):
-    """A connection that waits for a reply as long as its store wants to, and in the process that made it."""
-
-    reply_seconds: float | None = None  # None: for ever
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.made_in = os.getpid()
-
-    def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
-        """Drive one of the driver's generators to its end."""
-        if self.made_in != os.getpid():
-            raise psycopg.InterfaceError("this connection belongs to the process that this one was forked from")
-        if self.reply_seconds is not None:
-            gen = self._impatient(gen, self.reply_seconds)
-        return super().wait(gen, *args, **options)
-
-    def _impatient(self, gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
-        # The driver comes by at least ten times a second, also if nothing could be read or written.
-        left = None
-        try:
-            wanted = next(gen)
-            while True:
-                ready = yield wanted
-                if ready:
-                    left = None
-                elif left is None:
-                    left = patience(seconds)
-                elif left() <= 0:
-                    self.pgconn.finish()  # what comes later would be taken for the answer to something else
-                    raise Unanswered(f"no reply within {seconds:g} s")
-                wanted = gen.send(ready)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # typed as the generator is
 
 
 ConnectionT = TypeVar("ConnectionT", bound=Connection)
@@ -134,7 +96,7 @@ class Database:
         self.schema = checked(schema)
         self.statements: Statements = statements(schema)
         self.store_id: uuid.UUID | None = None
-        self._quoted = in_schema("leasehold.x", schema, escaped=True).removesuffix("x")
+        self._quoted = in_schema("leasehold.x", schema).removesuffix("x")
         self._limit = connections
         self._wait_seconds = wait_seconds
         self.reply_seconds = REPLY_SECONDS
@@ -151,7 +113,8 @@ class Database:
         self._lock = threading.Lock()
         self._pause = threading.Event()  # never set: to wait
         self._opening = threading.Lock()
-        self._free = threading.Semaphore(self._limit)
+        self._room = threading.Condition(self._lock)
+        self._lent = 0  # how many connections are in use
         self._idle: list[Connection] = []
 
     # Asking
@@ -210,13 +173,14 @@ class Database:
 
         What is null, true or false is part of the text: a driver takes longer over a parameter than the server over it.
         """
-        places = [_LITERALS.get(arg, "%s") if arg is None or isinstance(arg, bool) else "%s" for arg in args]
-        params = [arg for arg in args if not (arg is None or isinstance(arg, bool))]
+        places, params = [], []
+        for arg in args:
+            if arg is None or arg is True or arg is False:
+                places.append(_LITERALS[arg])
+            else:
+                params.append(arg)
+                places.append(_PLACES[len(params)])
         return f"SELECT * FROM {self._quoted}{function}({', '.join(places)})", params
-
-    def query(self, function: str, count: int) -> str:
-        """Return the statement that calls one of our functions."""
-        return f"SELECT * FROM {self._quoted}{function}({', '.join(['%s'] * count)})"
 
     def _ask(self, query: str, params: Any, what: str, patient: bool) -> list[Row]:
         with self.connection(patient=patient) as connection:
@@ -224,7 +188,7 @@ class Database:
                 self.point(_COMMON.get(what, what))
             if not self._isolated_otherwise:
                 try:
-                    return connection.execute(query, params).fetchall()
+                    return _rows(connection, query, params, what)
                 except psycopg.Error as error:
                     if sqlstate_of(error) == "0A000":  # a migration has changed what was prepared, here and elsewhere
                         self._drop(connection)
@@ -236,7 +200,7 @@ class Database:
             # transaction, and not for the session, which behind a pooler is somebody else's next.
             self._isolated_otherwise = True
             with connection.transaction():
-                return connection.execute(query, params).fetchall()
+                return _rows(connection, query, params, what)
 
     def connection(self, *, patient: bool = False) -> AbstractContextManager[Connection]:
         """
@@ -248,35 +212,46 @@ class Database:
 
     def borrow(self) -> Connection:
         """Return a connection of whoever asks, once there is one; `give` takes it back."""
-        self._check_open()
-        if not self._free.acquire(timeout=self._wait_seconds):
-            raise StoreUnavailable(
-                f"all {self._limit} connections to {shown_url(self.url)} have been in use for {self._wait_seconds:g} s "
-                "(connections, wait_seconds): fewer threads, or more connections. Nothing was changed."
-            )
+        with self._lock:
+            self._check_open()
+            if self._lent >= self._limit:
+                if not self._room.wait_for(lambda: self._lent < self._limit, self._wait_seconds):
+                    raise StoreUnavailable(
+                        f"all {self._limit} connections to {shown_url(self.url)} have been in use for "
+                        f"{self._wait_seconds:g} s (connections, wait_seconds): fewer threads, or more connections. "
+                        "Nothing was changed."
+                    )
+                self._check_open()
+            self._lent += 1
+            connection = self._idle.pop() if self._idle else None
         try:
-            return self._take()
+            while connection is not None and not connection.is_alive():
+                connection.close()
+                with self._lock:
+                    connection = self._idle.pop() if self._idle else None
+            return connection or self.connect(Connection)
         except BaseException:
-            self._free.release()
+            self._take_back(None)
             raise
 
     def give(self, connection: Connection) -> None:
         """Take back what was borrowed."""
-        try:
-            self._give(connection)
-        finally:
-            self._free.release()
-
-    def _take(self) -> Connection:
-        while True:
-            with self._lock:
-                self._check_open()
-                connection = self._idle.pop() if self._idle else None
-            if connection is None:
-                return self.connect(Connection)
-            if is_alive(connection):
-                return connection
+        if connection.made_in != os.getpid():
+            inherited.append(connection)
+            return
+        idle = connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
+        if not self._take_back(connection if idle else None):
             connection.close()
+
+    def _take_back(self, connection: Connection | None) -> bool:
+        """Make room for the next; return whether *connection* is kept for it."""
+        with self._lock:
+            self._lent -= 1
+            self._room.notify()
+            if connection is None or self._closed:
+                return False
+            self._idle.append(connection)
+            return True
 
     def _drop(self, connection: Connection) -> None:
         """Close the connection, and those that nobody uses."""
@@ -284,19 +259,6 @@ class Database:
             dropped, self._idle = [connection, *self._idle], []
         for one in dropped:
             one.close()
-
-    def _give(self, connection: Connection) -> None:
-        if connection.made_in != os.getpid():
-            inherited.append(connection)
-            return
-        if connection.closed:
-            return
-        if connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
-            with self._lock:
-                if not self._closed:
-                    self._idle.append(connection)
-                    return
-        connection.close()
 
     def connect(self, kind: type[ConnectionT], *, autocommit: bool = True) -> ConnectionT:
         """Return a new connection, set up as this store wants it."""
@@ -310,6 +272,7 @@ class Database:
             "keepalives_count": 4,
             "tcp_user_timeout": 90_000,
             **self._settings,
+            "client_encoding": "UTF8",  # as which `Connection.ask` sends, whatever the role or the URL says
             "prepare_threshold": self.prepare_threshold,
         }
         try:
@@ -414,29 +377,10 @@ if hasattr(os, "register_at_fork"):  # where a process can fork
     os.register_at_fork(after_in_child=_forked)
 
 
+def _rows(connection: Connection, query: str, params: Any, what: str) -> list[Row]:
+    return connection.execute(query, params).fetchall() if what == "read" else connection.ask(query, params)
+
+
 def _is_gone(error: StoreUnavailable) -> bool:
     """Whether there is no connection to ask on: it was lost, or none could be made."""
     return is_unknown(error) or (error.__cause__ is not None and sqlstate_of(error.__cause__) is None)
-
-
-def is_pooled(connection: Connection) -> bool:
-    """Whether a pooler stands between us and the server, which gives us another session for each transaction."""
-    # It makes up the number of the backend that it greets a client with.
-    [(backend,)] = connection.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchall()
-    return bool(backend != connection.info.backend_pid)
-
-
-def is_alive(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server has not hung up while the connection was idle; asks the socket, not the server."""
-    if connection.closed:
-        return False
-    try:
-        poll = select.poll()
-        poll.register(connection.pgconn.socket, select.POLLIN)
-        for _ in range(8):  # the server's last words come before the end, and each read takes only what is there
-            if not poll.poll(0):
-                return not connection.closed
-            connection.pgconn.consume_input()
-        return False
-    except (OSError, ValueError, psycopg.Error):
-        return False

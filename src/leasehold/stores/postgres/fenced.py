@@ -11,7 +11,7 @@ from psycopg import pq
 from psycopg.rows import tuple_row
 
 from ...errors import InvalidArgument, NotInTransaction
-from .database import Connection
+from .connection import Connection
 
 _BLANK = rb"(?:\s|;|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*"
 _ENDS = re.compile(

@@ -103,6 +103,13 @@ def settlement(said: Settlement) -> dict[str, Any]:
     return item
 
 
+def completion_of(said: Settlement) -> tuple[str, int, str, str] | None:
+    """Return what the function `complete_job` takes, or None if there is more to say than that the job is done."""
+    if said.outcome is not _COMPLETE or said.then or said.result is None:
+        return None
+    return said.job_id, said.epoch, said.result, said.fingerprint()
+
+
 def completions(settlements: Sequence[Settlement]) -> tuple[str, str, str | None, str | None] | None:
     """Return what the function `complete` takes, or None if there is more to say than that different jobs are done."""
     count = len(settlements)
@@ -110,7 +117,7 @@ def completions(settlements: Sequence[Settlement]) -> tuple[str, str, str | None
     ids, epochs, outcomes, results, followed_by, *_ = zip(*settlements, strict=True)
     if outcomes.count(_COMPLETE) < count or followed_by.count(()) < count or len(set(ids)) < count:
         return None
-    plain = array(ids), _numbers(epochs)
+    plain = array(ids), numbers(epochs)
     if results.count("null") == count:
         return *plain, None, None
     if None in results:
@@ -124,17 +131,17 @@ def array(texts: Sequence[str]) -> str:
     return '{"' + "\0".join(texts).replace("\\", "\\\\").replace('"', '\\"').replace("\0", '","') + '"}'
 
 
-def _numbers(numbers: Iterable[int]) -> str:
-    """Return *numbers* likewise."""
-    return "{" + str(list(numbers))[1:-1] + "}"
+def numbers(values: Iterable[int]) -> str:
+    """Return *values* likewise."""
+    return "{" + str(list(values))[1:-1] + "}"
 
 
 def places(floors: Sequence[Any] | None) -> tuple[Any, ...]:
     """Return floors as the function `claim` takes them."""
     if floors is None:
         return (None,) * 6
-    lowered, swept, queues, *numbers = floors
-    return lowered, swept, array(queues), *map(_numbers, numbers)
+    lowered, swept, queues, *rest = floors
+    return lowered, swept, array(queues), *map(numbers, rest)
 
 
 # What they answer
@@ -178,6 +185,16 @@ def grant_of(row: Row) -> Grant:
         expires_us,
         lease_us,
     )
+
+
+def told(row: Row, lent: Sequence[Any] | None) -> list[Any]:
+    """Return what a claim with the floors that it was *lent* tells of all grants (see the function `claim`)."""
+    said: list[Any] = json.loads(row[0])
+    if len(said) == 5:  # by `claim_next`
+        assert lent is not None
+        now, swept, rank, run_at, seq = said
+        return [now, None, False, False, None, [lent[0], swept, lent[2], [rank], [run_at], [seq]]]
+    return said
 
 
 def granted(

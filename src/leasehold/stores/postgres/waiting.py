@@ -18,7 +18,8 @@ from psycopg import sql
 
 from ...core.clock import SystemClock
 from ...errors import LeaseholdError
-from .database import Connection, Database, inherited, is_pooled, outlive_fork
+from .connection import Connection, is_pooled
+from .database import Database, inherited, outlive_fork
 
 log = logging.getLogger("leasehold")
 
@@ -81,8 +82,8 @@ class Waiting:
             self._listener = self._database.connect(Connection)
             if is_pooled(self._listener):
                 raise _Pooled
-        query = self._database.query("await_jobs", 2)
-        [(channel,)] = self._listener.execute(query, [self._name, _REGISTERED_US / 1_000_000]).fetchall()
+        statement = self._database.statement("await_jobs", [self._name, _REGISTERED_US / 1_000_000])
+        [(channel,)] = self._listener.ask(*statement)
         self._listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         self._registered_us = _timer.now() + _REGISTERED_US // 2
         return True

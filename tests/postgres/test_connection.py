@@ -1,0 +1,137 @@
+"""The short way to ask: what is sent, what comes back, and what is prepared."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.connection import Connection, Unanswered
+
+from .fixtures import Place
+from .staging import Call, until
+
+
+@pytest.fixture
+def connection(place: Place) -> Iterator[Connection]:
+    """A connection as a store has it."""
+    with place.store().database.connection() as lent:
+        yield lent
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("bigint", 2**62),
+        ("bigint", -1),
+        ("double precision", 0.1),
+        ("text", ""),
+        ("text", 'it\'s \\ "é" 🦊 %s $1'),
+        ("uuid", uuid.UUID(int=7)),
+        ("bigint[]", [1, 2**40]),
+        ("bigint[]", []),
+    ],
+)
+def test_a_value_comes_back_as_it_was(connection: Connection, kind: str, value: Any) -> None:
+    """Sent as text, without the driver's own adaptation; also once the statement is prepared."""
+    for _ in range(10):
+        assert connection.ask(f"select $1::{kind}, null, true", [value]) == [(value, None, True)]
+
+
+def test_a_nul_is_refused(connection: Connection) -> None:
+    """The text would end there, and something else be looked for."""
+    with pytest.raises(psycopg.DataError, match="NUL"):
+        connection.ask("select $1::text", ["a\0b"])
+
+    assert connection.ask("select $1::text", ["a"]) == [("a",)]
+
+
+def test_no_rows_and_many(connection: Connection) -> None:
+    """The same way."""
+    assert connection.ask("select 1 where false", []) == []
+    assert connection.ask("select n from generate_series(1, $1) as n", [1000]) == [(n,) for n in range(1, 1001)]
+
+
+def test_an_error_is_the_drivers(connection: Connection) -> None:
+    """With its state and its words; and the connection goes on."""
+    with pytest.raises(psycopg.errors.DivisionByZero, match="division by zero") as raised:
+        connection.ask("select 1 / $1::integer", [0])
+
+    assert raised.value.sqlstate == "22012"
+    assert connection.ask("select 1", []) == [(1,)]
+
+
+def prepared(connection: Connection) -> list[str]:
+    """The statements that the session has."""
+    rows = connection.execute("select statement from pg_prepared_statements where name like 'leasehold%'").fetchall()
+    return [text for (text,) in rows]
+
+
+def test_what_is_asked_often_is_prepared(connection: Connection) -> None:
+    """And only that; nothing at all behind a pooler, whose next session would not know it."""
+    for number in range(5):
+        connection.ask("select $1::bigint", [number])
+    assert prepared(connection) == []
+
+    connection.ask("select $1::bigint", [5])
+    assert prepared(connection) == ["select $1::bigint"]
+
+    connection.prepare_threshold = None
+    for number in range(10):
+        connection.ask("select 1 + $1::bigint", [number])
+    assert prepared(connection) == ["select $1::bigint"]
+
+
+def test_a_session_keeps_so_many_statements(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many different ones are asked."""
+    monkeypatch.setattr("leasehold.stores.postgres.connection._NAMES", 2)
+    for number in range(4):
+        for _ in range(10):
+            connection.ask(f"select {number}", [])
+
+    assert prepared(connection) == ["select 0", "select 1"]
+
+
+def test_an_answer_that_does_not_come_is_given_up(connection: Connection) -> None:
+    """And the connection with it, on which it could come later."""
+    connection.reply_seconds = 0.2
+    with pytest.raises(Unanswered):
+        connection.ask("select pg_sleep($1)", [30])
+
+    assert connection.closed
+
+
+def test_the_encoding_is_ours(place: Place) -> None:
+    """Whatever the URL says."""
+    store = place.store()
+    database = place.again(store).database
+    database._settings["client_encoding"] = "latin1"
+    with database.connection() as connection:
+        assert connection.ask("select $1::text, length($1)", ["é🦊"]) == [("é🦊", 2)]
+
+
+def test_a_connection_of_the_parent_is_not_used_in_a_child(connection: Connection) -> None:
+    """Nothing is sent on it, for its answer would be the parent's."""
+    connection.made_in = -1
+    with pytest.raises(psycopg.InterfaceError, match="forked"):
+        connection.ask("select 1", [])
+
+    assert connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    connection.made_in = os.getpid()
+
+
+def test_who_waits_for_a_connection_gets_the_next(place: Place) -> None:
+    """And not only when its patience is over."""
+    database = PostgresStore(place.store().database.url, connections=1, wait_seconds=600).database
+    with database.connection() as only:
+        waiting = Call(database.borrow)
+        until(lambda: bool(database._room._waiters))  # type: ignore[attr-defined]  # of the standard library
+        assert waiting.waits
+    assert waiting.result() is only
+    database.give(only)
+    database.close()
