@@ -15,7 +15,7 @@ from leasehold import InDoubt, Router, StaleEpoch, StoreUnavailable
 from leasehold.core.job import Outcome, Settlement
 from leasehold.process import this_process
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.postgres.database import REPLY_SECONDS, is_alive
+from leasehold.stores.postgres.database import REPLY_SECONDS
 from leasehold.stores.postgres.faults import sqlstate_of
 from leasehold.stores.postgres.rights import KINDS
 
@@ -171,7 +171,7 @@ def test_a_takeover_is_done_whatever_becomes_of_ending_the_old_owners_session(
     assert proxy.cuts == 1
     assert stage.seen.job("a").epoch == moved.epoch
     stage.seen.reclaim()
-    until(lambda: not is_alive(connection))
+    until(lambda: not connection.is_alive())
     with pytest.raises(StaleEpoch):
         block.__exit__(None, None, None)
     assert_well(stage)
@@ -206,7 +206,7 @@ def test_a_lost_reply_and_then_a_refusal(proxy: Proxy, stage: Stage) -> None:
         if what == "settle" and proxy.cuts:
             raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
 
-    proxy.cut(Where.AFTER, ".complete(")
+    proxy.cut(Where.AFTER, ".complete_job(")
     store.database.point = exhaust
     try:
         with pytest.raises(StoreUnavailable, match=r"may or may not have happened.*Asked again, it answered") as raised:
@@ -285,7 +285,7 @@ def test_an_owner_is_told_that_it_lost_its_job_with_its_connection(stage: Stage)
     def outlived() -> None:
         with lease.transaction() as connection:
             stage.seen.transfer(stage.seen.job("a"), to="b", by="ann")
-            until(lambda: not is_alive(connection))
+            until(lambda: not connection.is_alive())
             connection.execute("select 1")
 
     with pytest.raises(StaleEpoch) as refused:
@@ -439,4 +439,4 @@ def test_short_waits_for_notifications_are_not_silence(stage: Stage) -> None:
     with store_of(stage).database.connection() as connection:
         for _ in range(20):
             assert list(connection.notifies(timeout=0.005)) == []
-        assert is_alive(connection)
+        assert connection.is_alive()

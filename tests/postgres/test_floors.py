@@ -100,9 +100,38 @@ def test_a_job_that_comes_back_keeps_its_place(
     assert ids(store) == ["job-1"]
 
 
+def wait_a_moment(store: PostgresStore) -> None:
+    """Wait until the server's clock shows that a claim looks at deadlines again: 10 ms after the one before it."""
+    clock = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint"
+    began = store.database.ask(clock)[0][0]
+    until(lambda: bool(store.database.ask(clock)[0][0] > began + 10_000))
+
+
 def test_a_job_that_was_taken_back_keeps_its_place(store: PostgresStore) -> None:
     """By whoever has noticed that its lease is over."""
     assert ids(store, lease_us=1) == ["job-1"]
+
+    wait_a_moment(store)
+
+    assert ids(store) == ["job-1"]
+
+
+def test_what_is_over_is_found_at_once_when_there_is_nothing_else(store: PostgresStore) -> None:
+    """However short ago a claim has looked at the deadlines."""
+    assert ids(store, 10, lease_us=1) == ["job-1", "job-2", "job-3", "job-4"]
+
+    assert ids(store, 10) == ["job-1", "job-2", "job-3", "job-4"]
+
+
+def test_on_a_clock_moved_by_hand_no_deadline_is_overlooked(place: Place) -> None:
+    """Not even for a moment: a test of a user's own says when it is."""
+    clock = ManualClock()
+    store = place.store(clock)
+    store.add([new_job(f"job-{number}") for number in range(3)])
+    assert ids(store) == ["job-0"]
+    assert ids(store, lease_us=500) == ["job-1"]
+
+    clock.advance(0.001)
 
     assert ids(store) == ["job-1"]
 
@@ -112,14 +141,15 @@ def test_a_job_that_stalled_keeps_its_place(store: PostgresStore) -> None:
     store.add([new_job("stalls", priority=1, stall_seconds=0.000_001)])
     assert ids(store) == ["stalls"]
 
+    wait_a_moment(store)
+
     assert ids(store) == ["stalls"]
 
 
 def test_a_job_that_becomes_due_comes_in_its_place(store: PostgresStore) -> None:
     """Before those that waited all the time, if it is of a higher priority."""
     store.add([new_job("later", priority=1, delay_seconds=0.001)])
-    due = "select extract(epoch from clock_timestamp()) * 1000000 > %s"
-    until(lambda: bool(store.database.ask(due, [store.job("later").run_us])[0][0]))
+    wait_a_moment(store)
 
     assert ids(store) == ["later"]
 

@@ -9,9 +9,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from leasehold import InvalidArgument
-from leasehold.core.job import Progress, new_job
+from leasehold import InvalidArgument, Settled
+from leasehold.core.job import Outcome, Progress, Settlement, completion, new_job
 from leasehold.lease import Lease
+from leasehold.process import this_process
 from leasehold.stores.postgres import PostgresStore, rows
 from leasehold.stores.postgres.floors import Floors
 from leasehold.testing import ManualClock
@@ -115,17 +116,22 @@ def test_a_claim_can_take_more_jobs_than_it_tidies_up_after(place: Place, store:
     assert store.check([(grant.spec.id, grant.epoch) for grant in again]) == [None] * 250
 
 
-def test_a_claim_takes_what_is_put_back_between_its_two_statements(place: Place, store: PostgresStore) -> None:
+@pytest.mark.parametrize(("limit", "table"), [(1, "processes"), (2, "leases")])
+def test_a_claim_takes_what_is_put_back_between_its_statements(
+    place: Place, store: PostgresStore, limit: int, table: str
+) -> None:
     """The first statement sees that there is nothing to tidy up; the second one sees the job, and its ended lease."""
     store.add([new_job("floor"), new_job("a")])
-    store.claim("worker")
+    store.claim("worker", process=this_process())
     lease = Lease(store, store.transfer("a", 0, to="agent", by="operator"))
     with closing(place.connect(store)) as connection, session(store) as other:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         lease.release(connection=connection)
-        leases = sql.Identifier(store.database.schema, "leases")
-        other.connection.execute(sql.SQL("lock table {} in share mode").format(leases))
-        claim = Call(lambda: store.claim("other"))
+        # What the claim asks for between the two.
+        mode = sql.SQL("share" if table == "leases" else "access exclusive")
+        name = sql.Identifier(store.database.schema, table)
+        other.connection.execute(sql.SQL("lock table {} in {} mode").format(name, mode))
+        claim = Call(lambda: store.claim("other", limit=limit, process=this_process()))
         until(lambda: blocked(store))
         connection.commit()
         other.connection.rollback()
@@ -133,6 +139,24 @@ def test_a_claim_takes_what_is_put_back_between_its_two_statements(place: Place,
         [grant] = claim.result()
 
     assert (grant.spec.id, grant.epoch > lease.epoch) == ("a", True)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_lease_that_was_ended_and_could_not_be_removed_is_over(
+    place: Place, store: PostgresStore, count: int
+) -> None:
+    """To say the same again is heard, and anything else is refused, though its row is still there."""
+    store.add([new_job("a"), new_job("b")])
+    grants = store.claim("worker", limit=count)
+    with closing(place.connect(store)) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        for grant in grants:
+            Lease(store, grant).complete(connection=connection)
+        connection.commit()
+
+    assert store.settle([completion(grant) for grant in grants]) == [None] * count
+    failed = [Settlement(grant.spec.id, grant.epoch, Outcome.FAIL, error="late") for grant in grants]
+    assert all(isinstance(refusal, Settled) for refusal in store.settle(failed))
 
 
 def test_a_checkpoint_is_not_kept_in_memory(store: PostgresStore) -> None:

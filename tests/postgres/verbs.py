@@ -16,6 +16,7 @@ from psycopg import sql
 
 from leasehold import Lease, Router
 from leasehold.core.clock import SystemClock
+from leasehold.core.job import Outcome, Settlement
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.floors import Floors
 from leasehold.testing import ManualClock
@@ -84,6 +85,11 @@ class Verb:
 
 def _status(stage: Stage, name: str, status: str) -> int:
     return int(stage.seen.job(name).status == status)
+
+
+def _complete_all(stage: Stage, leases: list[Lease]) -> None:
+    said = [Settlement(lease.job_id, lease.epoch, Outcome.COMPLETE, "null") for lease in leases]
+    assert stage.router.store.settle(said) == [None] * len(leases)
 
 
 def _renewed(stage: Stage, lease: Lease) -> int:
@@ -279,12 +285,21 @@ VERBS = [
     ),
     Verb(
         "complete, and nothing else",
-        ".complete(",
+        ".complete_job(",
         ANSWERS,
         ANSWERS,
         lambda stage: stage.lease(),
         lambda stage, lease: lease.complete(1),
         lambda stage, lease: _status(stage, stage.job, "done"),
+    ),
+    Verb(
+        "complete two, and nothing else",
+        ".complete(",
+        ANSWERS,
+        ANSWERS,
+        lambda stage: [stage.lease(), stage.lease(f"{stage.job}, too")],
+        lambda stage, leases: _complete_all(stage, leases),
+        lambda stage, leases: min(_status(stage, lease.job_id, "done") for lease in leases),
     ),
     Verb(
         "complete",

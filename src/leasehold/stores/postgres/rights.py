@@ -54,6 +54,7 @@ KINDS = {
             "add_children",
             "settle",
             "complete",
+            "complete_job",
             "was_said",
             "begin_effect",
             "end_effect",

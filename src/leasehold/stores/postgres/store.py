@@ -39,6 +39,7 @@ from .rows import (
     alike,
     array,
     as_json,
+    completion_of,
     completions,
     event_of,
     grant_of,
@@ -49,6 +50,7 @@ from .rows import (
     refusal_of,
     settlement,
     taken_back,
+    told,
     wishes,
 )
 from .waiting import Waiting
@@ -154,7 +156,7 @@ class PostgresStore:
                 rows = self._call("claim_next", *asked, lowered, swept, queue, rank, run_at, seq)
             else:
                 rows = self._call("claim", *asked, *places(floors), self._trace)
-            now, fenced, more, bottom, next_us, found = json.loads(rows[0][0])
+            now, fenced, more, bottom, next_us, found = told(rows[0], floors)
             self._floors.keep(found, lent=floors, bottom=bottom)
             if fenced:
                 self._end_fenced(fenced)
@@ -288,7 +290,11 @@ class PostgresStore:
 
     def _settle(self, settlements: Sequence[Settlement], patience_ms: int) -> list[Refusal | None]:
         left = list(range(len(settlements)))
-        if not self._trace and (plain := completions(settlements)) is not None:
+        if not self._trace and len(left) == 1 and (one := completion_of(settlements[0])) is not None:
+            [(done,)] = self._call("complete_job", *one, patience_ms, again=True)
+            if done:
+                return [None]
+        elif not self._trace and (plain := completions(settlements)) is not None:
             [(done,)] = self._call("complete", *plain, patience_ms, again=True)
             if done is None:
                 return [None] * len(settlements)

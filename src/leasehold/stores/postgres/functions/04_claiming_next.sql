@@ -13,29 +13,69 @@ SET plan_cache_mode = force_generic_plan AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_swept bigint := v_now;
     v_plain boolean;
     v_process bigint;
+    r record;
+    j record;
+    v_lasts bigint;
 BEGIN
-    SELECT v_now < 4503599627370496 AND p_limit <= 100
+    IF p_now IS NULL AND v_now - p_swept BETWEEN 0 AND 10000 THEN
+        -- Deadlines and what has become due were looked at a moment ago. Whoever finds no job looks at them again.
+        v_swept := p_swept;
+    ELSIF EXISTS (SELECT FROM leasehold.leases WHERE expires_at > p_swept AND expires_at <= v_now)
+        OR EXISTS (SELECT FROM leasehold.leases WHERE stalls_at > p_swept AND stalls_at <= v_now)
+        OR EXISTS (SELECT FROM leasehold.scheduled WHERE run_at > p_swept AND run_at <= v_now)
+    THEN
+        v_swept := NULL;
+    END IF;
+    SELECT v_swept IS NOT NULL AND v_now < 4503599627370496 AND p_limit <= 100
         AND current_setting('transaction_isolation') = 'read committed' AND current_setting('synchronous_commit') <> 'off'
         AND NOT pg_is_in_recovery()
         AND EXISTS (SELECT FROM leasehold.store WHERE fingerprint = concat_ws('/', leasehold.here(), xmin))
         AND p_lowered = (SELECT last_value + is_called::integer FROM leasehold.lowered)
-        AND NOT EXISTS (SELECT FROM leasehold.leases WHERE expires_at > p_swept AND expires_at <= v_now)
-        AND NOT EXISTS (SELECT FROM leasehold.leases WHERE stalls_at > p_swept AND stalls_at <= v_now)
-        AND NOT EXISTS (SELECT FROM leasehold.scheduled WHERE run_at > p_swept AND run_at <= v_now)
         -- A job of a higher priority, or of another queue.
         AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue = p_queue AND rank < p_rank)
         AND (p_queues = ARRAY[p_queue] OR p_queues IS NULL
              AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue < p_queue)
              AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue > p_queue))
-        AND set_config('lock_timeout', '5000', true) IS NOT NULL,
-        CASE WHEN p_host IS NOT NULL THEN (
+        AND set_config('lock_timeout', '5000', true) IS NOT NULL
+    INTO v_plain;
+    IF v_plain AND p_host IS NOT NULL THEN
+        v_process := (
             SELECT id FROM leasehold.processes
             WHERE pid = p_pid AND started = p_started AND namespace = p_namespace AND boot = p_boot AND host = p_host
-        ) END
-    INTO v_plain, v_process;
-    IF v_plain AND (v_process IS NOT NULL OR p_host IS NULL) THEN
+        );
+        v_plain := v_process IS NOT NULL;
+    END IF;
+    IF v_plain AND p_limit = 1 THEN
+        -- The same as below in small steps, which are less work where there is one.
+        DELETE FROM leasehold.ready WHERE ctid = (
+            SELECT ctid FROM leasehold.ready WHERE queue = p_queue AND (rank, run_at, seq) > (p_rank, p_run_at, p_after)
+            ORDER BY rank, run_at, seq LIMIT 1
+            FOR UPDATE SKIP LOCKED
+        ) AND lock IS NULL AND NOT EXISTS (SELECT FROM leasehold.freed)
+        RETURNING rank, run_at, seq INTO r;
+        IF FOUND THEN
+            SELECT nextval('leasehold.epochs') AS issued, id, payload, task, queue, reason, lease_us, stall_us, others INTO j
+            FROM leasehold.claimable WHERE seq = r.seq;
+            v_lasts := coalesce(p_lease_us, j.lease_us, p_default_us);
+            INSERT INTO leasehold.leases (
+                seq, epoch, owner, reason, claim_id, process, granted_at, expires_at, lease_us, stalls_at, stall_us,
+                updated_at
+            ) VALUES (
+                r.seq, j.issued, p_owner, j.reason, p_claim_id, v_process, v_now, v_now + v_lasts, v_lasts,
+                v_now + j.stall_us, j.stall_us, v_now
+            );
+            RETURN NEXT ROW(
+                concat('[', concat_ws(',', v_now, v_swept, r.rank, r.run_at, r.seq), ']'),
+                ARRAY[j.issued], ARRAY[j.id], ARRAY[j.payload], CASE WHEN j.task IS NOT NULL THEN ARRAY[j.task] END,
+                CASE WHEN p_queue <> 'default' THEN ARRAY[j.queue] END,
+                CASE WHEN j.others IS NOT NULL THEN ARRAY[j.others] END
+            )::leasehold.claimed;
+            RETURN;
+        END IF;
+    ELSIF v_plain THEN
         RETURN QUERY
         WITH first AS MATERIALIZED (
             -- SKIP LOCKED: what somebody else is taking is theirs; a claim waits for nobody.
@@ -66,9 +106,7 @@ BEGIN
                    v_now + t.stall_us, t.stall_us, v_now
             FROM taken AS t
         )
-        SELECT json_build_array(v_now, NULL, false, false, NULL, json_build_array(
-                   p_lowered, v_now, ARRAY[p_queue], ARRAY[l.rank], ARRAY[l.run_at], ARRAY[l.seq]
-               ))::text, t.*
+        SELECT concat('[', concat_ws(',', v_now, v_swept, l.rank, l.run_at, l.seq), ']'), t.*
         FROM last AS l CROSS JOIN (
             SELECT array_agg(issued), array_agg(id), array_agg(payload),
                    CASE WHEN count(task) > 0 THEN array_agg(task) END,
@@ -79,13 +117,13 @@ BEGIN
         IF FOUND THEN
             RETURN;
         END IF;
-        IF NOT EXISTS (
-            SELECT FROM leasehold.ready WHERE queue = p_queue AND (rank, run_at, seq) > (p_rank, p_run_at, p_after)
-        ) THEN
-            -- There is nothing above the floor: from the bottom, at once.
-            p_lowered := NULL;
-            p_swept := NULL;
-        END IF;
+    END IF;
+    IF v_plain AND NOT EXISTS (
+        SELECT FROM leasehold.ready WHERE queue = p_queue AND (rank, run_at, seq) > (p_rank, p_run_at, p_after)
+    ) THEN
+        -- There is nothing above the floor: from the bottom, at once.
+        p_lowered := NULL;
+        p_swept := NULL;
     END IF;
     RETURN QUERY SELECT * FROM leasehold.claim(
         p_owner, p_limit, p_queues, p_lease_us, p_default_us, p_claim_id, p_host, p_boot, p_namespace, p_pid, p_started,
