@@ -12,11 +12,12 @@ from psycopg import sql
 
 import leasehold.stores.postgres.store as stores
 from leasehold import InvalidArgument, NotInTransaction, Router, Settled, StaleEpoch, StoreUnavailable
-from leasehold.core.job import Grant, NewJob, Outcome, Progress, Settlement, new_child, new_job
+from leasehold.core.job import Grant, NewJob, Outcome, Progress, Settlement, Status, new_child, new_job
 from leasehold.lease import Lease
 from leasehold.process import this_process
 from leasehold.store import Renewal
 from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.rows import as_json, settlement
 
 from .fixtures import Place
 from .staging import ISOLATIONS, Call, blocked, session, until
@@ -100,6 +101,35 @@ def test_trap_2_an_epoch_is_never_issued_by_an_asynchronous_commit(store: Postgr
 
         [(setting,)] = other.connection.execute("show synchronous_commit").fetchall()
         assert setting == "on"
+
+
+@pytest.mark.parametrize("function", ["complete_job", "complete", "settle"])
+def test_trap_2_a_settlement_is_never_an_asynchronous_commit(store: PostgresStore, function: str) -> None:
+    """What an owner was told is done; nor does it run in an isolation in which it would not see who came first."""
+    store.add([new_job("a")])
+    held = one(store)
+    said = as_json([settlement(completed(held))])
+    args = {
+        "complete_job": ("a", held.epoch, "null", "complete", 1000),
+        "complete": (["a"], [held.epoch], None, None, 1000),
+        "settle": (said, 1000, False),
+    }[function]
+    with session(store) as other:
+        other.connection.execute("set session synchronous_commit = off")
+        other.connection.commit()
+        other.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with pytest.raises(psycopg.Error) as refused:
+            other.call(function, *args)
+        other.connection.rollback()
+        other.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+
+        other.call(function, *args)
+
+        [(setting,)] = other.connection.execute("show synchronous_commit").fetchall()
+        other.connection.commit()
+    assert refused.value.sqlstate == "LH005"
+    assert setting == "on"
+    assert store.job("a").status == Status.DONE
 
 
 def test_trap_4_no_epoch_is_drawn_before_its_key_is_held(store: PostgresStore) -> None:
@@ -188,7 +218,7 @@ def test_trap_9_a_waiter_that_registers_behind_an_adders_back_is_late_by_one_pol
         waiting = Call(lambda: store.claim("worker", wait_us=60_000_000))
         until(lambda: bool(store._waiting._registered_us))
         with session(store) as listener:
-            [(channel,)] = listener.connection.execute(store.database.query("await_jobs", 2), ["me", 0]).fetchall()
+            [(channel,)] = listener.ask("await_jobs", "me", 0.0)
             listener.connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
             listener.connection.commit()
             own.commit()
@@ -566,13 +596,23 @@ def test_trap_15_a_current_owner_may_make_its_constraints_immediate(place: Place
     assert left == []
 
 
-def test_trap_15_a_fenced_transaction_cannot_be_prepared(place: Place, store: PostgresStore) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prepare transaction 'lh'",
+        "/* web */ PREPARE  TRANSACTION 'lh'",
+        "select 1; prepare transaction 'lh'",
+        "prepare/**/transaction 'lh'",
+        "prepare -- two\n transaction 'lh'",
+    ],
+)
+def test_trap_15_a_fenced_transaction_cannot_be_prepared(place: Place, store: PostgresStore, text: str) -> None:
     """It would keep its lease locked until somebody commits it, over restarts too."""
     store.add([new_job("a")])
     grant = one(store)
     try:
         with fenced(place, store, grant) as connection, pytest.raises(psycopg.Error, match="cannot be prepared"):
-            connection.execute("prepare transaction 'lh'")
+            connection.execute(text.encode())
     finally:
         with place.connect(store, autocommit=True) as other:
             if other.execute("select from pg_prepared_xacts where gid = 'lh'").fetchall():
