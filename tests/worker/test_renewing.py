@@ -271,7 +271,7 @@ def test_a_job_that_does_not_move_is_renewed_no_more_and_reclaimed_as_stalled() 
             gate.open()
 
         assert told == [True]
-        assert (job.attempt, job.reclaims) == (1, 1)
+        assert job.reclaims == 1  # it may also have been handed back: the clock moves on before the slot is free
         assert router.ownerships("a")[0].ended == Reason.STALL
 
 
