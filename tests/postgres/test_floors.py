@@ -8,8 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
-from leasehold.core.job import Grant, Outcome, Settlement, new_job
+from leasehold.core.job import Grant, Outcome, Settlement, completion, new_job
 from leasehold.errors import Settled
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.floors import Floors
@@ -154,6 +155,44 @@ def test_a_job_that_becomes_due_comes_in_its_place(store: PostgresStore) -> None
     assert ids(store) == ["later"]
 
 
+def free_keys(store: PostgresStore, timer: ManualClock, count: int) -> None:
+    """Let keys become free one after the other, and be seen to, a second apart."""
+    for number in range(count):
+        store.add([new_job(f"key-{number}", lock=f"key-{number}", priority=2)])
+        [grant] = store.claim("worker")
+        assert store.settle([completion(grant)]) == [None]
+        timer.advance(1)
+
+
+def freed(store: PostgresStore) -> int:
+    """The number up to which the next claim looks at no key."""
+    floors = store._floors.lent()
+    return 0 if floors is None else int(floors[2])
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_trap_8_a_key_that_becomes_free_late_is_seen_to(store: PostgresStore, timer: ManualClock, others: int) -> None:
+    """Its number is below those that were seen to; a claim that finds nothing else looks, and others do before long."""
+    store.add([new_job("holder", lock="k", priority=1), new_job("behind", lock="k", priority=1)])
+    [holder] = store.claim("worker")
+    ids(store, 4)  # all that there are; and the other one is parked
+    with session(store) as other:
+        assert other.call("complete_job", "holder", holder.epoch, "null", "complete", 1000) == [(True,)]
+        [(number,)] = other.connection.execute(
+            sql.SQL("select number from {}").format(sql.Identifier(store.database.schema, "freed"))
+        ).fetchall()
+        free_keys(store, timer, 5)
+        store.add([new_job("first"), *(new_job(f"other-{number}") for number in range(others))])
+        assert ids(store) == ["first"]
+        assert freed(store) > number
+        other.connection.commit()
+
+    if others:
+        assert ids(store) == ["other-0"]  # a floor is a guess
+        timer.advance(5)
+    assert ids(store) == ["behind"]
+
+
 def test_a_claim_of_many_gets_them_all(store: PostgresStore) -> None:
     """In their order, also if they are more than are told in a row."""
     store.add([new_job(f"more-{number}") for number in range(300)])
@@ -201,13 +240,13 @@ def test_trap_2_also_a_short_claim_is_never_an_asynchronous_commit(store: Postgr
     """Whatever the session's setting, the transaction that issues an epoch waits for the disk."""
     floors = store._floors.lent()
     assert floors is not None
-    lowered, swept, [queue], [rank], [run_at], [seq] = floors
+    *looked, [queue], [rank], [run_at], [seq] = floors
     asked = ("other", 1, None, None, 30_000_000, None, *[None] * 5)
     with session(store) as other:
         other.connection.execute("set session synchronous_commit = off")
         other.connection.commit()
 
-        [row, *rest] = other.call("claim_next", *asked, lowered, swept, queue, rank, run_at, seq)
+        [row, *rest] = other.call("claim_next", *asked, *looked, queue, rank, run_at, seq)
         assert [row[2], *(more[2] for more in rest)] == [None, ["job-1"]]
         [(setting,)] = other.connection.execute("show synchronous_commit").fetchall()
         assert setting == "on"

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from leasehold.core.job import Grant, Outcome, Progress, Settlement, new_job
+from leasehold.core.job import Grant, Outcome, Progress, Settlement, completion, new_job
 from leasehold.store import Renewal
 from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.floors import Floors
+from leasehold.testing import ManualClock
 
 from .fixtures import Place
 
@@ -139,6 +142,26 @@ def test_a_key_that_becomes_free_is_not_searched_for(crowded: PostgresStore) -> 
 
     assert read.pop("freed", 0) <= 3  # the key itself, which is the only one there, at each look
     assert read == {}
+
+
+def test_keys_that_became_free_are_read_once(place: Place) -> None:
+    """While somebody keeps an old transaction open, nobody can remove their rows, and no claim steps over them."""
+    store, timer = place.store(), ManualClock()
+    store._floors = Floors(timer)
+    with closing(place.connect(store)) as old:
+        old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        old.execute("select count(*) from pg_class")
+        for number in range(200):
+            store.add([new_job(f"key-{number}", lock=f"key-{number}")])
+            [grant] = store.claim("worker")
+            assert store.settle([completion(grant)]) == [None]
+        store.add([new_job(f"job-{number}") for number in range(10)])
+        for _ in range(3):
+            timer.advance(1)
+            claim(store)
+
+        assert counted(store, lambda: claim(store), 10) == {}
+        assert counted(store, lambda: claim(store, 2), 20) == {}
 
 
 def test_the_order_of_a_claim_comes_from_its_index(crowded: PostgresStore) -> None:

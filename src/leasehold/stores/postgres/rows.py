@@ -139,9 +139,9 @@ def numbers(values: Iterable[int]) -> str:
 def places(floors: Sequence[Any] | None) -> tuple[Any, ...]:
     """Return floors as the function `claim` takes them."""
     if floors is None:
-        return (None,) * 6
-    lowered, swept, queues, *rest = floors
-    return lowered, swept, array(queues), *map(numbers, rest)
+        return (None,) * 7
+    lowered, swept, freed, queues, *rest = floors
+    return lowered, swept, freed, array(queues), *map(numbers, rest)
 
 
 # What they answer
@@ -193,7 +193,7 @@ def told(row: Row, lent: Sequence[Any] | None) -> list[Any]:
     if len(said) == 5:  # by `claim_next`
         assert lent is not None
         now, swept, rank, run_at, seq = said
-        return [now, None, False, False, None, [lent[0], swept, lent[2], [rank], [run_at], [seq]]]
+        return [now, None, False, False, None, [lent[0], swept, *lent[2:4], [rank], [run_at], [seq]]]
     return said
 
 

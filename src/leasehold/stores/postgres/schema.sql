@@ -119,10 +119,13 @@ CREATE TABLE leasehold.parked (
 -- What the next claim has to see to, before it looks for jobs: a key that became free, and maybe a lease that a caller's
 -- transaction ended and could not remove. Whoever frees a key leaves a row here and takes no lock for it.
 CREATE TABLE leasehold.freed (
-    lock   text COLLATE "C",
-    seq    bigint,
-    epoch  bigint
+    number  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    lock    text COLLATE "C",
+    seq     bigint,
+    epoch   bigint
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+
+CREATE INDEX freed_leases ON leasehold.freed (seq) WHERE seq IS NOT NULL;
 
 -- Jobs that an owner works on. The primary key is P2's "one owner"; the index on lock is its other half. The epoch of a
 -- row never changes: a takeover deletes the row, which waits for a fence's FOR KEY SHARE, and a renewal does not.

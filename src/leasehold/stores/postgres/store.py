@@ -151,9 +151,9 @@ class PostgresStore:
         until, again = self._timer.now() + wait_us, 0  # how long to wait is the caller's affair, and on its clock
         while True:
             floors = self._floors.lent()
-            if floors is not None and len(floors[2]) == 1 and named in (None, floors[2]) and not self._trace:
-                lowered, swept, [queue], [rank], [run_at], [seq] = floors
-                rows = self._call("claim_next", *asked, lowered, swept, queue, rank, run_at, seq)
+            if floors is not None and len(floors[3]) == 1 and named in (None, floors[3]) and not self._trace:
+                *looked, [queue], [rank], [run_at], [seq] = floors
+                rows = self._call("claim_next", *asked, *looked, queue, rank, run_at, seq)
             else:
                 rows = self._call("claim", *asked, *places(floors), self._trace)
             now, fenced, more, bottom, next_us, found = told(rows[0], floors)

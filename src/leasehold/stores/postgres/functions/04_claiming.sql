@@ -115,9 +115,9 @@ BEGIN
 END
 $lh$;
 
--- Sees to keys that became free: of each queue, the first job parked behind one waits to be claimed again. Answers
--- whether some had to be left for later.
-CREATE OR REPLACE FUNCTION leasehold.unpark(p_most integer) RETURNS boolean
+-- Sees to keys that became free, of those numbered above p_above: of each queue, the first job parked behind one waits to be
+-- claimed again. Answers whether some had to be left for later.
+CREATE OR REPLACE FUNCTION leasehold.unpark(p_most integer, p_above bigint) RETURNS boolean
 LANGUAGE plpgsql AS $lh$
 #variable_conflict use_column
 DECLARE
@@ -126,7 +126,10 @@ DECLARE
     v_left boolean := false;
     v_key text;
 BEGIN
-    FOR f IN SELECT ctid, lock, seq, epoch FROM leasehold.freed LIMIT p_most FOR UPDATE SKIP LOCKED LOOP
+    FOR f IN
+        SELECT ctid, lock, seq, epoch FROM leasehold.freed WHERE number > p_above ORDER BY number LIMIT p_most
+        FOR UPDATE SKIP LOCKED
+    LOOP
         -- Whoever parks behind a key, takes it, or wakes those behind it first holds this lock, to the end of its
         -- transaction: between a claim's look at a key and its parking behind it, nobody else decides about the key
         -- (trap 6). Here it is only tried, for a claim never waits; the row stays for the next one.
@@ -226,14 +229,16 @@ $lh$;
 -- them: each claim would step over all of them. A floor is a guess. Whoever puts a job before others says so
 -- (lower_floors), and then the floors are not used; but what is added in a transaction that commits late may come to wait
 -- below one. So a claim that finds nothing looks again from the bottom, and the store asks without floors every now and
--- then (trap 8). The same holds for deadlines: p_swept is the last instant that was seen to.
+-- then (trap 8). The same holds for deadlines: p_swept is the last instant that was seen to; and for keys that became free:
+-- p_freed is the last number up to which all were seen to. Who has drawn a number before may commit later, so the store lends
+-- only one that is a second old.
 --
 -- It tells: the instant; the epochs that open fences still name; whether to look again at once; whether it looked from the
 -- bottom; after how long to look again, if there was nothing; and the floors.
 CREATE OR REPLACE FUNCTION leasehold.claim(
     p_owner text, p_limit integer, p_queues text[], p_lease_us bigint, p_default_us bigint, p_claim_id text,
     p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint,
-    p_lowered bigint, p_swept bigint, p_floor_queues text[], p_floor_ranks integer[], p_floor_run_ats bigint[],
+    p_lowered bigint, p_swept bigint, p_freed bigint, p_floor_queues text[], p_floor_ranks integer[], p_floor_run_ats bigint[],
     p_floor_seqs bigint[], p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.claimed
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -249,6 +254,8 @@ DECLARE
     v_again boolean := false;
     v_from bigint := coalesce(p_swept, -1);
     v_swept bigint := v_now;
+    v_freed bigint := coalesce(p_freed, 0);
+    v_numbered bigint;
     v_lowered bigint;
     v_known text[] := '{}';   -- the queues that have a floor, in order, and the places of the floors
     v_ranks integer[];
@@ -285,8 +292,12 @@ BEGIN
         PERFORM leasehold.promote(1000, v_now);
         v_swept := -1;
     END IF;
-    IF EXISTS (SELECT FROM leasehold.freed) THEN
-        v_again := leasehold.unpark(200);
+    v_numbered := (SELECT last_value - 1 + is_called::integer FROM leasehold.freed_number_seq);
+    IF EXISTS (SELECT FROM leasehold.freed WHERE number > v_freed) THEN
+        v_again := leasehold.unpark(200, v_freed);
+    END IF;
+    IF NOT EXISTS (SELECT FROM leasehold.freed WHERE number > v_freed AND number <= v_numbered) THEN
+        v_freed := v_numbered;
     END IF;
     v_lowered := (SELECT last_value + is_called::integer FROM leasehold.lowered);
     IF p_lowered = v_lowered THEN
@@ -402,7 +413,7 @@ BEGIN
         IF p_lowered IS NOT NULL THEN
             FOR v_first IN SELECT * FROM leasehold.claim(
                 p_owner, p_limit, p_queues, p_lease_us, p_default_us, p_claim_id, p_host, p_boot, p_namespace, p_pid,
-                p_started, NULL, NULL, NULL, NULL, NULL, NULL, p_trace, p_now
+                p_started, NULL, NULL, NULL, NULL, NULL, NULL, NULL, p_trace, p_now
             ) LOOP
                 IF v_first.told IS NOT NULL AND v_fenced IS NOT NULL THEN
                     v_first.told := jsonb_set(
@@ -420,7 +431,7 @@ BEGIN
         ) - v_now;
     END IF;
     IF v_busy = '{}' AND cardinality(v_known) BETWEEN 1 AND 50 THEN  -- what is busy is still there, below
-        v_floors := json_build_array(v_lowered, v_swept, v_known, v_ranks, v_runs, v_afters);
+        v_floors := json_build_array(v_lowered, v_swept, v_freed, v_known, v_ranks, v_runs, v_afters);
     END IF;
     v_first.told := json_build_array(v_now, v_fenced, v_again, p_lowered IS NULL, v_next, v_floors);
     RETURN NEXT v_first;
@@ -483,7 +494,7 @@ BEGIN
     PERFORM leasehold.trust_epochs(v_now);
     RETURN QUERY SELECT * FROM leasehold.sweep(1000, v_now);
     PERFORM leasehold.promote(1000, v_now);
-    PERFORM leasehold.unpark(1000);
+    PERFORM leasehold.unpark(1000, 0);
     PERFORM leasehold.wake();
 END
 $lh$;
@@ -510,7 +521,7 @@ BEGIN
     END LOOP;
     DELETE FROM leasehold.processes AS p
     WHERE p.id = ANY (p_gone) AND NOT EXISTS (SELECT FROM leasehold.leases WHERE process = p.id);
-    PERFORM leasehold.unpark(1000);
+    PERFORM leasehold.unpark(1000, 0);
     PERFORM leasehold.wake();
 END
 $lh$;

@@ -5,7 +5,7 @@
 CREATE OR REPLACE FUNCTION leasehold.claim_next(
     p_owner text, p_limit integer, p_queues text[], p_lease_us bigint, p_default_us bigint, p_claim_id text,
     p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint,
-    p_lowered bigint, p_swept bigint, p_queue text, p_rank integer, p_run_at bigint, p_after bigint, p_now bigint
+    p_lowered bigint, p_swept bigint, p_freed bigint, p_queue text, p_rank integer, p_run_at bigint, p_after bigint, p_now bigint
 ) RETURNS SETOF leasehold.claimed
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
@@ -33,6 +33,7 @@ BEGIN
         AND current_setting('transaction_isolation') = 'read committed' AND current_setting('synchronous_commit') <> 'off'
         AND NOT pg_is_in_recovery()
         AND EXISTS (SELECT FROM leasehold.store WHERE fingerprint = concat_ws('/', leasehold.here(), xmin))
+        AND NOT EXISTS (SELECT FROM leasehold.freed WHERE number > p_freed)
         AND p_lowered = (SELECT last_value + is_called::integer FROM leasehold.lowered)
         -- A job of a higher priority, or of another queue.
         AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue = p_queue AND rank < p_rank)
@@ -54,7 +55,7 @@ BEGIN
             SELECT ctid FROM leasehold.ready WHERE queue = p_queue AND (rank, run_at, seq) > (p_rank, p_run_at, p_after)
             ORDER BY rank, run_at, seq LIMIT 1
             FOR UPDATE SKIP LOCKED
-        ) AND lock IS NULL AND NOT EXISTS (SELECT FROM leasehold.freed)
+        ) AND lock IS NULL AND NOT EXISTS (SELECT FROM leasehold.freed WHERE seq IS NOT NULL)
         RETURNING rank, run_at, seq INTO r;
         IF FOUND THEN
             SELECT nextval('leasehold.epochs') AS issued, id, payload, task, queue, reason, lease_us, stall_us, others INTO j
@@ -85,7 +86,7 @@ BEGIN
             FOR UPDATE SKIP LOCKED
         ), last AS MATERIALIZED (
             -- In this statement, which sees the jobs that a caller's transaction has just put back, also what it has left.
-            SELECT count(lock) = 0 AND count(*) > 0 AND NOT EXISTS (SELECT FROM leasehold.freed) AS free,
+            SELECT count(lock) = 0 AND count(*) > 0 AND NOT EXISTS (SELECT FROM leasehold.freed WHERE seq IS NOT NULL) AS free,
                    (array_agg(rank))[count(*)] AS rank, (array_agg(run_at))[count(*)] AS run_at,
                    (array_agg(seq))[count(*)] AS seq
             FROM first
@@ -124,10 +125,11 @@ BEGIN
         -- There is nothing above the floor: from the bottom, at once.
         p_lowered := NULL;
         p_swept := NULL;
+        p_freed := NULL;
     END IF;
     RETURN QUERY SELECT * FROM leasehold.claim(
         p_owner, p_limit, p_queues, p_lease_us, p_default_us, p_claim_id, p_host, p_boot, p_namespace, p_pid, p_started,
-        p_lowered, p_swept, ARRAY[p_queue], ARRAY[p_rank], ARRAY[p_run_at], ARRAY[p_after], false, p_now
+        p_lowered, p_swept, p_freed, ARRAY[p_queue], ARRAY[p_rank], ARRAY[p_run_at], ARRAY[p_after], false, p_now
     );
 END
 $lh$;
