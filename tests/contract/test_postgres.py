@@ -3,15 +3,16 @@
 from typing import Any
 
 import pytest
-from tests.postgres.fixtures import Place, database, place, server_url
+from tests.postgres.fixtures import Place, database, kept_sessions, place, server_url
 
 from leasehold.store import Store
 from leasehold.stores.postgres import PostgresStore
 from leasehold.testing.store_contract import AlarmClock, StoreContract
 
-__all__ = ["place", "server_url"]  # fixtures
+__all__ = ["kept_sessions", "place", "server_url"]  # fixtures
 
 
+@pytest.mark.usefixtures("kept_sessions")
 class TestPostgresStore(StoreContract):
     """Every clause, on a server."""
 

@@ -24,6 +24,7 @@ from psycopg import sql
 
 from leasehold.core.clock import Clock, SystemClock
 from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.connection import Connection
 
 from .server import INSTALLED, NoServer, Server, installed, server
 
@@ -35,8 +36,15 @@ _TABLES = "select tablename from pg_tables where schemaname = %s and tablename <
 _numbers = itertools.count()
 _spare: dict[str, list[int]] = defaultdict(list)  # by URL, the numbers of schemas that are there and empty
 _cleaners: dict[str, psycopg.Connection[tuple[str]]] = {}  # by URL
+_kept: dict[str, list[Connection]] = defaultdict(list)  # by URL, the connections of stores that were closed
 _exit = ExitStack()
 atexit.register(_exit.close)
+
+
+@_exit.callback
+def _part() -> None:
+    for connection in itertools.chain.from_iterable(_kept.values()):
+        connection.close()
 
 
 @functools.cache
@@ -96,6 +104,21 @@ def path_of(url: str) -> str:
     return url.rpartition("%3D")[2]
 
 
+class _Keeping(PostgresStore):
+    """A store that goes on with the sessions of one that was closed: to open some takes longer than most tests."""
+
+    def __init__(self, url: str, *, clock: Clock | None, trace: bool, schema: str) -> None:
+        super().__init__(url, clock=clock, trace=trace, schema=schema)
+        self.database._idle += _kept.pop(url, [])
+
+    def close(self) -> None:
+        """Close it, and keep what is idle."""
+        idle = self.database._idle
+        _kept[self.database.url] += idle
+        idle.clear()
+        super().close()
+
+
 @dataclass
 class Place:
     """A database to make stores in, each in a schema of its own, all of them dropped after the test."""
@@ -104,13 +127,15 @@ class Place:
     stores: list[PostgresStore] = field(default_factory=list)
     others: list[PostgresStore] = field(default_factory=list)  # on the data of one of those, by another URL
     broken: bool = False  # by the test itself; else every store is asked at the end whether it is still whole
+    keeps: bool = False  # whether stores leave their sessions to those of later tests
 
     def store(self, clock: Clock | None = None, *, trace: bool = False, url: str | None = None) -> PostgresStore:
         """Return a new, empty store."""
         number = self._spare(url or self.url)
         schema = f"test {number} \"%s' é"  # nothing that a name may contain needs care
         url = with_path(url or self.url, f"rows_{number}")  # for the caller's own tables, which are dropped too
-        made = PostgresStore(url, clock=clock, trace=trace, schema=schema)
+        kind = _Keeping if self.keeps else PostgresStore
+        made = kind(url, clock=clock, trace=trace, schema=schema)
         self.stores.append(made)
         made.database.open()
         made.database.call("raise_epochs", (clock or SystemClock()).now())
@@ -175,3 +200,9 @@ def place(server_url: str) -> Iterator[Place]:
         yield made
     finally:
         made.clear()
+
+
+@pytest.fixture
+def kept_sessions(place: Place) -> None:
+    """Let stores use sessions that an earlier test has left: for tests to which it does not matter who opened them."""
+    place.keeps = True
