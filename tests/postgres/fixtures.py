@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
@@ -31,11 +32,14 @@ from .server import INSTALLED, NoServer, Server, installed, server
 OTHER = os.environ.get("LEASEHOLD_TEST_POSTGRES")
 SERVERS = (*INSTALLED, *(["other"] if OTHER else []))
 
-_TABLES = "select tablename from pg_tables where schemaname = %s and tablename <> 'store'"
+_TABLES = """
+    select relname, pg_total_relation_size(c.oid) > 1000000 from pg_class c join pg_namespace n on n.oid = relnamespace
+    where nspname = %s and relkind = 'r' and relname <> 'store'
+"""
 
 _numbers = itertools.count()
 _spare: dict[str, list[int]] = defaultdict(list)  # by URL, the numbers of schemas that are there and empty
-_cleaners: dict[str, psycopg.Connection[tuple[str]]] = {}  # by URL
+_cleaners: dict[str, psycopg.Connection[Any]] = {}  # by URL
 _kept: dict[str, list[Connection]] = defaultdict(list)  # by URL, the connections of stores that were closed
 _exit = ExitStack()
 atexit.register(_exit.close)
@@ -173,13 +177,17 @@ def _emptied(url: str, schema: str, rows: str) -> list[str]:
     cleaner = _cleaners.get(url)
     if cleaner is None or cleaner.closed or cleaner.broken:
         cleaner = _cleaners[url] = _exit.enter_context(psycopg.connect(url, autocommit=True))
-        cleaner.execute("set client_min_messages = warning")
-    tables = [table for (table,) in cleaner.execute(_TABLES, [schema]).fetchall()]
+        cleaner.execute("set client_min_messages = warning; set lock_timeout = '20s'")
+    tables = cleaner.execute(_TABLES, [schema]).fetchall()
     checker = sql.SQL("select * from {}()").format(sql.Identifier(schema, "broken"))
     broken = [sentence for (sentence,) in cleaner.execute(checker).fetchall()]
     statements = [
         sql.SQL("drop schema if exists {} cascade").format(sql.Identifier(rows)),
-        *(sql.SQL("delete from {}").format(sql.Identifier(schema, table)) for table in tables),
+        *(
+            # To truncate takes longer, but the next test does not step over what thousands of rows have left behind.
+            sql.SQL("truncate {}" if large else "delete from {}").format(sql.Identifier(schema, table))
+            for table, large in tables
+        ),
         sql.SQL("alter sequence {} restart").format(sql.Identifier(schema, "epochs")),
     ]
     cleaner.execute(sql.SQL("; ").join(statements))
