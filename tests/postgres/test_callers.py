@@ -19,6 +19,8 @@ from leasehold.stores.postgres.fenced import FencedConnection
 
 from .fixtures import Place, path_of, without_path
 
+pytestmark = pytest.mark.usefixtures("kept_sessions")
+
 SYNC = ["psycopg", "connection", "session"]
 ASYNC = ["psycopg", "sqlalchemy psycopg", "sqlalchemy asyncpg", "session asyncpg"]
 

@@ -18,6 +18,8 @@ from leasehold.stores.postgres import PostgresStore
 
 from .fixtures import SERVERS, Place, url_of
 
+pytestmark = pytest.mark.usefixtures("kept_sessions")
+
 
 @pytest.fixture(scope="module", params=SERVERS[-1:])
 def server_url(request: pytest.FixtureRequest) -> str:

@@ -19,6 +19,8 @@ from .fixtures import Place
 from .libraries import LIBRARIES, Transaction, transaction
 from .staging import ISOLATIONS, Call, until
 
+pytestmark = pytest.mark.usefixtures("kept_sessions")
+
 STEPS = ["begun", "fenced", "written", "completed"]
 AT_ONCE_MS = 3000  # what waits for longer than that, waits for somebody
 

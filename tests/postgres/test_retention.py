@@ -20,6 +20,8 @@ from leasehold.stores.postgres.store import PATIENCE_MS
 from .fixtures import Place
 from .staging import Call, Session, blocked, session, until
 
+pytestmark = pytest.mark.usefixtures("kept_sessions")
+
 
 @pytest.fixture
 def store(place: Place) -> Iterator[PostgresStore]:

@@ -22,6 +22,8 @@ from leasehold.stores.postgres.rows import as_json, settlement
 from .fixtures import Place
 from .staging import ISOLATIONS, Call, blocked, session, until
 
+pytestmark = pytest.mark.usefixtures("kept_sessions")
+
 
 @pytest.fixture
 def store(place: Place) -> Iterator[PostgresStore]:
