@@ -35,9 +35,7 @@ from leasehold.testing.hunt.judge import (
 )
 from leasehold.testing.hunt.tables import PostgresTables
 
-from .postgres.fixtures import server_url, url_of
-
-__all__ = ["server_url"]
+from .postgres.fixtures import SERVERS, url_of
 
 
 def judged(*reports: Report) -> list[str]:
@@ -188,14 +186,16 @@ def hunted(url: str) -> Result:
     stop = threading.Event()
 
     def enough(seconds: float, counts: dict[str, int], findings: int) -> None:
-        if seconds > 3 and all(counts.get(name) for name in NAMES):
+        if seconds > 1.5 and all(counts.get(name) for name in NAMES):
             stop.set()
 
     return hunt(url, seconds=60, processes=2, seed=1, progress=enough, stop=stop)
 
 
-def test_a_short_hunt_on_postgresql_finds_nothing(server_url: str) -> None:
+@pytest.mark.parametrize("which", [pytest.param(name, marks=[pytest.mark.soak] * (name == "16")) for name in SERVERS])
+def test_a_short_hunt_on_postgresql_finds_nothing(which: str) -> None:
     """And leaves nothing behind; the long form is a command."""
+    server_url = url_of(which)
     result = hunted(server_url)
 
     assert result.findings == []

@@ -6,11 +6,13 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests.cli.command import COMMAND, environment, leasehold
+from tests.cli.command import run as in_a_process
 
 from leasehold import Router
 from leasehold.cli.app import run
@@ -19,11 +21,22 @@ from leasehold.core.job import Progress, Settlement
 from leasehold.store import Refusal
 from leasehold.stores.memory import MemoryStore
 
+SOON = """
+import sys
+from leasehold.cli.app import run
+from leasehold.cli.demo import stage, story
 
-@pytest.fixture(scope="module")
-def shown() -> str:
+work = stage.Stage.work
+stage.Stage.work = lambda stage, seconds: work(stage, seconds / 5)
+story.SHORT_SECONDS /= 5
+sys.exit(run(["demo", *sys.argv[1:]]))
+"""  # the same story in a fifth of the time
+
+
+@pytest.fixture(scope="module", params=[SOON, pytest.param("", marks=pytest.mark.soak)], ids=["soon", "as it is"])
+def shown(request: pytest.FixtureRequest) -> str:
     """What the demo prints into a pipe."""
-    played = leasehold("demo")
+    played = in_a_process([sys.executable, "-c", SOON]) if request.param else leasehold("demo")
     assert (played.returncode, played.stderr) == (0, "")
     return played.stdout
 
@@ -79,7 +92,7 @@ def test_in_a_file_a_killed_process_is_recovered_and_other_jobs_are_left_alone(t
     with Router(url) as router:
         router.add("mine", queue="demo")
 
-        played = leasehold("demo", "--store", url)
+        played = in_a_process([sys.executable, "-c", SOON, "--store", url])
 
         assert (played.returncode, played.stderr) == (0, "")
         assert re.search(r"taken from worker-1: process gone \(recovery\)", played.stdout)

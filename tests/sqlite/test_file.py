@@ -72,22 +72,23 @@ def claimed(router: Router) -> Lease:
 # The first start
 
 
-def test_twenty_processes_start_on_a_file_that_is_not_there(path: Path, router: Router) -> None:
+@pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.soak)])
+def test_many_processes_start_on_a_file_that_is_not_there(path: Path, router: Router, count: int) -> None:
     """One makes the schema, the others wait for it and find it; every job of theirs is kept."""
-    starters = [start("starter.py", router.url, f"starter-{number}") for number in range(20)]
+    starters = [start("starter.py", router.url, f"starter-{number}") for number in range(count)]
     try:
-        assert [hear(process) for process in starters] == ["ready"] * 20
+        assert [hear(process) for process in starters] == ["ready"] * count
         assert not path.exists()
         for process in starters:
             tell(process, "go")
         epochs = [int(hear(process)) for process in starters]
-        assert [process.wait(20) for process in starters] == [0] * 20
+        assert [process.wait(20) for process in starters] == [0] * count
     finally:
         for process in starters:
             end(process)
 
-    assert len(set(epochs)) == 20
-    assert router.counts().done == 20
+    assert len(set(epochs)) == count
+    assert router.counts().done == count
     assert router.store.verify() == []
 
 

@@ -27,7 +27,7 @@ from tests.sqlite.processes import Line, end, hear, is_stopped, logged, read_log
 from leasehold import Job, Retry, Router
 
 SEED = 20_260
-PROCESSES, WAVES, JOBS_PER_WAVE = 4, 10, 200
+PROCESSES, JOBS_PER_WAVE = 4, 200
 LOCKS = ("left", "right", "middle")
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP and SIGKILL")
@@ -108,28 +108,29 @@ class Run(NamedTuple):
     lines: list[Line]
     wrong: list[str]
     killed: int
+    waves: int
 
     def of(self, kind: str) -> list[Line]:
         """The lines of one kind."""
         return [line for line in self.lines if line.kind == kind]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Two thousand jobs, a tenth of them at a time, and each tenth in another kind of trouble."""
+@pytest.fixture(scope="module", params=[6, pytest.param(30, marks=pytest.mark.soak)])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Waves of jobs, and each wave in another kind of trouble."""
     folder = tmp_path_factory.mktemp("crew")
     url = f"sqlite:///{folder / 'jobs.db'}?synchronous=normal"  # a kill is no power cut
     with Router(url) as router:
         crew = Crew(url, folder)
         try:
-            for wave in range(WAVES):
+            for wave in range(request.param):
                 crew.feed(router, JOBS_PER_WAVE)
                 _trouble(crew, router, wave)
                 until(lambda: not sum(router.counts()[:2]), "the wave is done")
             crew.leave()
         finally:
             crew.end()
-        yield Run(router.snapshot(), logged(folder), router.store.verify(), crew.killed)
+        yield Run(router.snapshot(), logged(folder), router.store.verify(), crew.killed, request.param)
 
 
 def _trouble(crew: Crew, router: Router, wave: int) -> None:
@@ -146,7 +147,7 @@ def test_every_job_ends_exactly_once(run: Run) -> None:
     """A completion that counted may be missing from a log only because its process was killed before it said so."""
     accepted = Counter(line.job_id for line in run.of("accepted"))
 
-    assert len(run.jobs) >= WAVES * JOBS_PER_WAVE
+    assert len(run.jobs) >= run.waves * JOBS_PER_WAVE
     assert {job.status for job in run.jobs.values()} == {"done"}
     assert set(accepted.values()) == {1}
     assert len(run.jobs) - len(accepted) <= run.killed
@@ -164,7 +165,7 @@ def test_every_late_completion_is_refused(run: Run) -> None:
     """Each wave has an owner that slept until all of its jobs were taken over."""
     refused = run.of("refused")
 
-    assert len(refused) >= WAVES
+    assert len(refused) >= run.waves
     assert all(line.epoch < run.jobs[line.job_id].epoch for line in refused)
 
 

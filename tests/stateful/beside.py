@@ -35,9 +35,8 @@ class Beside(Protocol):
 class Sqlite:
     """A file in a folder of its own."""
 
-    every = 1
-
-    def __init__(self) -> None:
+    def __init__(self, *, every: int = 1) -> None:
+        self.every = every
         self._folder = TemporaryDirectory(prefix="leasehold-")
 
     def open(self, clock: Clock, trace: bool) -> Store:
@@ -58,7 +57,7 @@ class Postgres:
 
     def __init__(self, url: str, *, every: int = 1) -> None:
         self.every = every
-        self._place = Place(url)
+        self._place = Place(url, keeps=True)
         self._store: PostgresStore | None = None
 
     def open(self, clock: Clock, trace: bool) -> Store:

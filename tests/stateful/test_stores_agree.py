@@ -37,7 +37,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 from tests.postgres.fixtures import url_of
-from tests.stateful.beside import Postgres
+from tests.stateful.beside import Postgres, Sqlite
 from tests.stateful.both import Both
 from tests.stateful.draws import (
     IDS,
@@ -276,7 +276,7 @@ class StoresAgree(Both):
 
 
 NORMAL = settings(
-    max_examples=80,
+    max_examples=60,
     stateful_step_count=40,
     deadline=None,
     print_blob=True,
@@ -297,7 +297,8 @@ def on_a_server(every: int) -> type[StoresAgree]:
 
 
 def test_the_stores_agree_and_keep_the_promises() -> None:
-    run_state_machine_as_test(StoresAgree, settings=NORMAL)
+    beside_a_file = type("SqliteAgrees", (StoresAgree,), {"other": staticmethod(lambda: Sqlite(every=3))})
+    run_state_machine_as_test(beside_a_file, settings=NORMAL)
 
 
 def test_postgresql_agrees_too() -> None:
