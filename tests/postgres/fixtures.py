@@ -33,7 +33,7 @@ OTHER = os.environ.get("LEASEHOLD_TEST_POSTGRES")
 SERVERS = (*INSTALLED, *(["other"] if OTHER else []))
 
 _TABLES = """
-    select relname, pg_total_relation_size(c.oid) > 1000000 from pg_class c join pg_namespace n on n.oid = relnamespace
+    select relname, pg_total_relation_size(c.oid) > 200000 from pg_class c join pg_namespace n on n.oid = relnamespace
     where nspname = %s and relkind = 'r' and relname <> 'store'
 """
 
@@ -133,9 +133,11 @@ class Place:
     broken: bool = False  # by the test itself; else every store is asked at the end whether it is still whole
     keeps: bool = False  # whether stores leave their sessions to those of later tests
 
-    def store(self, clock: Clock | None = None, *, trace: bool = False, url: str | None = None) -> PostgresStore:
-        """Return a new, empty store."""
-        number = self._spare(url or self.url)
+    def store(
+        self, clock: Clock | None = None, *, trace: bool = False, url: str | None = None, untouched: bool = False
+    ) -> PostgresStore:
+        """Return a new, empty store; *untouched*: of which no earlier test has left dead rows, nor statistics."""
+        number = next(_numbers) if untouched else self._spare(url or self.url)
         schema = f"test {number} \"%s' é"  # nothing that a name may contain needs care
         url = with_path(url or self.url, f"rows_{number}")  # for the caller's own tables, which are dropped too
         kind = _Keeping if self.keeps else PostgresStore

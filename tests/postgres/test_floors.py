@@ -29,13 +29,18 @@ def timer() -> ManualClock:
 @pytest.fixture
 def store(place: Place, timer: ManualClock) -> Iterator[PostgresStore]:
     """A store that has floors: of five jobs, the first was claimed."""
-    made = place.store()
+    made = begun(place.store(), timer)
+    yield made
+    assert made.verify() == []
+
+
+def begun(made: PostgresStore, timer: ManualClock) -> PostgresStore:
+    """Return a new store in which five jobs were added, and the first was claimed."""
     made._floors = Floors(timer)
     made.add([new_job(f"job-{number}") for number in range(5)])
     assert ids(made) == ["job-0"]
     assert made._floors.lent() is not None
-    yield made
-    assert made.verify() == []
+    return made
 
 
 def ids(store: PostgresStore, limit: int = 1, **options: Any) -> list[str]:
@@ -268,8 +273,9 @@ def test_a_completion_that_a_snapshot_has_made_is_known(store: PostgresStore) ->
     assert ids(store) == ["job-2"]
 
 
-def test_an_old_transaction_of_somebody_else_does_not_make_claims_slower(store: PostgresStore) -> None:
+def test_an_old_transaction_of_somebody_else_does_not_make_claims_slower(place: Place, timer: ManualClock) -> None:
     """The entries of jobs that are done stay in the index as long as it is open, and no claim reads them."""
+    store = begun(place.store(untouched=True), timer)
     store.claim("worker", limit=4)
     with psycopg.connect(store.database.url) as old:
         old.execute("set transaction isolation level repeatable read")

@@ -27,7 +27,7 @@ FEW, MANY = (4_000, 2_000, 1_000), (1_000_000, 1_000_000, 100_000)  # pending, d
 def crowded(request: pytest.FixtureRequest, place: Place) -> Iterator[PostgresStore]:
     """A store with many jobs pending, done, and parked behind one key; never analyzed since it was empty."""
     if request.param == "few":
-        store = filled(place.store(), *FEW)
+        store = filled(place.store(untouched=True), *FEW)
     else:
         many: PostgresStore = request.getfixturevalue("many")
         store = PostgresStore(many.database.url, schema=many.database.schema)
@@ -179,7 +179,7 @@ def test_the_order_of_a_claim_comes_from_its_index(crowded: PostgresStore) -> No
 
 def test_a_prune_reads_what_it_removes(place: Place) -> None:
     """Neither what is younger nor what is kept of other jobs, also by a plan that was made when there was nothing."""
-    store = place.store()
+    store = place.store(untouched=True)
     for number in range(6):  # PL/pgSQL keeps its plans from then on
         store.prune(number)
     for numbers in (range(200), range(200, 2_000)):
