@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import waiting
 
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.connection import Connection, Unanswered
@@ -68,8 +69,8 @@ def test_an_error_is_the_drivers(connection: Connection) -> None:
 
 def prepared(connection: Connection) -> list[str]:
     """The statements that the session has."""
-    rows = connection.execute("select statement from pg_prepared_statements where name like 'leasehold%'").fetchall()
-    return [text for (text,) in rows]
+    query = "select statement from pg_prepared_statements where name like 'leasehold%' order by prepare_time"
+    return [text for (text,) in connection.execute(query).fetchall()]
 
 
 def test_what_is_asked_often_is_prepared(connection: Connection) -> None:
@@ -95,6 +96,28 @@ def test_a_session_keeps_so_many_statements(connection: Connection, monkeypatch:
             connection.ask(f"select {number}", [])
 
     assert prepared(connection) == ["select 0", "select 1"]
+
+
+def test_ctrl_c_while_a_statement_is_prepared(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server may have it, under a name that nobody has noted: that name is not given again."""
+    wait, left = waiting.wait, [1]
+
+    def strike(*args: Any, **options: Any) -> Any:
+        if left:
+            left.pop()
+            raise KeyboardInterrupt  # the driver asks the server to stop, too late, and waits for its answer
+        return wait(*args, **options)
+
+    for number in range(5):
+        connection.ask("select $1::bigint", [number])
+    with monkeypatch.context() as patched:
+        patched.setattr(waiting, "wait", strike)
+        with pytest.raises(KeyboardInterrupt):
+            connection.ask("select $1::bigint", [5])
+    assert prepared(connection) == ["select $1::bigint"]
+    assert connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE  # so it will be lent again
+
+    assert connection.ask("select $1::bigint", [6]) == [(6,)]
 
 
 def test_an_answer_that_does_not_come_is_given_up(connection: Connection) -> None:

@@ -19,6 +19,7 @@ from leasehold import Router, StaleEpoch
 from leasehold.core.job import new_job
 from leasehold.lease import Lease
 from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.connection import Connection
 
 from .fixtures import Place, url_of, without_path
 from .server import unprivileged
@@ -113,6 +114,45 @@ def test_verbs_and_blocks_share_a_few_sessions(stores: list[PostgresStore]) -> N
     assert sum(done) == 40
     assert rows(stores[0]) == 40
     assert stores[1].counts().done == 40
+
+
+def test_a_pooler_that_is_put_before_the_server_later(stores: list[PostgresStore], pooler: str) -> None:
+    """Whoever has to connect again finds it at the same address, and prepares nothing from then on."""
+    for store in stores:
+        store.database._settings = conninfo_to_dict(url_of("16"))
+        store.add([new_job(f"{id(store)} before")])
+        assert store.database.prepare_threshold is not None
+
+        store.database._settings = conninfo_to_dict(pooler)
+        with store.database.connection() as connection:
+            connection.close()
+
+    for number in range(10):
+        for store in stores:
+            store.add([new_job(f"{id(store)} {number}")])
+            [grant] = store.claim("worker")
+            Lease(store, grant).complete()
+
+    assert stores[0].counts().done == 10 * len(stores)
+
+
+def test_a_statement_of_somebody_else_is_never_run(stores: list[PostgresStore], pooler: str) -> None:
+    """If nobody had noticed the pooler, the session that has the same name would have another statement under it."""
+    stores[0].database.open()
+    first, second = (Connection.connect(pooler, autocommit=True) for _ in range(2))
+    held = psycopg.connect(pooler, prepare_threshold=None)
+    with first, second, held:
+        held.execute("select 1")  # so that all others share a session
+        for _ in range(6):
+            first.ask("select 'first', $1::text", ["asked"])
+        with psycopg.connect(pooler, prepare_threshold=None) as other:
+            other.execute("select 1")
+            held.rollback()  # and now the other one
+            for _ in range(6):
+                second.ask("select 'second', $1::text", ["asked"])
+
+            with pytest.raises(psycopg.Error, match="does not exist"):
+                first.ask("select 'first', $1::text", ["asked"])
 
 
 def test_a_claim_that_waits_polls_and_listens_to_nobody(stores: list[PostgresStore]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import zlib
 from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ class Connection(psycopg.Connection[Any]):
         self.made_in = os.getpid()
         self._asked: dict[str, int] = {}  # how often, of what is not prepared
         self._names: dict[str, bytes] = {}  # of what is prepared
+        self._named = 0  # how many names the server may know: one whose answer Ctrl-C has met too
         self._reader = Transformer(self)
 
     def ask(self, query: str, params: Sequence[object]) -> list[Row]:
@@ -59,8 +61,12 @@ class Connection(psycopg.Connection[Any]):
         asked = self._asked[query] = self._asked.get(query, 0) + 1
         if self.prepare_threshold is None or asked <= self.prepare_threshold or len(self._names) >= _NAMES:
             return None
-        name = f"leasehold_{len(self._names)}".encode()
-        self.pgconn.send_prepare(name, query.encode())
+        text = query.encode()
+        self._named += 1
+        # The text is part of it: where a pooler that nobody noticed leads to another session, this name means nothing
+        # there, and never another statement.
+        name = b"leasehold_%d_%08x" % (self._named, zlib.crc32(text))
+        self.pgconn.send_prepare(name, text)
         self._result(pq.ExecStatus.COMMAND_OK)
         self._names[query] = name
         del self._asked[query]

@@ -286,6 +286,15 @@ class Database:
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         connection.reply_seconds = self.reply_seconds
         self._role = connection.info.user
+        if self.prepare_threshold is not None:
+            # Of each, since a pooler may be put before the server while this process lives.
+            try:
+                pooled = is_pooled(connection)
+            except psycopg.Error as error:
+                connection.close()
+                raise cannot_connect(error, self.url) from error
+            if pooled:
+                self.prepare_threshold = connection.prepare_threshold = None  # the next session does not know it
         return connection
 
     # Opening and closing
@@ -298,8 +307,6 @@ class Database:
             if self.store_id is not None:
                 return
             with self.connection(patient=True) as connection:
-                if is_pooled(connection):
-                    self.prepare_threshold = connection.prepare_threshold = None  # the next session does not know it
                 found = look(connection, self.schema)
                 if found is None:
                     make(connection, self.schema, self.named, self._now())
