@@ -23,7 +23,10 @@ _ADVICE = (
         r"expected authentication request|invalid response|unsupported frontend|lost synchroni[sz]ation",
         "What answers at that address does not seem to be PostgreSQL: look at the port in the URL.",
     ),
-    (r"resolve host|translate host name", "Look at the host's name in the URL, and at your name server."),
+    (
+        r"resolve host|translate host name|name or service not known",
+        "Look at the host's name in the URL, and at your name server.",
+    ),
     (
         r"too many clients|remaining connection slots|too many connections",
         "Every connection that the server allows is taken: let fewer processes have fewer, put a pooler in front of "
