@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import psycopg
 import pytest
 from psycopg import waiting
 
+from leasehold import StoreUnavailable
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.connection import Connection, Unanswered
 
@@ -156,5 +158,82 @@ def test_who_waits_for_a_connection_gets_the_next(place: Place) -> None:
         until(lambda: bool(database._room._waiters))  # type: ignore[attr-defined]  # of the standard library
         assert waiting.waits
     assert waiting.result() is only
+    database.give(only)
+    database.close()
+
+
+def test_who_waits_for_a_connection_hears_that_the_store_is_closed(place: Place) -> None:
+    """All of them, and not only the one who would be next."""
+    database = PostgresStore(place.store().database.url, connections=1, wait_seconds=600).database
+    with database.connection():
+        waiting = [Call(database.borrow) for _ in range(3)]
+        until(lambda: len(database._room._waiters) == 3)  # type: ignore[attr-defined]  # of the standard library
+        database.close()
+        for call in waiting:
+            with pytest.raises(StoreUnavailable, match="closed"):
+                call.result()
+
+
+class Struck:
+    """A lock that Ctrl-C strikes as soon as it is free: once."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._left = [1]
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if self._left:
+            self._left.pop()
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_the_middle_of_a_loan_costs_no_connection(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each would take one of those that may be lent away for good."""
+    database = PostgresStore(place.store().database.url, connections=1, wait_seconds=0.1).database
+    with database.connection() as kept:
+        pass
+    with monkeypatch.context() as patched:
+        patched.setattr(database, "_lock", Struck(database._lock))
+        with pytest.raises(KeyboardInterrupt):
+            database.borrow()
+    assert kept.closed
+
+    with database.connection() as connection:
+        assert connection.ask("select 1", []) == [(1,)]
+    database.close()
+
+
+def test_ctrl_c_that_meets_the_next_in_line_wakes_the_one_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told that there is room, and takes none."""
+    database = PostgresStore(place.store().database.url, connections=1, wait_seconds=600).database
+    only = database.borrow()
+    wait_for = database._room.wait_for
+
+    def strike(*args: Any) -> Any:
+        wait_for(*args)
+        raise KeyboardInterrupt
+
+    def struck() -> str:
+        try:
+            database.borrow()
+        except KeyboardInterrupt:
+            return "Ctrl-C"
+        return "lent"
+
+    monkeypatch.setattr(database._room, "wait_for", strike)
+    first = Call(struck)
+    until(lambda: len(database._room._waiters) == 1)  # type: ignore[attr-defined]  # of the standard library
+    monkeypatch.undo()
+    second = Call(database.borrow)
+    until(lambda: len(database._room._waiters) == 2)  # type: ignore[attr-defined]  # of the standard library
+
+    database.give(only)
+
+    assert first.result() == "Ctrl-C"
+    assert second.result() is only
     database.give(only)
     database.close()

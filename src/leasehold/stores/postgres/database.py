@@ -212,27 +212,42 @@ class Database:
 
     def borrow(self) -> Connection:
         """Return a connection of whoever asks, once there is one; `give` takes it back."""
-        with self._lock:
-            self._check_open()
-            if self._lent >= self._limit:
-                if not self._room.wait_for(lambda: self._lent < self._limit, self._wait_seconds):
-                    raise StoreUnavailable(
-                        f"all {self._limit} connections to {shown_url(self.url)} have been in use for "
-                        f"{self._wait_seconds:g} s (connections, wait_seconds): fewer threads, or more connections. "
-                        "Nothing was changed."
-                    )
-                self._check_open()
-            self._lent += 1
-            connection = self._idle.pop() if self._idle else None
+        connection, taken = None, False
         try:
+            with self._lock:
+                self._make_sure_of_room()
+                self._lent += 1
+                taken = True
+                connection = self._idle.pop() if self._idle else None
             while connection is not None and not connection.is_alive():
                 connection.close()
                 with self._lock:
                     connection = self._idle.pop() if self._idle else None
             return connection or self.connect(Connection)
-        except BaseException:
-            self._take_back(None)
+        except BaseException:  # Ctrl-C too, which may come as soon as the lock is free
+            if taken:
+                self._take_back(None)
+            if connection is not None:
+                connection.close()
             raise
+
+    def _make_sure_of_room(self) -> None:
+        """Return once a connection may be lent; the lock is held."""
+        self._check_open()
+        if self._lent < self._limit:
+            return
+        try:
+            room = self._room.wait_for(lambda: self._lent < self._limit or self._closed, self._wait_seconds)
+        except BaseException:
+            self._room.notify()  # Ctrl-C may have met the one who was told of the room: then the next is to know
+            raise
+        self._check_open()
+        if not room:
+            raise StoreUnavailable(
+                f"all {self._limit} connections to {shown_url(self.url)} have been in use for "
+                f"{self._wait_seconds:g} s (connections, wait_seconds): fewer threads, or more connections. "
+                "Nothing was changed."
+            )
 
     def give(self, connection: Connection) -> None:
         """Take back what was borrowed."""
@@ -348,6 +363,7 @@ class Database:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
+            self._room.notify_all()
         for connection in idle:
             connection.close()
 
