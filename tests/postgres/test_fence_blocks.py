@@ -8,6 +8,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -387,6 +388,59 @@ def test_two_who_end_the_same_transaction_do_not_end_each_other(store: PostgresS
             other.connection.commit()
             assert second.result() == [(0,)]
     assert outlived(store) == 0
+
+
+def test_two_who_end_the_same_transaction_spare_the_session_behind_it(store: PostgresStore) -> None:
+    """Both have found it, and it has begun another one: that the first has the fence now is no reason to end that."""
+    unended(store)
+    lease = lease_of(store)
+    with psycopg.connect(store.database.url) as owner, session(store) as one, session(store) as other:
+        lease.fence(owner)
+        store.transfer("a", lease.epoch, to="b", by="ops")
+        with stopped_before_it_ends_anybody(store) as go_on:
+            calls = {ender: Call(partial(ender.ask, "end_fenced", None)) for ender in (one, other)}
+            until(lambda: waiting_for_locks(store) == 2)
+            owner.rollback()
+            owner.execute("insert into results values ('innocent')")
+            go_on()
+
+            while calls:  # their transactions stay open after the call
+                until(lambda: not all(call.waits for call in calls.values()))
+                ender, call = next((ender, call) for ender, call in calls.items() if not call.waits)
+                assert call.result() == [(0,)]
+                ender.connection.commit()
+                del calls[ender]
+        owner.commit()
+    assert rows(store) == 1
+    assert outlived(store) == 0
+
+
+def test_of_two_transactions_of_one_owner_the_one_that_has_ended_is_spared(store: PostgresStore) -> None:
+    """The other one still has the fence of both."""
+    unended(store)
+    lease = lease_of(store)
+    with psycopg.connect(store.database.url) as owner, psycopg.connect(store.database.url) as paused:
+        lease.fence(owner)
+        lease.fence(paused)
+        store.transfer("a", lease.epoch, to="b", by="ops")
+        with stopped_before_it_ends_anybody(store) as go_on:
+            ending = Call(lambda: store.database.call("end_fenced", None))
+            until(lambda: blocked(store))
+            owner.rollback()
+            owner.execute("insert into results values ('innocent')")
+            go_on()
+            assert ending.result() == [(1,)]
+        owner.commit()
+        with pytest.raises(psycopg.OperationalError):
+            paused.execute("select 1")
+    assert rows(store) == 1
+    assert outlived(store) == 1  # until the next look
+
+
+def waiting_for_locks(store: PostgresStore) -> int:
+    """How many sessions wait for a lock that another one has."""
+    [(count,)] = store.database.ask("select count(*) from pg_locks where not granted")
+    return int(count)
 
 
 def test_a_takeover_that_may_not_end_a_session_is_done_all_the_same(

@@ -328,17 +328,27 @@ BEGIN
         RETURN 0;
     END IF;
     FOR f IN
-        SELECT k.pid, e.epoch FROM unnest(v_epochs) AS e(epoch)
+        SELECT k.pid, e.epoch, leasehold.fence_of(e.epoch) AS fence, count(*) OVER (PARTITION BY e.epoch) > 1 AS several
+        FROM unnest(v_epochs) AS e(epoch)
         JOIN pg_locks AS k ON k.locktype = 'advisory' AND k.objsubid = 1
             AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
             AND (k.classid::bigint << 32) | k.objid::bigint = leasehold.fence_of(e.epoch)
         -- Shared, as a fence holds it; whoever is in the step below may hold it otherwise.
         WHERE k.pid <> pg_backend_pid() AND k.granted AND k.mode = 'ShareLock'
     LOOP
+        -- Since that look, which takes longer the more locks the server has, the session may have ended its fenced
+        -- transaction and begun another. If several had the fence, only another look tells which of them still do.
+        CONTINUE WHEN f.several AND NOT EXISTS (
+            SELECT FROM pg_locks AS k
+            WHERE k.pid = f.pid AND k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted AND k.mode = 'ShareLock'
+              AND (k.classid::bigint << 32) | k.objid::bigint = f.fence
+        );
         BEGIN
-            -- Since that look, which takes longer the more locks the server has, the session may have ended its fenced
-            -- transaction and begun another. So the lock itself is asked last; if we get it, nobody holds it any more.
-            IF NOT pg_try_advisory_xact_lock(leasehold.fence_of(f.epoch)) THEN
+            -- The fence itself is asked last; if we get it, nobody holds it any more. One after the other: who is in this
+            -- step at the same time would take us for the session that it has found.
+            IF NOT pg_try_advisory_xact_lock(leasehold.key_of('end ' || f.epoch)) THEN
+                v_held := v_held || f.epoch;
+            ELSIF NOT pg_try_advisory_xact_lock(f.fence) THEN
                 v_held := v_held || f.epoch;
                 v_ended := v_ended + pg_terminate_backend(f.pid)::integer;
             END IF;
