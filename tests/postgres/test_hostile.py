@@ -51,6 +51,7 @@ def test_what_is_known_of_an_effect_stays_known(store: PostgresStore) -> None:
         "select 1; commit; begin",
         "select 1; /* so */ end",
         "select 1;; rollback; select 2",
+        "select 1; -- old lines end so\rcommit and chain",
     ],
 )
 def test_a_block_is_not_ended_by_the_second_statement_of_a_text(place: Place, store: PostgresStore, text: str) -> None:

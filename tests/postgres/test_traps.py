@@ -606,6 +606,8 @@ def test_trap_15_a_current_owner_may_make_its_constraints_immediate(place: Place
         "select 1; prepare transaction 'lh'",
         "prepare/**/transaction 'lh'",
         "prepare -- two\n transaction 'lh'",
+        "prepare -- two\r transaction 'lh'",
+        "select ';'; /* a; */ -- b\rprepare transaction 'lh'",
     ],
 )
 def test_trap_15_a_fenced_transaction_cannot_be_prepared(place: Place, store: PostgresStore, text: str) -> None:
@@ -622,6 +624,15 @@ def test_trap_15_a_fenced_transaction_cannot_be_prepared(place: Place, store: Po
 
     assert rows(place, store) == 0
     assert isinstance(store.renew([Renewal("a", grant.epoch)])[0], int)
+
+
+def test_trap_15_a_text_that_only_speaks_of_it_commits(place: Place, store: PostgresStore) -> None:
+    """Also where the COMMIT is in the same text."""
+    store.add([new_job("a")])
+    with fenced(place, store, one(store)) as connection:
+        connection.execute("select 'to prepare transaction reports'; commit")
+
+    assert rows(place, store) == 1
 
 
 def test_trap_16_a_refusal_at_the_commit_is_recorded_apart(place: Place, store: PostgresStore) -> None:

@@ -13,7 +13,7 @@ from psycopg.rows import tuple_row
 from ...errors import InvalidArgument, NotInTransaction
 from .connection import Connection
 
-_BLANK = rb"(?:\s|;|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*"
+_BLANK = rb"(?:\s|;|--[^\n\r]*(?:[\n\r]|\Z)|/\*.*?\*/)*"
 _ENDS = re.compile(
     _BLANK + rb"(begin|start|commit|end|rollback|abort|prepare\s+transaction)\b(?!\s+(?:(?:work|transaction)\s+)?to\b)",
     re.IGNORECASE | re.DOTALL,

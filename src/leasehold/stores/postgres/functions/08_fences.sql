@@ -132,7 +132,9 @@ DECLARE
     v_place tid;
 BEGIN
     IF current_query() NOT IN ('COMMIT', 'commit', 'COMMIT;', 'commit;') THEN
-        IF current_query() ~* '\yprepare(\s|/\*.*?\*/|--[^\n]*\n)+transaction\y' THEN
+        IF current_query() ~*
+            '(?:^|;)(?:\s|/\*.*?\*/|--[^\n\r]*[\n\r])*prepare(?:\s|/\*.*?\*/|--[^\n\r]*[\n\r])+transaction\y'
+        THEN
             RAISE EXCEPTION USING
                 ERRCODE = 'LH007',
                 MESSAGE = 'a transaction that is fenced by a lease cannot be prepared',
