@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 
 import leasehold.stores.postgres.database as database
-from leasehold import Router, StoreUnavailable
+from leasehold import Router, Status, StoreUnavailable
 from leasehold.core.job import new_job
 from leasehold.stores.postgres import PostgresStore
 
@@ -78,6 +78,27 @@ def holder(seen: Router, table: str = "leases") -> psycopg.Connection[Any]:
 
 
 # Isolation
+
+
+def test_what_is_answered_is_committed_whatever_the_role_begins_with(
+    seen: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is paused as soon as it has the answer leaves no transaction open, in which others would wait."""
+    found = list[Status]()
+
+    def rows(*args: Any) -> Any:
+        answer = really(*args)
+        if args[-1] in ("claim", "claim_next"):
+            found.append(seen.job("a").status)
+        return answer
+
+    really = database._rows
+    with set_up(seen, default_transaction_isolation="repeatable read") as router:
+        router.add("a")
+        monkeypatch.setattr(database, "_rows", rows)
+        assert router.claim("worker") is not None
+
+    assert found == [Status.RUNNING]
 
 
 @pytest.mark.parametrize("isolation", ["serializable", pytest.param("repeatable read", marks=pytest.mark.soak)])

@@ -155,6 +155,28 @@ def test_a_statement_of_somebody_else_is_never_run(stores: list[PostgresStore], 
                 first.ask("select 'first', $1::text", ["asked"])
 
 
+def test_sessions_that_begin_in_another_isolation_are_left_as_they_are(
+    stores: list[PostgresStore], pooler: str
+) -> None:
+    """They are somebody else's next: each verb says for itself in which isolation it runs."""
+    with ExitStack() as stack:
+        others = [stack.enter_context(psycopg.connect(pooler, prepare_threshold=None)) for _ in range(SESSIONS)]
+        for other in others:
+            other.execute("set default_transaction_isolation = 'repeatable read'")
+        for other in others:
+            other.commit()
+
+        for number, store in enumerate(stores):
+            store.add([new_job(f"job {number}")])
+            [grant] = store.claim("worker")
+            Lease(store, grant).complete()
+
+        for other in others:
+            assert other.execute("show transaction_isolation").fetchall() == [("repeatable read",)]
+            other.execute("reset default_transaction_isolation")
+    assert stores[0].counts().done == len(stores)
+
+
 def test_a_claim_that_waits_polls_and_listens_to_nobody(stores: list[PostgresStore]) -> None:
     """What it would hear goes to whoever has that session by then; so nobody is asked to notify it either."""
     waiting = Call(lambda: stores[0].claim("worker", wait_us=20_000_000))

@@ -50,6 +50,7 @@ _COMMON = {
     "complete": "settle",
     "complete_job": "settle",
 }  # the common cases of a verb, which is what a test waits for
+_READ_COMMITTED = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _CHANGED = {"42883", "42P01", "42703", "42704"}  # a function, a table, a column or a type is not there
 
 
@@ -103,7 +104,8 @@ class Database:
         self.prepare_threshold: int | None = 5  # how often a statement is sent before it is prepared; None: never
         self._closed = False
         self._role: str | None = None  # as whom we are connected
-        self._isolated_otherwise = False  # whether sessions begin in another isolation than READ COMMITTED
+        self._pooled = False  # whether a pooler was found
+        self._isolated_otherwise = False  # whether sessions begin in another isolation than READ COMMITTED, behind one
         # What a test may arm: it is called with the name of a function before the server is.
         self.point: Callable[[str], None] | None = None
         self._begin()
@@ -196,8 +198,13 @@ class Database:
                         admitted(found, self.named)  # a migration under our feet has its own words
                     if sqlstate_of(error) != "LH005":
                         raise
-            # The role or the database has another default, and nothing has happened yet. The isolation is set for one
-            # transaction, and not for the session, which behind a pooler is somebody else's next.
+            # The role or the database has another default, and nothing has happened yet.
+            if not self._pooled:
+                # For the session: a transaction of several requests stays open, and keeps its locks, for as long as
+                # this process is paused between two of them.
+                connection.execute(_READ_COMMITTED)
+                return _rows(connection, query, params, what)
+            # For one transaction, since the session is somebody else's next.
             self._isolated_otherwise = True
             with connection.transaction():
                 return _rows(connection, query, params, what)
@@ -309,6 +316,7 @@ class Database:
                 connection.close()
                 raise cannot_connect(error, self.url) from error
             if pooled:
+                self._pooled = True
                 self.prepare_threshold = connection.prepare_threshold = None  # the next session does not know it
         return connection
 
