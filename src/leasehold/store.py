@@ -382,7 +382,12 @@ class Transactions(Protocol):
         ...
 
     def run(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:
-        """Run *program* inside the transaction that *connection* has open, and return its value."""
+        """
+        Run *program* inside the transaction that *connection* has open, and return its value.
+
+        Inside a savepoint, where the library or the server knows of it, that is `InvalidArgument` unless *savepoint*:
+        it may be rolled back, and the transaction commit without what the program wrote.
+        """
         ...
 
     async def run_async(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:

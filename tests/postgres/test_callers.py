@@ -407,3 +407,73 @@ def test_a_block_that_fails_takes_back_the_numbers_of_its_own_children_only(rout
         failing()
 
     assert [lease.add(name).job.id for name in ("outside", "inside")] == ["a/outside#2", "a/inside"]
+
+
+@pytest.mark.parametrize(
+    ("how", "verb"),
+    [("psycopg", "add_many"), ("psycopg", "task"), ("psycopg", "child"), ("connection", "add"), ("session", "add")],
+)
+def test_a_job_is_not_added_inside_a_savepoint(router: Router, how: str, verb: str) -> None:
+    """It would vanish with the savepoint alone, and the caller was told that it is there; unless they know better."""
+    lease = lease_of(router)
+
+    @router.task
+    def work(n: int) -> None: ...
+
+    def add(connection: Any, **options: Any) -> None:
+        if verb == "add":
+            router.add("other", connection=connection, **options)
+        elif verb == "add_many":
+            router.add_many([{"id": "other"}, {"id": "another"}], connection=connection, **options)
+        elif verb == "task":
+            work.options(id="other", connection=connection, **options).add(1)
+        else:
+            lease.add("child", connection=connection, **options)
+
+    def nested(connection: Any, **options: Any) -> None:
+        with connection.transaction() if how == "psycopg" else connection.begin_nested():
+            add(connection, **options)
+
+    def refused(connection: Any) -> None:
+        with pytest.raises(InvalidArgument, match=r"inside a savepoint.*savepoint=True"):
+            nested(connection)
+
+    in_sync(router, how, refused)
+    assert (written(router), set(router.snapshot())) == (1, {"a"})  # the savepoint was left, and the rest committed
+
+    in_sync(router, how, lambda connection: nested(connection, savepoint=True))
+    assert len(router.snapshot()) > 1
+
+
+@pytest.mark.parametrize("how", ASYNC)
+def test_a_job_is_not_added_inside_a_savepoint_on_a_loop(router: Router, how: str) -> None:
+    """Likewise."""
+
+    async def nested(connection: Any, **options: Any) -> None:
+        async with connection.transaction() if how == "psycopg" else connection.begin_nested():
+            await router.aio.add("other", connection=connection, **options)
+
+    async def refused(connection: Any) -> None:
+        with pytest.raises(InvalidArgument, match=r"inside a savepoint.*savepoint=True"):
+            await nested(connection)
+
+    in_async(router, how, refused)
+    assert (written(router), router.snapshot()) == (1, {})
+
+    in_async(router, how, lambda connection: nested(connection, savepoint=True))
+    assert set(router.snapshot()) == {"other"}
+
+
+def test_a_job_is_added_after_a_savepoint(router: Router) -> None:
+    """One that was released or rolled back is over, also for a transaction that wrote nothing outside of it."""
+
+    def work(connection: Any) -> None:
+        for ending in ("release s", "rollback to s; release s"):
+            connection.execute("savepoint s; insert into results values ('inside')")
+            connection.execute(ending)
+        assert router.add("other", connection=connection).created
+        with connection.transaction():
+            assert not router.add("other", connection=connection).created  # adds nothing that could vanish
+
+    in_sync(router, "psycopg", work)
+    assert set(router.snapshot()) == {"other"}

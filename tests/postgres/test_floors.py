@@ -52,7 +52,7 @@ def add_late(store: PostgresStore, take: Callable[[], None]) -> None:
     """Add the job "late" in a transaction that begins before *take* is called, and commits after it."""
     with session(store) as other:
         wish = '{"id":"late","payload":"null","queue":"default","priority":0,"delay":0,"max_errors":1,"max_reclaims":1}'
-        other.call("add", store.database.store_id, f"[{wish}]", False, None)
+        other.call("add", store.database.store_id, f"[{wish}]", True, False, None)
         take()
         other.connection.commit()
 

@@ -188,7 +188,7 @@ def test_a_job_that_was_there_when_the_add_looked_and_is_pruned_since(store: Pos
     """The add has met the job, waits for another one, and finds the first gone: it is added, and not taken for new."""
     finished(store, new_job("pruned", unique=unique))
     with session(store) as other:
-        other.call("add", store.database.store_id, wish("waited for"), False, None)
+        other.call("add", store.database.store_id, wish("waited for"), True, False, None)
         adding = Call(lambda: store.add([new_job("pruned", unique=unique), new_job("waited for")]))
         until(lambda: blocked(store))
         assert store.prune(0) == 1

@@ -272,7 +272,7 @@ class PostgresTransactions:
 
     def add(self, jobs: Sequence[NewJob]) -> Program[list[Added]]:
         """The program of `Store.add`."""
-        args = (self._database.store_id, as_json(wishes(jobs)), self._trace, None, self._now())
+        args = (self._database.store_id, as_json(wishes(jobs)), _SAVEPOINT, self._trace, None, self._now())
         return added(jobs, (yield "add", args))
 
     def fence(self, job_id: str, epoch: int) -> Program[None]:

@@ -111,7 +111,7 @@ class PostgresStore:
             [(now,)], lost = self.database.call_again("add_alike", *same, PATIENCE_MS, self._now())
             if now is not None:
                 return [Added(new_state(job, now), True) for job in jobs]
-        asked = self.database.store_id, as_json(wishes(jobs)), self._trace, PATIENCE_MS
+        asked = self.database.store_id, as_json(wishes(jobs)), True, self._trace, PATIENCE_MS
         return self._kept(lambda rows: added(jobs, rows), "add", *asked, lost=lost)
 
     def _kept(

@@ -1,7 +1,10 @@
 -- Adding jobs.
 
 -- Keeps each job that is new. Answers with a row of number 0, which has the instant, and the jobs that were there before.
-CREATE OR REPLACE FUNCTION leasehold.keep(p_jobs json, p_trace boolean, p_now bigint) RETURNS SETOF leasehold.found
+-- Unless p_savepoint, a savepoint is refused: it may be rolled back, and what was added here would vanish with it alone.
+CREATE OR REPLACE FUNCTION leasehold.keep(
+    p_jobs json, p_savepoint boolean, p_trace boolean, p_now bigint
+) RETURNS SETOF leasehold.found
 LANGUAGE plpgsql AS $lh$
 #variable_conflict use_column
 DECLARE
@@ -113,6 +116,10 @@ BEGIN
         END LOOP;
     END IF;
     IF v_made IS NOT NULL THEN
+        -- A row written in a savepoint has the savepoint's own transaction id.
+        IF NOT p_savepoint AND (SELECT xmin <> pg_current_xact_id()::xid FROM leasehold.jobs WHERE id = v_made[1]) THEN
+            RAISE EXCEPTION USING ERRCODE = 'LH006', MESSAGE = 'this is a savepoint';
+        END IF;
         IF p_trace THEN
             PERFORM leasehold.record('added', id, p_now, 0, NULL, jsonb_build_object('queue', queue))
             FROM leasehold.jobs WHERE id = ANY (v_made) ORDER BY seq;
@@ -134,9 +141,9 @@ $lh$;
 
 -- The verb `add`, also inside a caller's transaction: of whatever isolation, and then on the caller's own lock_timeout,
 -- which is for its later statements too; p_patience is null there. Else it is how many milliseconds this may wait for
--- somebody whose open transaction adds a job of the same id or unique key.
+-- somebody whose open transaction adds a job of the same id or unique key. p_savepoint: see `fence`.
 CREATE OR REPLACE FUNCTION leasehold.add(
-    p_store uuid, p_jobs json, p_trace boolean, p_patience integer, p_now bigint
+    p_store uuid, p_jobs json, p_savepoint boolean, p_trace boolean, p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.found
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
@@ -146,7 +153,7 @@ BEGIN
         PERFORM set_config('lock_timeout', p_patience::text, true);
     END IF;
     PERFORM leasehold.same_store(p_store);
-    RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_trace, leasehold.instant(p_now));
+    RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_savepoint, p_trace, leasehold.instant(p_now));
 END
 $lh$;
 

@@ -154,7 +154,7 @@ DECLARE
 BEGIN
     -- To the end of this transaction nobody takes the job over; its owner may renew meanwhile.
     IF leasehold.lock_lease(p_id, p_epoch, true) IS NOT NULL THEN
-        RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_trace, v_now);
+        RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, true, p_trace, v_now);
     ELSE
         v_refused.ord := 0;
         v_refused.note := leasehold.refusal(p_id, p_epoch, 'add', v_now, true);

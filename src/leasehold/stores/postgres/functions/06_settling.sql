@@ -102,7 +102,7 @@ BEGIN
         END IF;
     END IF;
     IF p_then IS NOT NULL THEN  -- only now: a follow-up may have the unique key that the job gave back
-        PERFORM FROM leasehold.keep(p_then, p_trace, p_now);
+        PERFORM FROM leasehold.keep(p_then, true, p_trace, p_now);
     END IF;
     IF p_trace AND p_outcome = 'complete' THEN
         PERFORM leasehold.record('completed', j.id, p_now, l.epoch, l.owner, '{}');

@@ -98,7 +98,7 @@ BEGIN
     v_refused.ord := 0;
     v_refused.note := leasehold.fence(p_store, p_id, p_epoch, 'add', NULL, p_savepoint, false, p_trace, p_now);
     IF v_refused.note IS NULL THEN
-        RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_trace, leasehold.instant(p_now));
+        RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_savepoint, p_trace, leasehold.instant(p_now));
     ELSE
         RETURN NEXT v_refused;
     END IF;
