@@ -194,7 +194,7 @@ READERS = [
     _read("ownerships", ".ownerships", lambda router, name: router.ownerships(name)),
     _read("effects", ".effects", lambda router, name: router.effects(name)),
     _read("events", ".events", lambda router, name: router.events(name)),
-    _read("counts", ".finished", lambda router, name: router.counts().queues[name]),
+    _read("counts", ".counted(", lambda router, name: router.counts().queues[name]),
     _read("lease", ".lease_of(", lambda router, name: router.lease(name, owner="worker").epoch),
     _read("verify", ".broken(", lambda router, name: router.verify()),
     Verb(

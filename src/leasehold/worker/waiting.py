@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC
 
 from ..core.clock import Clock
 from ..core.job import Grant, Job, Status
+from ..errors import StoreIncompatible
 from ..store import Store
 from .log import log
 
@@ -64,9 +66,14 @@ class Waiting:
         return "" if due is None else f" (the first is due at {due.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC)"
 
     def _jobs(self, status: Status | None) -> list[Job]:
-        """Return the unfinished ones, or the first of very many."""
+        """Return the unfinished ones, or the first of very many; none, if our role may only count them."""
         wanted = [Status.PENDING, Status.RUNNING] if status is None else [status]
         queues: Sequence[str | None] = [None] if self._queues is None else self._queues
-        return [
-            job for one in wanted for queue in queues for job in self._store.jobs(status=one, queue=queue, limit=_MOST)
-        ]
+        with suppress(StoreIncompatible):
+            return [
+                job
+                for one in wanted
+                for queue in queues
+                for job in self._store.jobs(status=one, queue=queue, limit=_MOST)
+            ]
+        return []

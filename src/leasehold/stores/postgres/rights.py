@@ -22,10 +22,6 @@ _STORE_COLUMNS = ("schema_version", "oldest_code", "id")  # everybody asks these
 _READ = (
     "seen",
     "jobs",
-    "finished",
-    "ready",
-    "scheduled",
-    "parked",
     "leases",
     "ownerships",
     "effects",
@@ -66,6 +62,7 @@ KINDS = {
             "await_jobs",
             "end_fenced",
             "record_refusal",
+            "counted",
         )
     ),
     "operator": Kind(
@@ -79,11 +76,12 @@ KINDS = {
             "end_fenced",
             "prune",
             "advance",
+            "counted",
             "broken",
         ),
         _READ,
     ),
-    "reader": Kind(("broken",), _READ),
+    "reader": Kind(("counted", "broken"), _READ),
 }
 
 # One right of each kind by which a role that has it is known as that. (An operator is a reader too.)

@@ -58,16 +58,7 @@ WHERE number > %(after)s AND (%(job_id)s::pg_catalog.text IS NULL OR job_id = %(
 ORDER BY number LIMIT %(limit)s;
 
 -- name: counts
-SELECT status, NULL AS queue, pg_catalog.sum(pg_catalog.cardinality(seqs))::pg_catalog.int8
-FROM leasehold.finished GROUP BY status
-UNION ALL
-SELECT 'pending', queue, pg_catalog.count(*) FROM (
-    SELECT queue FROM leasehold.ready UNION ALL SELECT queue FROM leasehold.scheduled
-    UNION ALL SELECT queue FROM leasehold.parked
-) AS waiting GROUP BY queue
-UNION ALL
-SELECT 'running', j.queue, pg_catalog.count(*) FROM leasehold.leases AS l
-JOIN leasehold.jobs AS j ON j.seq = l.seq AND l.epoch > j.epoch GROUP BY j.queue;
+SELECT * FROM leasehold.counted();
 
 -- name: processes
 SELECT * FROM leasehold.known_processes();

@@ -31,6 +31,24 @@ BEGIN
 END
 $lh$;
 
+-- The verb `counts`. A worker that ends when nothing is left asks it too.
+CREATE OR REPLACE FUNCTION leasehold.counted() RETURNS TABLE (status text, queue text, count bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT status, NULL, sum(cardinality(seqs))::bigint FROM leasehold.finished GROUP BY status
+    UNION ALL
+    SELECT 'pending', queue, count(*) FROM (
+        SELECT queue FROM leasehold.ready UNION ALL SELECT queue FROM leasehold.scheduled
+        UNION ALL SELECT queue FROM leasehold.parked
+    ) AS waiting GROUP BY queue
+    UNION ALL
+    SELECT 'running', j.queue, count(*) FROM leasehold.leases AS l
+    JOIN leasehold.jobs AS j ON j.seq = l.seq AND l.epoch > j.epoch GROUP BY j.queue;
+END
+$lh$;
+
 -- The verb `verify`: a sentence for every violation. A lease at its job's own epoch was ended by a caller's transaction; a
 -- row of `freed` stands for a key whose parked jobs the next claim will see to.
 CREATE OR REPLACE FUNCTION leasehold.broken() RETURNS SETOF text
