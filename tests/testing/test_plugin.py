@@ -47,9 +47,11 @@ def test_afterwards_the_real_one_is_back():
     assert not pathlib.Path("real.db").exists()
 
 def test_another_store_can_be_named(leasehold_override):
-    leasehold_override(app.router, "sqlite:///test.db")
+    leasehold_override(app.router, "sqlite:///test.db", schema="t1")
     app.send.add("ann")
     assert pathlib.Path("test.db").exists()
+    with app.router.override("sqlite:///test.db"):
+        assert app.router.snapshot() == {}
 
 def test_the_clock_is_one_per_test(leasehold_clock, leasehold_lease):
     assert isinstance(leasehold_clock, ManualClock)

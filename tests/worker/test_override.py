@@ -81,6 +81,18 @@ def test_settings_of_the_router_hold_inside(tmp_path: Path) -> None:
         assert all(name.startswith("mine") for name in names if not name.startswith("sqlite_"))
 
 
+def test_an_override_has_a_schema_of_its_own(tmp_path: Path) -> None:
+    """So that each test has its own in one database; afterwards the router's is back."""
+    router = Router(f"sqlite:///{tmp_path}/test.db", schema="mine")
+    with router.override(router.url, schema="t1"):
+        router.add("a")
+        with router.override(router.url):
+            assert router.snapshot() == {}
+    with router.override(router.url, schema="t1"):
+        assert set(router.snapshot()) == {"a"}
+    assert router.snapshot() == {}
+
+
 def test_overrides_nest() -> None:
     """Each is fresh, and each end leads back to the one around it."""
     router = Router()

@@ -70,8 +70,9 @@ class Router:
         self.imports = asked.modules(imports)
         self._tasks: dict[str, AnyTask] = {}
         self._lease_us = values.microseconds(lease_seconds, "lease_seconds")
-        self._open = functools.partial(open_store, trace=trace, schema=schema)
-        self._places = [self._place(url, clock)]
+        self._trace = trace
+        self._schema = schema
+        self._places = [self._place(url, clock, schema)]
         self._move()
 
     def __repr__(self) -> str:
@@ -88,14 +89,16 @@ class Router:
         self._store.close()
 
     @contextmanager
-    def override(self, url: str | None = None, *, clock: Clock | None = None) -> Iterator[Router]:
+    def override(
+        self, url: str | None = None, *, clock: Clock | None = None, schema: str | None = None
+    ) -> Iterator[Router]:
         """
         Put this very router, and so its tasks, on another store until the end of the block, for tests.
 
-        On a fresh one in memory, or on that of *url*, which is closed at the end. The store that the router is made
-        for is not touched. Leases, and workers that were made inside, stay with the store that they came from.
+        On a fresh one in memory, or on that of *url*, which is closed at the end; its schema is the router's, or
+        *schema*. The store that the router is made for is not touched. Leases, and workers that were made inside, stay with the store that they came from.
         """
-        place = self._place(url, clock)
+        place = self._place(url, clock, self._schema if schema is None else schema)
         self._places.append(place)
         self._move()
         try:
@@ -105,8 +108,9 @@ class Router:
             self._move()
             place.store.close()
 
-    def _place(self, url: str | None, clock: Clock | None) -> _Place:
-        return _Place(url, clock or SystemClock(), self._open(url, clock=clock))
+    def _place(self, url: str | None, clock: Clock | None, schema: str) -> _Place:
+        store = open_store(url, clock=clock, trace=self._trace, schema=schema)
+        return _Place(url, clock or SystemClock(), store)
 
     def _move(self) -> None:
         self.url, self._clock, self._store = self._places[-1]

@@ -26,7 +26,7 @@ from .leases import lease
 class Override(Protocol):
     """What `leasehold_override` is."""
 
-    def __call__(self, router: Router, url: str | None = None) -> Router:
+    def __call__(self, router: Router, url: str | None = None, *, schema: str | None = None) -> Router:
         """Put *router* on a fresh store in memory, or on that of *url*, until the test ends."""
         ...
 
@@ -59,8 +59,8 @@ def leasehold_override(leasehold_clock: ManualClock) -> Iterator[Override]:
     """Yield a function that puts a router on a fresh store with `leasehold_clock`, until the test ends."""
     with ExitStack() as stack:
 
-        def override(router: Router, url: str | None = None) -> Router:
-            return stack.enter_context(router.override(url, clock=leasehold_clock))
+        def override(router: Router, url: str | None = None, *, schema: str | None = None) -> Router:
+            return stack.enter_context(router.override(url, clock=leasehold_clock, schema=schema))
 
         yield override
 
