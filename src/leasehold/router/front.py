@@ -96,7 +96,8 @@ class Router:
         Put this very router, and so its tasks, on another store until the end of the block, for tests.
 
         On a fresh one in memory, or on that of *url*, which is closed at the end; its schema is the router's, or
-        *schema*. The store that the router is made for is not touched. Leases, and workers that were made inside, stay with the store that they came from.
+        *schema*. The store that the router is made for is not touched. Leases, and workers that were made inside, stay
+        with the store that they came from.
         """
         place = self._place(url, clock, self._schema if schema is None else schema)
         self._places.append(place)
