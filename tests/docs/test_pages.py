@@ -44,14 +44,14 @@ class _Checks(ast.NodeTransformer):
         return ast.copy_location(ast.Expr(call), node)
 
 
-def _run(source: str, names: dict[str, Any], page: str) -> int:
+def run_block(source: str, names: dict[str, Any], page: str) -> int:
     checks = _Checks(source)
     tree = ast.fix_missing_locations(checks.visit(ast.parse(source)))
     exec(compile(tree, page, "exec", dont_inherit=True), names)  # the pages are ours, and so are their imports
     return checks.found
 
 
-def _shows(value: object, shown: str, line: int) -> None:
+def shows(value: object, shown: str, line: int) -> None:
     assert repr(value) == shown, f"line {line} of the block"
 
 
@@ -59,9 +59,9 @@ def _shows(value: object, shown: str, line: int) -> None:
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks run, and show what the page says that they show."""
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "page", "_shows": _shows}
+    names: dict[str, Any] = {"__name__": "page", "_shows": shows}
 
-    found = sum(_run(source, names, page.name) for source in _BLOCK.findall(page.read_text()))
+    found = sum(run_block(source, names, page.name) for source in _BLOCK.findall(page.read_text()))
 
     written = len(re.findall(r"#\s*->", "".join(_BLOCK.findall(page.read_text()))))
     assert found == written, "a `# ->` stands where nothing compares it"
@@ -73,7 +73,7 @@ def test_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytes
 def test_a_wrong_value_on_a_page_is_noticed() -> None:
     """The checker itself can fail."""
     with pytest.raises(AssertionError):
-        _run("1 + 1  # -> 3\n", {"_shows": _shows}, "page")
+        run_block("1 + 1  # -> 3\n", {"_shows": shows}, "page")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
