@@ -33,8 +33,8 @@ def store() -> None:
     """
     Look after a store: check it, migrate it, advance its epochs, grant rights.
 
-    A store is named by its URL: sqlite:///jobs.db is a file in the current folder, sqlite:////var/lib/jobs.db
-    (four slashes) an absolute path.
+    A store is named by its URL: postgresql://user@host/database; sqlite:///jobs.db is a file in the current folder,
+    sqlite:////var/lib/jobs.db (four slashes) an absolute path.
     """
 
 
@@ -49,8 +49,9 @@ def check(url: str, as_json: bool, schema: str) -> int:
     Prints a line for every broken invariant, and how many jobs stand where. Exits with 1 if any is broken.
 
     \b
-    Example:
+    Examples:
       leasehold store check sqlite:///jobs.db
+      leasehold store check postgresql://host/database
     """
     with open_existing(url, schema) as router:
         broken, counts = router.verify(), router.counts()._asdict()
@@ -78,13 +79,14 @@ def advance(url: str, above: int, as_json: bool, schema: str) -> int:
     Lift the epochs of a store above all it may have forgotten.
 
     For a store that was put back to an earlier state without a chance to notice, such as a backup restored
-    into a SQLite file that a process holds open: it could then issue epochs that somebody has already seen.
+    into a SQLite file that a process holds open, or a PostgreSQL server whose machine went back to a snapshot
+    with its memory: it could then issue epochs that somebody has already seen.
     Advancing takes no job from its owner. It cannot be undone: epochs never go back.
 
     \b
     Examples:
       leasehold store advance sqlite:///jobs.db
-      leasehold store advance sqlite:///jobs.db --above 1794776400000007
+      leasehold store advance postgresql://host/database --above 1794776400000007
     """
     if not 0 <= above <= SystemClock().now() + FAR_AHEAD_US:
         # A digit too many would use up, for ever, the numbers that are left below 2**53.
