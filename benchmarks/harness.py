@@ -24,6 +24,7 @@ import math
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -218,10 +219,27 @@ def table(results: Sequence[Result]) -> str:
     )
 
 
-def main(rows: Sequence[Row], argv: Sequence[str] | None = None, *, about: str | None = None) -> int:
-    """Measure the rows that the command line asks for, and print them. Return 0, goals met or not."""
+def titles(rows: Sequence[Row]) -> list[str]:
+    """Return how each row is called: by its name, and where several have that, by its peer too."""
+    names = Counter(row.name for row in rows)
+    return [row.name if names[row.name] == 1 else f"{row.name}, beside {row.peer}" for row in rows]
+
+
+def main(
+    rows: Sequence[Row],
+    argv: Sequence[str] | None = None,
+    *,
+    about: str | None = None,
+    on_server: Callable[[str], None] | None = None,
+) -> int:
+    """
+    Measure the rows that the command line asks for, and print them. Return 0, goals met or not.
+
+    *on_server* is told which server to use, if the command line names one.
+    """
     parser = argparse.ArgumentParser(
-        description=about,
+        description=about and about.strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Files are made in the folder that TMPDIR names: for durable figures, it must be on a disk.",
     )
     parser.add_argument("--quick", action="store_true", help="smaller and fewer rounds; under a minute for all rows")
@@ -230,18 +248,23 @@ def main(rows: Sequence[Row], argv: Sequence[str] | None = None, *, about: str |
     parser.add_argument(
         "--rounds", metavar="N", type=int, help=f"rounds of each side (default {ROUNDS}, quick {QUICK_ROUNDS})"
     )
+    if on_server is not None:
+        parser.add_argument("--url", help="a server of yours, where databases are made and dropped again")
     options = parser.parse_args(argv)
+    if on_server is not None and options.url is not None:
+        on_server(options.url)
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds must be 1 or more, not {options.rounds}.")
     wanted = [part.lower() for part in options.only or [""]]
-    chosen = [row for row in rows if any(part in row.name.lower() for part in wanted)]
+    named = list(zip(titles(rows), rows, strict=True))
+    chosen = [(title, row) for title, row in named if any(part in title.lower() for part in wanted)]
     if not chosen:
-        names = "\n".join(f"  {row.name}" for row in rows)
+        names = "\n".join(f"  {title}" for title, _ in named)
         parser.error(f"no row has {' or '.join(map(repr, options.only))} in its name. The rows are\n{names}")
     run = Run(quick=options.quick, rounds=options.rounds)
     results = []
-    for number, row in enumerate(chosen, 1):
-        run.say(f"[{number}/{len(chosen)}] {row.name}")
+    for number, (title, row) in enumerate(chosen, 1):
+        run.say(f"[{number}/{len(chosen)}] {title}")
         results.append(measure(row, run))
         if options.json:
             print(results[-1].as_json(), flush=True)

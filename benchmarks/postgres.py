@@ -3,7 +3,7 @@ How fast the PostgreSQL store is, beside statements written by hand for the same
 
     python benchmarks/postgres.py              every row, ten minutes or so; it starts a server of its own
     python benchmarks/postgres.py --quick      every row, smaller, under a minute
-    python benchmarks/postgres.py --url URL    on a server of yours: it makes schemas and tables there, and drops them
+    python benchmarks/postgres.py --url URL    on a server of yours: it makes databases there, and drops them
 """
 
 from __future__ import annotations
@@ -406,9 +406,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--half"]:
         half(sys.argv[2], sys.argv[3], int(sys.argv[4]))
         sys.exit()
-    if "--url" in sys.argv[:-1]:
-        at = sys.argv.index("--url")
-        os.environ[URL] = sys.argv[at + 1]
-        del sys.argv[at : at + 2]
     with _running:
-        sys.exit(main(ROWS, about=__doc__))
+        sys.exit(main(ROWS, about=__doc__, on_server=lambda url: os.environ.update({URL: url})))

@@ -19,12 +19,13 @@ def fake(
     theirs: Sequence[float],
     *,
     goal: float = 1.0,
+    peer: str = "a fake",
     less: bool = False,
     called: Callable[[str], None] = lambda side: None,
 ) -> Row:
     """A row whose rounds return what they are told, in turn."""
 
-    @row(name, peer="a fake", goal=goal, unit="s", better="less" if less else "more", rounds=len(ours))
+    @row(name, peer=peer, goal=goal, unit="s", better="less" if less else "more", rounds=len(ours))
     def sides(run: Run) -> Iterator[Sides]:
         our_figures, their_figures = iter(ours), iter(theirs)
 
@@ -139,6 +140,36 @@ def test_only_with_no_such_row_names_those_that_there_are(capsys: pytest.Capture
 
     assert stopped.value.code == 2
     assert "no row has 'postgres' in its name. The rows are\n  memory: add" in capsys.readouterr().err
+
+
+def test_rows_of_one_name_are_told_apart_by_their_peers(capsys: pytest.CaptureFixture[str]) -> None:
+    twins = [fake("a", [1], [1], peer="tables"), fake("a", [1], [1], peer="files"), fake("other", [1], [1])]
+
+    assert main(twins, ["--only", "beside files", "--only", "other"]) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if "[" in line] == [
+        "[1/2] a, beside files",
+        "[2/2] other",
+    ]
+    with pytest.raises(SystemExit):
+        main(twins, ["--only", "x"])
+    assert capsys.readouterr().err.endswith("  a, beside tables\n  a, beside files\n  other\n")
+
+
+def test_help_keeps_the_lines_of_the_description_and_names_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    about = "\nHow fast.\n\n    run    every row\n    run --quick    smaller\n"
+    told: list[str] = []
+
+    for options in ({}, {"on_server": told.append}):
+        with pytest.raises(SystemExit):
+            main([], ["--help"], about=about, **options)
+        shown = capsys.readouterr().out
+        assert "\n    run    every row\n    run --quick    smaller\n" in shown
+        assert ("--url URL" in shown) == bool(options)
+    with pytest.raises(SystemExit):
+        main([], ["--url"], on_server=told.append)
+    assert "--url: expected one argument" in capsys.readouterr().err
+    assert main([fake("a", [1], [1])], ["--url", "postgresql://host/db"], on_server=told.append) == 0
+    assert told == ["postgresql://host/db"]
 
 
 def test_a_quick_run_picks_the_smaller_size_and_fewer_rounds() -> None:
