@@ -27,6 +27,16 @@ def server_url(request: pytest.FixtureRequest) -> str:
     return url_of(request.param)
 
 
+def test_an_override_is_in_the_schema_that_it_names(place: Place) -> None:
+    """So each test can have its own, and the router's is not touched."""
+    ours, theirs = place.store(), place.store()
+    url = theirs.database.url
+    with Router(url, schema=ours.database.schema) as router, router.override(url, schema=theirs.database.schema):
+        router.add("a")
+
+    assert ([job.id for job in ours.jobs()], [job.id for job in theirs.jobs()]) == ([], ["a"])
+
+
 @pytest.mark.parametrize(
     "schema",
     ["Upper Case", "a'b\"c\\d%s%(x)s%{}{0}$1;--\n", "größer € " + "🚀" * 12, "leasehold.jobs"],

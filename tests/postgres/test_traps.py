@@ -341,7 +341,7 @@ def test_trap_12_only_the_job_that_collides_waits(store: PostgresStore) -> None:
     said = [completed(grant, (child,) if grant.spec.id == "job-3" else ()) for grant in grants]
     with session(store) as other:
         other.call("add", store.database.store_id, '[{"id":"job-3/child","payload":"null","queue":"x","priority":0,'
-                   '"delay":0,"max_errors":1,"max_reclaims":1}]', False, None)  # fmt: skip
+                   '"delay":0,"max_errors":1,"max_reclaims":1}]', True, False, None)  # fmt: skip
 
         settling = Call(lambda: store.settle(said))
         until(lambda: store.counts().done == 7)
