@@ -102,7 +102,7 @@ def test_a_store_that_is_not_there_is_not_made(verb: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["check", "mysql://host/db"], "no store is known by 'mysql://host/db'"),
+        (["check", "mysql://host/db"], "no store is known by 'mysql://…'"),
         (["check", "memory:"], "a memory store lives and ends with its own process"),
         (["check", "sqlite:///x.db?colour=red"], "'colour', which this store does not take"),
         (["advance", "sqlite:///x.db", "--above", "-1"], "--above -1 is no epoch"),

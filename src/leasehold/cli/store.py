@@ -240,17 +240,17 @@ def _administrable(router: Router) -> Any:
 def open_existing(url: str, schema: str = "leasehold") -> Router:
     """Return a Router on a store that is there already: a typing error must not make one."""
     router = Router(url, schema=schema)
-    parts = urlsplit(url)
-    if parts.scheme == "memory":
+    scheme = url.partition(":")[0]  # what else urlsplit would say about a URL may repeat its password
+    if scheme == "memory":
         raise InvalidArgument(
             "a memory store lives and ends with its own process, so there is nothing to look at from here: "
             "name a file, such as sqlite:///jobs.db."
         )
-    if parts.scheme in ("postgresql", "postgres"):
+    if scheme in ("postgresql", "postgres"):
         if not _has_schema(router):
             raise StoreUnavailable(f"{shown_url(url)!r} has no store in the schema {schema!r}. Nothing was created.")
         return router
-    path = unquote(parts.path[1:])
+    path = unquote(urlsplit(url).path[1:])
     if not os.path.exists(path):
         raise StoreUnavailable(f"there is no file {path!r}, so {url!r} names no store. Nothing was created.")
     if not _holds_store(path, schema):

@@ -21,8 +21,11 @@ NAME_LIMIT = 255
 DOCUMENT_LIMIT = 1024 * 1024
 SECONDS_LIMIT = 100 * 365 * 86_400  # a century: longer is a unit mistake, and overflows a datetime soon after
 
-_BEFORE_HOST = re.compile(r"(://[^/?#:@]*:)[^/?#]*@")
-PASSWORD = re.compile(r"((?:ssl)?password=)[^&#]*", re.IGNORECASE)  # among the settings of a URL
+# From the first ":" behind the user to the last "@" of all: libpq takes a "?" or "#" of a password as it stands, and
+# people write "@" and "/" as they stand too. A file's path begins with a "/", and has no user.
+_BEFORE_HOST = re.compile(r"\A(?:(?:sqlite|memory)://[^/:]*:|postgres(?:ql)?:/*[^:]*:)(.*)@", re.DOTALL)
+# Among the settings of a URL. A value with a "&" is hidden as a whole, unless what follows may be another setting.
+_SETTING = re.compile(r"\w*(?:pass|secret|client_key)\w*\s*=(.*?)(?=&[a-z_]{4,}=|\Z)", re.IGNORECASE | re.DOTALL)
 
 _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
 _NESTS = (dict, list, tuple)  # what a document may have documents in
@@ -144,8 +147,23 @@ def new_id(now: int) -> str:
 
 
 def shown_url(url: str) -> str:
-    """Return *url* for people: without its password."""
-    return PASSWORD.sub(r"\1…", _BEFORE_HOST.sub(r"\1…@", url))
+    """Return the *url* of a store for people: without its password."""
+    shown, done = "", 0
+    for start, end in _secret(url):
+        if end > done:
+            shown, done = shown + (f"{url[done:start]}…" if start > done or not done else ""), end
+    return shown + url[done:]
+
+
+def secrets_of(url: str) -> list[str]:
+    """Return what `shown_url` leaves out of *url*."""
+    return [url[start:end] for start, end in _secret(url)]
+
+
+def _secret(url: str) -> list[tuple[int, int]]:
+    """Return where the parts of *url* are that nobody may see, by where they begin; they may overlap."""
+    found = [_BEFORE_HOST.match(url), *_SETTING.finditer(url)]
+    return sorted(match.span(1) for match in found if match)
 
 
 def _only_string_keys(value: object, what: str) -> None:

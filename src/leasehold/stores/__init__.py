@@ -9,6 +9,8 @@ The stores, and the URLs that name them.
 from __future__ import annotations
 
 import difflib
+import os
+import string
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..core import values
@@ -23,6 +25,11 @@ SCHEMES = {
     "postgresql": "postgresql://host/database (many machines)",
     "postgres": "postgres://host/database (the same)",
 }
+_NO_FILE = (
+    "names no file: write sqlite:///jobs.db for a file in the current folder, sqlite:////var/lib/jobs.db for an "
+    "absolute path."
+)
+_WORD = string.ascii_letters + string.digits + "+-._"
 
 
 def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = False, schema: str = "leasehold") -> Store:
@@ -30,36 +37,34 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
     if url is None:
         return MemoryStore(clock=clock, trace=trace)
     if not isinstance(url, str):
-        raise InvalidArgument(f"a store is named by a URL or None, not {url!r} ({type(url).__name__}).")
+        got = f"{url!r} ({type(url).__name__})" if isinstance(url, os.PathLike) else f"a {type(url).__name__}"
+        raise InvalidArgument(f"a store is named by a URL or None, not {got}.")
     scheme, colon, _ = url.partition(":")
-    if not colon and url.endswith((".db", ".sqlite", ".sqlite3")):
+    if not colon and url.endswith((".db", ".sqlite", ".sqlite3")) and not set("@=") & set(url):
         raise InvalidArgument(f"no store is known by {url!r}, which is a file: did you mean 'sqlite:///{url}'?")
     if not colon or scheme not in SCHEMES:
-        known = "; ".join(SCHEMES.values())
-        raise InvalidArgument(
-            f"no store is known by {values.shown_url(url)!r}: its URL begins with {scheme!r}. The known ones are "
-            f"{known}."
-        )
+        raise InvalidArgument(_unknown(url))
     if scheme in ("postgresql", "postgres"):
         return _open_postgres(url, clock, trace, schema)
+    shown = values.shown_url(url)
+    if url.startswith("sqlite://") and not url.startswith("sqlite:///"):
+        # Before it is taken apart: what urlsplit says of a host, and we of a setting, may be of a password.
+        raise InvalidArgument(f"{shown!r} {_NO_FILE}")
     parts = urlsplit(url)
     settings = _settings(url, parts.query, ("busy_seconds", "synchronous") if scheme == "sqlite" else ())
     if scheme == "memory":
         return MemoryStore(clock=clock, trace=trace)
     if parts.fragment or url.endswith("#"):
-        raise InvalidArgument(f"{url!r} has a '#', which ends a URL's path: write %23 for a '#' in a file's name.")
-    if parts.netloc or parts.path in ("", "/"):
-        raise InvalidArgument(
-            f"{url!r} names no file: write sqlite:///jobs.db for a file in the current folder, "
-            "sqlite:////var/lib/jobs.db for an absolute path."
-        )
+        raise InvalidArgument(f"{shown!r} has a '#', which ends a URL's path: write %23 for a '#' in a file's name.")
+    if parts.path in ("", "/"):
+        raise InvalidArgument(f"{shown!r} {_NO_FILE}")
     from .sqlite import SqliteStore  # on use: sqlite3 is missing from some builds of Python
 
     busy = settings.get("busy_seconds", "30")
     try:
         busy_seconds = values.microseconds(float(busy), "busy_seconds", zero=True) / 1_000_000
     except ValueError:
-        raise InvalidArgument(f"busy_seconds in {url!r} must be a number of seconds, not {busy!r}.") from None
+        raise InvalidArgument(f"busy_seconds in {shown!r} must be a number of seconds, not {busy!r}.") from None
     return SqliteStore(
         unquote(parts.path[1:]),
         clock=clock,
@@ -68,6 +73,16 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
         busy_seconds=busy_seconds,
         synchronous=settings.get("synchronous", "full"),
     )
+
+
+def _unknown(url: str) -> str:
+    # Where in it a password is, nobody can tell: so nothing behind its first word is shown.
+    first = url[: len(url) - len(url.lstrip(_WORD))]
+    rest = url[len(first) :]
+    word = first + rest[: len(rest) - len(rest.lstrip(":/"))]
+    why = "that is no URL, but a setting" if rest.lstrip().startswith("=") else f"its URL begins with {first!r}"
+    shown = word if word == url else f"{word}…"
+    return f"no store is known by {shown!r}: {why}. The known ones are {'; '.join(SCHEMES.values())}."
 
 
 def _open_postgres(url: str, clock: Clock | None, trace: bool, schema: str) -> Store:
@@ -88,5 +103,8 @@ def _settings(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
             near = difflib.get_close_matches(name, known, 1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
             takes = ", ".join(known) or "none"
-            raise InvalidArgument(f"{url!r} has the setting {name!r}, which this store does not take ({takes}).{meant}")
+            shown = values.shown_url(url)
+            raise InvalidArgument(
+                f"{shown!r} has the setting {name!r}, which this store does not take ({takes}).{meant}"
+            )
     return settings

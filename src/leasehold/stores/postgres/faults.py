@@ -10,11 +10,14 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
-from ...core.values import PASSWORD, shown_url
+from ...core.values import secrets_of, shown_url
 from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
 from .rights import missing_right
 
 _NOTHING = "Nothing was changed."
+_PLAIN = re.compile(r"[@/?#]|%(?![0-9a-fA-F]{2})")  # what a password in a URL should not have as it stands
+_TORN = re.compile(r"[@/&]")  # where libpq takes a password to be over: it would call the rest a host, or a setting
+ENCODE = "In a URL, a password's @ / ? # & % are written percent-encoded: %40 %2F %3F %23 %26 %25."
 _ENDED = {"57P01", "57P02", "57P03", "57P05", "25P03"}  # the server has ended the session
 
 # Why a connection could not be made has no SQLSTATE, only words; a server that speaks another language gets no advice.
@@ -127,9 +130,13 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
 def cannot_connect(error: Exception, url: str) -> StoreUnavailable:
     """Return why no connection could be made, and what to do about it."""
     said = " ".join(str(error).split()).removeprefix("connection failed: ").rstrip(".")
-    advice = next((advice for words, advice in _ADVICE if re.search(words, said, re.IGNORECASE)), "")
-    said = without_secrets(said, url)
-    return StoreUnavailable(f"cannot connect to {shown_url(url)}: {said}. {advice}{' ' if advice else ''}{_NOTHING}")
+    advice = [advice for words, advice in _ADVICE if re.search(words, said, re.IGNORECASE)][:1]
+    if any(_PLAIN.search(secret) for secret in secrets_of(url)):
+        advice.append(ENCODE)
+    shown = without_secrets(said, url)
+    if shown != said:
+        error.args = (shown,)  # it is shown too, as the cause of ours
+    return StoreUnavailable(" ".join([f"cannot connect to {shown_url(url)}: {shown}.", *advice, _NOTHING]))
 
 
 def unknown(sentence: str) -> StoreUnavailable:
@@ -162,10 +169,10 @@ def sqlstate_of(error: object) -> str | None:
 
 
 def without_secrets(text: str, url: str) -> str:
-    """Return *text*, which somebody else wrote about *url*, without the password."""
-    head, at, _ = url.rpartition("@")
-    secrets = [head.partition("://")[2].partition(":")[2]] if at else []
-    secrets += [match[0].partition("=")[2] for match in PASSWORD.finditer(url)]
+    """Return *text*, which somebody else wrote about *url*, without the password; or none of it, if in doubt."""
+    secrets = secrets_of(url)
+    if any(_TORN.search(secret) for secret in secrets):
+        return "what the driver says about it is left out, since it may repeat a part of the password"
     for secret in sorted({form for one in secrets for form in (one, unquote(one)) if form}, key=len, reverse=True):
         text = text.replace(secret, "…")
     return text

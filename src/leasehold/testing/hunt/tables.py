@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from ...errors import InvalidArgument, StaleSnapshot
+from ...router import Router
 from .judge import EffectRow
 
 _TABLES = (
@@ -237,12 +238,13 @@ class SqliteTables(_Written):
 
 def tables_of(url: str, schema: str) -> Tables:
     """Return the tables for the database of *url*, or say why there can be none."""
+    Router(url).close()  # which says what is wrong with it
     scheme = url.partition(":")[0]
     if scheme in ("postgresql", "postgres"):
         return PostgresTables(url, schema)
     if scheme == "sqlite":
         return SqliteTables(url, schema)
     raise InvalidArgument(
-        f"{url!r} cannot be hunted: its store has no database that it could share with rows of yours, so there is no "
+        "a memory store cannot be hunted: it has no database that it could share with rows of yours, so there is no "
         "transaction to fence. Name a store that has one: postgresql://host/database, or sqlite:///scratch.db."
     )
