@@ -143,12 +143,12 @@ def test_jobs_that_could_not_be_settled_are_exit_code_3(tmp_path: Path, router: 
         until(lambda: begun(tmp_path) == 1)
         with held(tmp_path / "jobs.db"):
             (tmp_path / "gate").touch()
-            working.says("settlements wait")
+            working.says("1 settlement waits: ")
 
             working.terminate()
 
             assert working.ends() == 3, working.said
-    assert "1 jobs are not settled" in working.said
+    assert "1 job is not settled, and waits to be reclaimed" in working.said
 
 
 def test_a_store_of_another_version_is_exit_code_1_and_no_traceback(tmp_path: Path, router: Router) -> None:

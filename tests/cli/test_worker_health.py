@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 import pytest
+from tests.cli.command import leasehold
 from tests.cli.test_worker import held
 from tests.cli.working import APP, Working, begun, until
 
@@ -130,3 +131,13 @@ def test_a_probe_with_a_file_is_told_by_its_age(tmp_path: Path, capsys: pytest.C
     os.utime(alive, (1_000_000, 1_000_000))
     assert run(["worker-health", str(alive), "--max-age-seconds", "3600"]) == 1
     assert "The worker does not consume: its last sign was " in capsys.readouterr().out
+
+
+def test_a_port_that_is_taken_is_one_line_of_leasehold(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        shown = leasehold("worker", "app", "--health-port", str(taken.getsockname()[1]), cwd=tmp_path)
+
+    assert shown.returncode == 1
+    assert "leasehold: cannot listen on 127.0.0.1:" in shown.stderr
+    assert "Error" not in shown.stderr

@@ -55,6 +55,38 @@ def test_what_many_handlers_say_is_one_call(any_router: Router) -> None:
     assert len(batches) <= 2, "the first to end, and all that ended meanwhile"
 
 
+def test_the_end_of_an_outage_is_said_once_of_claims_and_once_of_settlements(
+    any_router: Router, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    store, gate, down = Tampered(any_router.store), Gate(), threading.Event()
+
+    @any_router.task
+    def work() -> None:
+        gate.pass_by()
+
+    def unless_down(real: Any, *args: Any, **settings: Any) -> Any:
+        if down.is_set():
+            raise StoreUnavailable("nobody there")
+        return real(*args, **settings)
+
+    store.tampers.update(settle=unless_down, claim=unless_down)
+    work.options(id="a").add()
+    with working(any_router, store=store, concurrency=9):
+        gate.wait_for(1)
+        down.set()
+        work.options(id="b").add()  # which ends a claim that waits already
+        until(lambda: "cannot claim" in caplog.text, "a claim to fail")
+        gate.open()
+        until(lambda: "settlement waits: " in caplog.text or "settlements wait: " in caplog.text, "one to wait")
+        down.clear()
+        ended(any_router, "a", "b")
+        until(lambda: "the store answers again" in caplog.text, "claims to go on")
+
+    assert caplog.text.count("the store answers again") == 1
+    assert caplog.text.count("what waited is being settled") == 1
+
+
 def test_one_that_cannot_be_stored_does_not_keep_the_others(
     any_router: Router, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -47,8 +47,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command with *arguments*, or those of the process, and return its exit code."""
     try:
         code = app.main(args=arguments, prog_name="leasehold", standalone_mode=False)
-    except click.ClickException as problem:
+    except click.UsageError as problem:
         problem.show()
+        return problem.exit_code
+    except click.ClickException as problem:
+        click.echo(f"leasehold: {problem.message}", err=True)
         return problem.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("leasehold: interrupted", err=True)

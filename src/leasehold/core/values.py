@@ -146,6 +146,11 @@ def new_id(now: int) -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
+def counted(count: int, one: str, more: str) -> str:
+    """Return *count* with the words for one, or for more."""
+    return f"{count} {one if count == 1 else more}"
+
+
 def shown_url(url: str) -> str:
     """Return the *url* of a store for people: without its password."""
     shown, done = "", 0

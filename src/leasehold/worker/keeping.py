@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
+from ..core import values
 from ..core.clock import FAR, Clock
 from ..errors import StoreUnavailable
 from ..store import Refusal, Renewal, Store
@@ -173,7 +174,8 @@ class Renewer(Sleeper):
             replies = verb()
         except StoreUnavailable as error:
             if not self.failing:
-                log.warning("cannot renew %d leases, which is unknown and not lost: %s", count, error)
+                leases = values.counted(count, "lease, which is", "leases, which are")
+                log.warning("cannot renew %s unknown and not lost: %s", leases, error)
             self.failing = True
             return [None] * count
         self.failing = False

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ..core.clock import FAR, Clock
 from ..core.job import Progress, Settlement
+from ..core.values import counted
 from ..errors import Settled, StoreUnavailable
 from ..store import Refusal, Renewal, Store
 from .handling import Crashed, failed
@@ -101,7 +102,7 @@ class Settler(threading.Thread):
             self._rest = _REST_US
             if self.failing:
                 self.failing = False
-                log.info("the store answers again")
+                log.info("what waited is being settled")
 
     def _next(self, *, late: bool) -> list[Said]:
         """Return what to settle next: in turns what is new and what had to wait, so that neither keeps the other."""
@@ -129,7 +130,8 @@ class Settler(threading.Thread):
     def _later(self, batch: list[Said], error: StoreUnavailable) -> None:
         # Whether it was committed is not known. The same settlement again changes nothing if it was.
         if not self.failing:
-            log.warning("the store does not answer, so %d settlements wait: %s", len(batch), error)
+            waiting = counted(len(batch), "settlement waits", "settlements wait")
+            log.warning("the store does not answer, so %s: %s", waiting, error)
         self.failing = True
         # Maybe only one of them collides, with a lock that somebody else holds: it must not keep the others for long.
         middle = len(batch) // 2

@@ -180,7 +180,8 @@ class Worker:
             self._hand_back()
         if not self._settler.close(_LAST_SECONDS):
             self.unsettled = len(self._in_flight)
-            log.error("the store does not answer; %d jobs are not settled, and wait to be reclaimed", self.unsettled)
+            left = values.counted(self.unsettled, "job is not settled, and waits", "jobs are not settled, and wait")
+            log.error("the store does not answer; %s to be reclaimed", left)
         self._renewer.end()
         self._watch.end()
         try:
@@ -211,7 +212,8 @@ class Worker:
     def _hand_back(self) -> None:
         runs = self._runs()
         some = ", ".join(run.lease.job_id for run in runs[:10])
-        log.warning("%d jobs are not done and are handed back: %s%s", len(runs), some, " …" if len(runs) > 10 else "")
+        left = values.counted(len(runs), "job is not done and is", "jobs are not done and are")
+        log.warning("%s handed back: %s%s", left, some, " …" if len(runs) > 10 else "")
         for run in runs:
             self._stop_run(run, released(run.lease))
         self._hurried = False
