@@ -367,6 +367,14 @@ def test_a_hunt_of_nothing_is_refused(wrong: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf"])
+def test_minutes_that_are_none_are_refused_in_minutes(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As they were given."""
+    with pytest.raises(SystemExit):
+        main(["sqlite:///never.db", f"--minutes={minutes}"])
+    assert f"--minutes must be more than 0, and finite, not {minutes}" in capsys.readouterr().err
+
+
 def test_ctrl_c_ends_a_hunt_with_its_summary(tmp_path: Path) -> None:
     """Jobs are still brought to their end, and the judge still judges."""
     url = f"sqlite:///{tmp_path}/hunt.db"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import signal
 import sys
 import threading
@@ -31,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, metavar="S", help="repeat the choices of another hunt")
     parser.add_argument("--json", action="store_true", help="the summary as one JSON object")
     options = parser.parse_args(argv)
+    if not 0 < options.minutes < math.inf:
+        parser.error(f"--minutes must be more than 0, and finite, not {options.minutes:g}")
     logging.getLogger("leasehold").addHandler(logging.NullHandler())
     stop = threading.Event()
     before = {number: signal.signal(number, _setting(stop)) for number in (signal.SIGINT, signal.SIGTERM)}

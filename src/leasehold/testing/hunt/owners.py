@@ -38,7 +38,7 @@ _SEND_EVERY_SECONDS = 0.2
 class Orders:
     """What a process of the hunt is told."""
 
-    url: str
+    url: str = field(repr=False)  # it may have a password
     schema: str
     number: int
     threads: int

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...core.clock import patience
 from ...core.job import Job, Outcome, Settlement
-from ...errors import InvalidArgument, UnknownJob
+from ...errors import InvalidArgument, StoreIncompatible, UnknownJob
 from ...router import Router
 from .judge import Accepted, EffectRow, Ended, Finding, Issued, Judge
 from .owners import Orders, Ticks, hunt_in
@@ -51,7 +51,7 @@ class Evidence:
 class Result:
     """What a hunt has found: nothing, if all is well."""
 
-    url: str
+    url: str = field(repr=False)  # it may have a password
     schema: str
     seed: int
     seconds: float
@@ -85,13 +85,22 @@ def hunt(
     *seed* repeats the hunters' choices, and not the order in which the machine lets them act.
     """
     for what, value in (("seconds", seconds), ("processes", processes), ("threads", threads)):
-        if value <= 0:
+        if not value > 0:  # nor nan
             raise InvalidArgument(f"{what} must be more than 0, not {value!r}.")
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     schema = f"hunt_{os.getpid()}_{random.SystemRandom().randrange(2**32):08x}"
     tables = tables_of(url, schema)
     with Router(url, schema=schema) as router:
-        router.counts()  # makes the schema
+        try:
+            router.counts()  # makes the schema
+        except StoreIncompatible as error:
+            if getattr(error.__cause__, "sqlstate", None) != "42501":
+                raise
+            why = str(error.__cause__).partition("\n")[0]
+            raise StoreIncompatible(
+                f"a hunt makes two schemas of its own, which the role of that URL may not ({why}): GRANT CREATE ON "
+                "DATABASE … TO that role, or name another. Nothing was changed."
+            ) from error
         tables.create()
         one = _Hunt(router, tables, Orders(url, schema, 0, threads, seed), progress or (lambda *_: None))
         took, interrupted = one.run(seconds, processes, stop or threading.Event())
