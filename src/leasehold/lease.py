@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import inspect
 import logging
 import random
@@ -519,13 +520,20 @@ def as_new_job(wish: Mapping[str, Any]) -> NewJob:
     try:
         return new_job(**wish)
     except TypeError:
-        known = JobOptions.__annotations__.keys() | {"id", "payload"}
-        unknown = [name for name in wish if name not in known]
-        if not unknown:
+        if not (unknown := unknown_options(wish)):
             raise
-        raise InvalidArgument(
-            f"a job has no {', '.join(map(repr, unknown))}: it takes {', '.join(sorted(known))}."
-        ) from None
+        raise InvalidArgument(f"a job has no {unknown}") from None
+
+
+def unknown_options(wish: Mapping[str, Any]) -> str:
+    """Return the end of a sentence about the names in *wish* that `Router.add` does not know; "" if all are."""
+    known = sorted(JobOptions.__annotations__.keys() | {"id", "payload"})
+    unknown = [name for name in wish if name not in known]
+    if not unknown:
+        return ""
+    near = [found for name in unknown for found in difflib.get_close_matches(name, known, 1)]
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{', '.join(map(repr, unknown))}: it takes {', '.join(known)}.{meant}"
 
 
 class AsyncLease(Facade):

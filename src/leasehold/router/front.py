@@ -17,7 +17,7 @@ from ..core.clock import Clock, Countdown, SystemClock
 from ..core.job import Added, Counts, Effect, Grant, Job, JobOptions, NewJob, Status, new_job
 from ..core.ownership import CLOCK_LIMIT, Event, Ownership, Process
 from ..errors import InvalidArgument, NotFinished, StoreUnavailable
-from ..lease import Lease, as_new_job
+from ..lease import Lease, as_new_job, unknown_options
 from ..process import new_claim_id, this_process
 from ..store import Store, Transactions
 from ..stores import open_store
@@ -146,7 +146,12 @@ class Router:
         transaction that the caller has open there. Options: task, queue, priority (larger first), delay_seconds or
         run_at, lock (one running job per key), unique (one unfinished per key), retry, lease_seconds, stall_seconds.
         """
-        job = new_job(self._new_id() if id is None else id, payload, **options)
+        try:
+            job = new_job(self._new_id() if id is None else id, payload, **options)
+        except TypeError:
+            if unknown := unknown_options(options):
+                raise TypeError(f"add() takes no {unknown}") from None
+            raise
         return self._add([job], connection, savepoint, one=True)  # type: ignore[no-any-return]  # see _add
 
     def add_many(
