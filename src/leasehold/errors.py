@@ -7,7 +7,7 @@ Every exception that leasehold raises on purpose.
     ├── UnknownJob            no job has that id (also a LookupError)
     ├── InvalidArgument       the call itself is wrong (also a ValueError)
     ├── NoLease               there is no lease where one is needed
-    ├── NotInTransaction      a fence needs an open transaction, and there is none
+    ├── NotInTransaction      a transaction has to be open, and none is, or it has failed
     ├── JobFailed             a result is asked for, and the job failed or was cancelled
     ├── NotFinished           a result is asked for, and there is none yet (also a TimeoutError)
     ├── InDoubt               an effect was begun and nobody knows whether it happened
@@ -152,7 +152,7 @@ class NoLease(LeaseholdError):
 
 
 class NotInTransaction(LeaseholdError):
-    """A fence protects a transaction, and the connection has none open."""
+    """What is asked is part of a transaction, and the connection has none open, or one that has failed already."""
 
 
 class JobFailed(LeaseholdError):

@@ -106,6 +106,9 @@ def test_a_store_that_is_not_there_is_not_made(verb: str, tmp_path: Path) -> Non
         (["check", "memory:"], "a memory store lives and ends with its own process"),
         (["check", "sqlite:///x.db?colour=red"], "'colour', which this store does not take"),
         (["advance", "sqlite:///x.db", "--above", "-1"], "--above -1 is no epoch"),
+        (["migrate", "sqlite:///x.db", "--wait-seconds", "nan"], "wait_seconds must be a finite number"),
+        (["migrate", "postgresql://host/x", "--wait-seconds", "inf"], "wait_seconds must be a finite number"),
+        (["migrate", "postgresql://host/x", "--wait-seconds", "-1"], "wait_seconds must be zero or more, not -1.0"),
         (["advance", "sqlite:///x.db", "--above", "17947764000000070"], "years ahead"),
     ],
 )
@@ -147,3 +150,11 @@ def test_a_database_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "other.db") as connection:
         assert connection.execute("select name from sqlite_master").fetchall() == [("other",)]
     connection.close()
+
+
+def test_json_has_a_url_as_it_was_given(tmp_path: Path) -> None:
+    """Not every character of a file's name is ASCII, and a JSON text takes them all."""
+    for verb in ("migrate", "advance", "check"):
+        shown = leasehold("store", verb, "sqlite:///Aufträge.db", "--json", cwd=tmp_path)
+
+        assert '"sqlite:///Aufträge.db"' in shown.stdout

@@ -27,8 +27,7 @@ from leasehold.core.job import Outcome, Progress, Settlement, new_job
 from leasehold.store import Renewal, Store, Transactions
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.rights import KINDS, grantees
-from leasehold.testing import ManualClock
-from leasehold.worker.waiting import Waiting
+from leasehold.testing.hunt.command import main
 
 from .fixtures import database
 
@@ -171,7 +170,7 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
     "ownerships": (R, Case.claimed, lambda store, it: store.ownerships(it.id)),
     "effects": (R, Case.begun, lambda store, it: store.effects(it.id)),
     "events": (R, Case.claimed, lambda store, it: store.events(job_id=it.id)),
-    "counts": (W | R, Case.claimed, lambda store, it: store.counts()),
+    "counts": (R, Case.claimed, lambda store, it: store.counts()),
     "in a transaction: add": (P, lambda it: it, lambda s, it: it.joined(s, lambda v: v.add([new_job(it.id)]))),
     "in a transaction: fence": (W, Case.claimed, lambda s, it: it.joined(s, lambda v: v.fence(it.id, it.epoch))),
     "in a transaction: add_children": (
@@ -298,36 +297,6 @@ def test_a_worker_commits_rows_of_its_own_under_the_fence(world: World) -> None:
     assert (case.id,) in world.execute("select id from rows_of_its_own")
 
 
-def test_a_worker_works_until_nothing_is_left(world: World) -> None:
-    """It needs to know whether something is, and nothing more."""
-    case = Case(world.owner)
-    world.owner.add([new_job(case.id, {"n": 1}, queue=case.id, task="double")])
-    with Router(login(world.url, name_of("worker")), schema=world.schema) as router:
-
-        @router.task
-        def double(n: int) -> int:
-            return 2 * n
-
-        tally = router.work(until_empty=True, queues=[case.id])
-
-    assert (tally.done, world.owner.job(case.id).status) == (1, "done")
-
-
-def test_a_worker_says_what_it_waits_for_as_far_as_it_may_know(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """When the first job is due, and whose task nobody knows, is what readers read."""
-    case = Case(world.owner).claimed()
-    steady = ManualClock()
-    with caplog.at_level("INFO", "leasehold"):
-        for kind in ("worker", "reader"):
-            waiting = Waiting(world.store(kind), [case.id], steady, lambda task: False)
-            assert not waiting.nothing_left()
-            steady.advance(3)
-            assert not waiting.nothing_left()
-
-    said = "waiting for 1 job: 1 running elsewhere"
-    assert caplog.messages == [said, f"{said}; nobody here knows no task"]
-
-
 def test_a_worker_fences_in_a_pipeline(world: World) -> None:
     """Where nobody waits for the fence's answer."""
     case = Case(world.owner).claimed()
@@ -413,7 +382,7 @@ def test_grant_and_revoke(world: World, capsys: pytest.CaptureFixture[str]) -> N
     try:
         code, text = said(capsys, "grant", owner, *options, "--as", "producer", "--as", "reader")
         assert (code, text) == (0, f"{role} has the rights of: producer, reader.\n")
-        assert rights(world, role)[0] == {"add", "add_alike", "counted", "broken"}
+        assert rights(world, role)[0] == {"add", "add_alike", "broken"}
         assert said(capsys, "grant", owner, *options, "--as", "worker", "--json")[0] == 0
         assert rights(world, role)[0] == {*KINDS["worker"].functions, "add", "add_alike", "broken"}
     finally:
@@ -441,6 +410,40 @@ def test_a_grant_that_cannot_be_is_refused(
     assert (found, answer in text) == (code, True), text
     assert "secret" not in text
     assert rights(world, name_of("nobody")) == (set(), set(), set())
+
+
+def test_an_owner_that_may_not_end_a_workers_session_is_told_what_helps(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The takeover is done, and the fence refuses all the same."""
+    case = Case(world.owner).claimed()
+    store = PostgresStore(login(world.url, name_of("operator")), schema=world.schema)
+    verbs = world.store("worker").transactions
+    with psycopg.connect(login(world.url, name_of("worker"))) as connection:
+        verbs.run(connection, verbs.fence(case.id, case.epoch))
+
+        store.transfer(case.id, case.epoch, to="other", by="ann")
+
+        with pytest.raises(psycopg.Error) as refused:
+            connection.commit()
+    store.close()
+    assert refused.value.sqlstate == "LH001"
+    [warning] = [record.getMessage() for record in caplog.records if "could not end" in record.getMessage()]
+    assert "the role that owns the schema may not end that session" in warning
+    assert "GRANT pg_signal_backend TO that role helps" in warning
+    assert "lacks a right" not in warning
+
+
+def test_a_role_that_may_make_no_schema_is_told_what_a_hunt_needs(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A right in the database, and none in a schema."""
+    assert main([login(world.url, name_of("nobody")), "--minutes", "1"]) == 2
+
+    said = capsys.readouterr().err
+    assert "GRANT CREATE ON DATABASE" in said
+    assert "store grant" not in said
+    assert "secret" not in said
 
 
 def test_the_command_knows_every_kind() -> None:

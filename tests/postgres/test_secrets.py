@@ -20,8 +20,8 @@ ODD = "@/?#%&=:,[];'\"\\ +~é℀"
 # Each odd character within, before and behind, then some together: what is between them is in no other word.
 PASSWORDS = [
     *(f"Xq{odd}Zv" for odd in ODD),
-    *(f"{odd}XqZv" for odd in ODD),
-    *(f"XqZv{odd}" for odd in ODD),
+    *(f"{odd}XqZv" for odd in ODD[:8]),
+    *(f"XqZv{odd}" for odd in ODD[:8]),
     *("Xq@Zv/Wk", "Xq/Zv@Wk", "Xq?Zv#Wk", "Xq@Zv:Wk", "Xq@Zv?user=Wk", "Xq/?connections=Zv", "Xq/?wait_seconds=Zv"),
     *("Xq@Zv%zz", "Xq@@Zv", "Xq//Zv", "Xq://Zv@Wk", "Xq&port=Zv", "Xq@Zv:99", "XqZv", "Xq@[Zv"),
 ]

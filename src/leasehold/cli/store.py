@@ -23,7 +23,8 @@ _schema = click.option(
     "--schema", default="leasehold", show_default=True, help="The store's schema; on SQLite, the prefix of its tables."
 )
 _dry_run = click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
-_role = click.option("--role", required=True, metavar="NAME", help="The role; make it first, with CREATE ROLE.")
+_new_role = click.option("--role", required=True, metavar="NAME", help="The role; make it first, with CREATE ROLE.")
+_old_role = click.option("--role", required=True, metavar="NAME", help="The role.")
 
 SILENT_SECONDS = 2.0
 
@@ -97,7 +98,7 @@ def advance(url: str, above: int, as_json: bool, schema: str) -> int:
     with open_existing(url, schema) as router:
         epoch = router.advance(above=above)
     if as_json:
-        click.echo(json.dumps({"url": shown_url(url), "epoch": epoch}))
+        click.echo(json.dumps({"url": shown_url(url), "epoch": epoch}, ensure_ascii=False))
         return 0
     click.echo(f"advanced to epoch {epoch}")
     click.echo("Every epoch issued from now on is greater, also than those that the store may have forgotten.")
@@ -128,7 +129,8 @@ def migrate(url: str, dry_run: bool, wait_seconds: float, as_json: bool, schema:
         with _Progress() as progress:
             before, after, steps = target.migrate(dry_run=dry_run, wait_seconds=wait_seconds, say=progress.say)
     if as_json:
-        click.echo(json.dumps({"url": shown_url(url), "from": before, "to": after, "steps": steps, "dry_run": dry_run}))
+        found = {"url": shown_url(url), "from": before, "to": after, "steps": steps, "dry_run": dry_run}
+        click.echo(json.dumps(found, ensure_ascii=False))
         return 0
     for step in steps:
         click.echo(f"{'would run' if dry_run else 'ran'} {step}")
@@ -143,7 +145,7 @@ def migrate(url: str, dry_run: bool, wait_seconds: float, as_json: bool, schema:
 
 @store.command()
 @click.argument("url")
-@_role
+@_new_role
 @click.option("--as", "kinds", required=True, multiple=True, type=click.Choice(KINDS), help="What it does; repeatable.")
 @_dry_run
 @_as_json
@@ -168,7 +170,7 @@ def grant(url: str, role: str, kinds: tuple[str, ...], dry_run: bool, as_json: b
 
 @store.command()
 @click.argument("url")
-@_role
+@_old_role
 @_dry_run
 @_as_json
 @_schema
@@ -248,7 +250,11 @@ def open_existing(url: str, schema: str = "leasehold") -> Router:
         )
     if scheme in ("postgresql", "postgres"):
         if not _has_schema(router):
-            raise StoreUnavailable(f"{shown_url(url)!r} has no store in the schema {schema!r}. Nothing was created.")
+            router.close()
+            raise StoreUnavailable(
+                f"{shown_url(url)!r} has no store in the schema {schema!r}: `leasehold store migrate URL` makes it, or "
+                "it is in another one (--schema). Nothing was created."
+            )
         return router
     path = unquote(urlsplit(url).path[1:])
     if not os.path.exists(path):

@@ -88,9 +88,15 @@ def _unknown(url: str) -> str:
 def _open_postgres(url: str, clock: Clock | None, trace: bool, schema: str) -> Store:
     try:
         from .postgres import PostgresStore, settings  # on use: its driver is an extra
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise InvalidArgument(
             f"a PostgreSQL store needs a driver that is not installed ({error}): pip install 'leasehold[postgres]'."
+        ) from error
+    except ImportError as error:
+        said = str(error).strip().partition("\n")[0].rstrip(".:")
+        raise InvalidArgument(
+            f"the driver of PostgreSQL is installed and cannot be loaded ({said}). If libpq is missing: pip install "
+            "'psycopg[binary]', which brings its own, or install libpq (Debian and Ubuntu: libpq5)."
         ) from error
     bare, own = settings.split(url)
     return PostgresStore(bare, clock=clock, trace=trace, schema=schema, **own)

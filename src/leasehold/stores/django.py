@@ -31,7 +31,8 @@ def refuse(wrapper: Any, vendor: str, *, savepoint: bool) -> None:
     if not wrapper.in_atomic_block and wrapper.get_autocommit():
         raise NotInTransaction(
             f"Django's connection {wrapper.alias!r} is in autocommit mode, Django's default, so each statement commits "
-            "by itself and a fence would protect nothing: call this inside `with transaction.atomic():`."
+            "by itself, and nothing would commit or roll back together with this: call it inside `with "
+            "transaction.atomic():`."
         )
     # A level of atomic(savepoint=False) is None here.
     if not savepoint and any(wrapper.savepoint_ids):

@@ -447,8 +447,9 @@ def refuse_autocommit(driver: Any) -> None:
     status = getattr(getattr(driver, "info", None), "transaction_status", pq.TransactionStatus.IDLE)
     if status == pq.TransactionStatus.IDLE:
         raise NotInTransaction(
-            "that connection has no transaction open, so each statement commits by itself and a fence would protect "
-            "nothing: begin one first (psycopg: connection.transaction(); SQLAlchemy: engine.begin(), no AUTOCOMMIT)."
+            "that connection has no transaction open, so each statement commits by itself, and nothing would commit or "
+            "roll back together with this: begin one first (psycopg: connection.transaction(); SQLAlchemy: "
+            "engine.begin(), no AUTOCOMMIT)."
         )
 
 

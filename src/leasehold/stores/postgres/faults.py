@@ -11,13 +11,21 @@ from typing import Any
 from urllib.parse import unquote
 
 from ...core.values import secrets_of, shown_url
-from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
+from ...errors import (
+    InvalidArgument,
+    LeaseholdError,
+    NotInTransaction,
+    StaleSnapshot,
+    StoreIncompatible,
+    StoreUnavailable,
+)
 from .rights import missing_right
 
 _NOTHING = "Nothing was changed."
 _PLAIN = re.compile(r"[@/?#]|%(?![0-9a-fA-F]{2})")  # what a password in a URL should not have as it stands
 _TORN = re.compile(r"[@/&]")  # where libpq takes a password to be over: it would call the rest a host, or a setting
 ENCODE = "In a URL, a password's @ / ? # & % are written percent-encoded: %40 %2F %3F %23 %26 %25."
+_QUESTION = re.compile(r" *Is the server running (?:on that host|locally)[^?]*\?")  # our advice asks it better
 _ENDED = {"57P01", "57P02", "57P03", "57P05", "25P03"}  # the server has ended the session
 
 # Why a connection could not be made has no SQLSTATE, only words; a server that speaks another language gets no advice.
@@ -94,10 +102,16 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
             )
         case "3F000" | "42P01" | "42883":
             return StoreIncompatible(
-                f"schema {schema!r} of {where} is not there, or is not this leasehold's: {said}. {_NOTHING}"
+                f"schema {schema!r} of {where} is not there, or is not this leasehold's: {said}. `leasehold store "
+                f"migrate URL` makes it, or brings it up to date; or the store is in another schema. {_NOTHING}"
             )
         case "42501":
             return missing_right(said, where, schema, role)
+        case "25P02":
+            return NotInTransaction(
+                "that connection's transaction has failed before, at an earlier statement, and the server takes "
+                f"nothing more in it: roll it back, and do this in a new one. {_NOTHING}"
+            )
         case "25006":
             return StoreUnavailable(
                 f"{where} is read-only, a standby perhaps: {said}. Name the primary, or, in the URL, all hosts that "
@@ -133,8 +147,8 @@ def cannot_connect(error: Exception, url: str) -> StoreUnavailable:
     advice = [advice for words, advice in _ADVICE if re.search(words, said, re.IGNORECASE)][:1]
     if any(_PLAIN.search(secret) for secret in secrets_of(url)):
         advice.append(ENCODE)
-    shown = without_secrets(said, url)
-    if shown != said:
+    shown = without_secrets(_QUESTION.sub("", said), url)
+    if secrets_of(url):
         error.args = (shown,)  # it is shown too, as the cause of ours
     return StoreUnavailable(" ".join([f"cannot connect to {shown_url(url)}: {shown}.", *advice, _NOTHING]))
 

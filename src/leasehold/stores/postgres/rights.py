@@ -129,8 +129,8 @@ def check_role(connection: Connection, schema: str, role: str, where: str) -> No
     """Refuse a role that is not there, and a grantor whose grants PostgreSQL would pass over with a warning."""
     if not connection.execute("SELECT FROM pg_catalog.pg_roles WHERE rolname = %s", [role]).fetchall():
         raise InvalidArgument(
-            f"there is no role {role!r} on the server of {where}: make it first (CREATE ROLE … LOGIN). "
-            "Nothing was changed."
+            f"there is no role {role!r} on the server of {where}: look at its name. A new one is made with CREATE "
+            "ROLE, and then granted its rights. Nothing was changed."
         )
     [(owner, may)] = connection.execute(
         "SELECT pg_catalog.pg_get_userbyid(c.relowner), pg_catalog.pg_has_role(c.relowner, 'USAGE') "
@@ -192,8 +192,22 @@ def missing_right(said: str, where: str, schema: str, role: str | None) -> Store
     lacks = f"{whose} lacks a right in schema {schema!r} of {where}: {said}."
     if not wanted and schema not in said:
         return StoreIncompatible(f"{lacks} Nothing was changed.")
-    kinds = " or ".join(f"--as {kind}" for kind in wanted or KINDS)
+    kind, *others = wanted or KINDS
+    instead = f" (or {' or '.join(f'`--as {other}`' for other in others)})" if others else ""
     return StoreIncompatible(
-        f"{lacks} Let the schema's owner give it: `leasehold store grant URL --role {role or 'NAME'} {kinds}`. "
-        "Nothing was changed."
+        f"{lacks} Let the schema's owner give it: `leasehold store grant URL --role {role or 'NAME'} --as {kind}`"
+        f"{instead}. Nothing was changed."
     )
+
+
+def may_not_end(error: Exception) -> str:
+    """Return what is wrong and what to do, of an *error* of `end_fenced`."""
+    cause = error.__cause__
+    # Raised inside of it, where the schema's owner acts. A role that may not call it at all is refused outside.
+    if isinstance(cause, psycopg.errors.InsufficientPrivilege) and cause.diag.context:
+        return (
+            f"the role that owns the schema may not end that session ({cause.diag.message_primary}). GRANT "
+            "pg_signal_backend TO that role helps, unless the session is a superuser's. The fence refuses what it "
+            "writes all the same; only the rows that it has locked stay so until it ends."
+        )
+    return str(error)

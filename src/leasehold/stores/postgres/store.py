@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ...core import values
 from ...core.clock import Clock, SystemClock
 from ...core.job import (
     Added,
@@ -32,7 +33,7 @@ from .callers import PostgresTransactions
 from .database import Database
 from .faults import sqlstate_of, unknown
 from .floors import Floors
-from .rights import grants, revocations
+from .rights import grants, may_not_end, revocations
 from .rows import (
     Row,
     added,
@@ -458,7 +459,7 @@ class PostgresStore:
         except LeaseholdError as error:  # the takeover has been done; the fence itself refuses what they wrote
             if not self._told_of_rights:
                 self._told_of_rights = True
-                log.warning("could not end the transaction of an owner that has lost its job: %s", error)
+                log.warning("could not end the transaction of an owner that has lost its job: %s", may_not_end(error))
 
     def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first; return how many."""
@@ -481,6 +482,7 @@ class PostgresStore:
         self, *, dry_run: bool = False, wait_seconds: float = 300, say: Callable[[str], None] = log.info
     ) -> Migrated:
         """Bring the schema up to date, or make it, in one transaction; with *dry_run*, only say what that would be."""
+        values.microseconds(wait_seconds, "wait_seconds", zero=True)
         return self.database.migrate(dry_run=dry_run, wait_seconds=wait_seconds, say=say)
 
     def grant(self, role: str, kinds: Sequence[str], *, dry_run: bool = False) -> list[str]:

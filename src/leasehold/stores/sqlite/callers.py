@@ -297,8 +297,9 @@ _ROLLED_BACK = (
 )
 
 _AUTOCOMMIT = (
-    "that connection has no transaction open, so each statement commits by itself and a fence would protect nothing: "
-    "begin one first (sqlite3: execute('BEGIN IMMEDIATE'); SQLAlchemy: engine.begin(), without AUTOCOMMIT)."
+    "that connection has no transaction open, so each statement commits by itself, and nothing would commit or roll "
+    "back together with this: begin one first (sqlite3: execute('BEGIN IMMEDIATE'); SQLAlchemy: engine.begin(), "
+    "without AUTOCOMMIT)."
 )
 
 

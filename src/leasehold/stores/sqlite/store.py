@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from ...core import values
 from ...core.clock import Clock, Countdown, SystemClock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
 from ...core.lifecycle import Verb
@@ -305,6 +306,7 @@ class SqliteStore:
 
         Nobody else may have the file open, and nobody is waited for: who uses it has to be stopped first.
         """
+        values.microseconds(wait_seconds, "wait_seconds", zero=True)
         return self.database.migrate(dry_run=dry_run)
 
     # Readers
