@@ -355,6 +355,8 @@ def test_a_closed_store_says_so(router: Router, verb: str) -> None:
         ("jobs.db", r"^no store is known by 'jobs\.db', which is a file: did you mean 'sqlite:///jobs\.db'\?$"),
         ("/srv/jobs.sqlite3", r"did you mean 'sqlite:////srv/jobs\.sqlite3'\?$"),
         ("jobs", r"^no store is known by 'jobs': its URL"),
+        ("postgres//ann:pw@host/jobs", r"^no store is known by 'postgres//…': behind 'postgres' there is no ':'\. The"),
+        ("host=a password=pw", r"^no store is known by 'host…': that is no URL, but a setting\. The"),
         ("", r"^no store is known by ''"),
         (Path("jobs.db"), r"^a store is named by a URL or None, not PosixPath\('jobs\.db'\) \(PosixPath\)\.$"),
         ("sqlite://jobs.db", r"^'sqlite://jobs\.db' names no file: write sqlite:///jobs\.db"),

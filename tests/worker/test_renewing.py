@@ -146,7 +146,7 @@ def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(router: Router) ->
     assert (job.result, job.attempt, job.reclaims) == ("kept", 0, 0)
 
 
-def test_a_renewal_that_fails_is_unknown_and_not_lost() -> None:
+def test_a_renewal_that_fails_is_unknown_and_not_lost(caplog: pytest.LogCaptureFixture) -> None:
     clock, gate, lost = ManualClock(), Gate(), []
     with Router(clock=clock, lease_seconds=30) as router:
         store = Tampered(router.store)
@@ -182,6 +182,7 @@ def test_a_renewal_that_fails_is_unknown_and_not_lost() -> None:
             ended(router, "a")
 
     assert lost == [False]
+    assert caplog.messages.count("cannot renew 1 lease, which is unknown and not lost: away") == 1
 
 
 @pytest.mark.parametrize("kind", ["thread", "loop"])

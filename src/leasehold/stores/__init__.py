@@ -80,7 +80,11 @@ def _unknown(url: str) -> str:
     first = url[: len(url) - len(url.lstrip(_WORD))]
     rest = url[len(first) :]
     word = first + rest[: len(rest) - len(rest.lstrip(":/"))]
-    why = "that is no URL, but a setting" if rest.lstrip().startswith("=") else f"its URL begins with {first!r}"
+    why = f"its URL begins with {first!r}"
+    if rest.lstrip().startswith("="):
+        why = "that is no URL, but a setting"
+    elif first in SCHEMES:
+        why = f"behind {first!r} there is no ':'"
     shown = word if word == url else f"{word}…"
     return f"no store is known by {shown!r}: {why}. The known ones are {'; '.join(SCHEMES.values())}."
 

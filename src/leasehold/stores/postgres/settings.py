@@ -64,7 +64,7 @@ def split(url: str) -> tuple[str, Settings]:
             # It may be the first part of a password, which ends at the first "/" for libpq: so it is not shown.
             raise InvalidArgument(
                 "the port in a PostgreSQL URL must be a whole number from 1 to 65535: look at what is behind the ':' "
-                f"of the host. {ENCODE}"
+                f"of the host.{f' {ENCODE}' if '@' in url else ''}"
             )
     return bare, ours
 
