@@ -27,7 +27,9 @@ from leasehold.core.job import Outcome, Progress, Settlement, new_job
 from leasehold.store import Renewal, Store, Transactions
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.rights import KINDS, grantees
+from leasehold.testing import ManualClock
 from leasehold.testing.hunt.command import main
+from leasehold.worker.waiting import Waiting
 
 from .fixtures import database
 
@@ -170,7 +172,7 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
     "ownerships": (R, Case.claimed, lambda store, it: store.ownerships(it.id)),
     "effects": (R, Case.begun, lambda store, it: store.effects(it.id)),
     "events": (R, Case.claimed, lambda store, it: store.events(job_id=it.id)),
-    "counts": (R, Case.claimed, lambda store, it: store.counts()),
+    "counts": (W | R, Case.claimed, lambda store, it: store.counts()),
     "in a transaction: add": (P, lambda it: it, lambda s, it: it.joined(s, lambda v: v.add([new_job(it.id)]))),
     "in a transaction: fence": (W, Case.claimed, lambda s, it: it.joined(s, lambda v: v.fence(it.id, it.epoch))),
     "in a transaction: add_children": (
@@ -297,6 +299,36 @@ def test_a_worker_commits_rows_of_its_own_under_the_fence(world: World) -> None:
     assert (case.id,) in world.execute("select id from rows_of_its_own")
 
 
+def test_a_worker_works_until_nothing_is_left(world: World) -> None:
+    """It needs to know whether something is, and nothing more."""
+    case = Case(world.owner)
+    world.owner.add([new_job(case.id, {"n": 1}, queue=case.id, task="double")])
+    with Router(login(world.url, name_of("worker")), schema=world.schema) as router:
+
+        @router.task
+        def double(n: int) -> int:
+            return 2 * n
+
+        tally = router.work(until_empty=True, queues=[case.id])
+
+    assert (tally.done, world.owner.job(case.id).status) == (1, "done")
+
+
+def test_a_worker_says_what_it_waits_for_as_far_as_it_may_know(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """When the first job is due, and whose task nobody knows, is what readers read."""
+    case = Case(world.owner).claimed()
+    steady = ManualClock()
+    with caplog.at_level("INFO", "leasehold"):
+        for kind in ("worker", "reader"):
+            waiting = Waiting(world.store(kind), [case.id], steady, lambda task: False)
+            assert not waiting.nothing_left()
+            steady.advance(3)
+            assert not waiting.nothing_left()
+
+    said = "waiting for 1 job: 1 running elsewhere"
+    assert caplog.messages == [said, f"{said}; nobody here knows no task"]
+
+
 def test_a_worker_fences_in_a_pipeline(world: World) -> None:
     """Where nobody waits for the fence's answer."""
     case = Case(world.owner).claimed()
@@ -382,7 +414,7 @@ def test_grant_and_revoke(world: World, capsys: pytest.CaptureFixture[str]) -> N
     try:
         code, text = said(capsys, "grant", owner, *options, "--as", "producer", "--as", "reader")
         assert (code, text) == (0, f"{role} has the rights of: producer, reader.\n")
-        assert rights(world, role)[0] == {"add", "add_alike", "broken"}
+        assert rights(world, role)[0] == {"add", "add_alike", "counted", "broken"}
         assert said(capsys, "grant", owner, *options, "--as", "worker", "--json")[0] == 0
         assert rights(world, role)[0] == {*KINDS["worker"].functions, "add", "add_alike", "broken"}
     finally:
