@@ -122,13 +122,16 @@ def test_ctrl_c_while_a_statement_is_prepared(connection: Connection, monkeypatc
     assert connection.ask("select $1::bigint", [6]) == [(6,)]
 
 
-def test_an_answer_that_does_not_come_is_given_up(connection: Connection) -> None:
+def test_an_answer_that_does_not_come_is_given_up(place: Place, connection: Connection) -> None:
     """And the connection with it, on which it could come later."""
     connection.reply_seconds = 0.2
+    backend = connection.info.backend_pid
     with pytest.raises(Unanswered):
         connection.ask("select pg_sleep($1)", [30])
 
     assert connection.closed
+    with psycopg.connect(place.url, autocommit=True) as other:  # the server does not know, and its snapshot is old soon
+        other.execute("select pg_terminate_backend(%s)", [backend])
 
 
 def test_the_encoding_is_ours(place: Place) -> None:

@@ -81,8 +81,7 @@ def test_no_file_names_a_table_without_its_schema() -> None:
         assert bare == [], file.name
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.soak)])
-def test_many_first_starts_at_once_make_one_store(server_url: str, nowhere: str, count: int) -> None:
+def test_twenty_first_starts_at_once_make_one_store(server_url: str, nowhere: str) -> None:
     """Processes that meet an empty database at the same moment agree on one schema, and on one store in it."""
     script = (
         "import sys; from leasehold import Router\n"
@@ -93,14 +92,14 @@ def test_many_first_starts_at_once_make_one_store(server_url: str, nowhere: str,
 
     starters = [
         subprocess.Popen([*command, f"job-{number}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for number in range(count)
+        for number in range(20)
     ]
     answers = [starter.communicate(timeout=120) for starter in starters]
 
     assert [error for _, error in answers if error] == []
     assert len({said.split()[1] for said, _ in answers}) == 1
     with Router(server_url, schema=nowhere) as router:
-        assert router.counts().pending == count
+        assert router.counts().pending == 20
 
 
 @pytest.mark.parametrize(("version", "advice"), [(10**6, "newer leasehold"), (0, "leasehold store migrate URL")])
