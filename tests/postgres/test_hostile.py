@@ -173,3 +173,17 @@ def test_a_checkpoint_is_not_kept_in_memory(store: PostgresStore) -> None:
 
     assert again.checkpoint == checkpoint
     assert rows._other.cache_info().currsize == 0
+
+
+def test_a_sweep_that_meets_the_end_of_its_store_warns_of_nothing(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ctrl-C may close the store while another thread is about to end what a takeover has left."""
+    store = place.store()
+    other = place.again(store)
+    other.add([new_job("a")])
+    other.close()
+
+    other._end_fenced([1])
+
+    assert caplog.records == []

@@ -366,6 +366,11 @@ class Database:
         """The schema and its database, for people."""
         return f"schema {self.schema!r} of {shown_url(self.url)}"
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def close(self) -> None:
         """Close the connections; later verbs raise `StoreUnavailable`."""
         with self._lock:

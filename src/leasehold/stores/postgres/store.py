@@ -457,7 +457,7 @@ class PostgresStore:
         try:
             self.database.call("end_fenced", epochs)
         except LeaseholdError as error:  # the takeover has been done; the fence itself refuses what they wrote
-            if not self._told_of_rights:
+            if not (self._told_of_rights or self.database.closed):
                 self._told_of_rights = True
                 log.warning("could not end the transaction of an owner that has lost its job: %s", may_not_end(error))
 
