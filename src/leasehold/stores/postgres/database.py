@@ -104,7 +104,7 @@ class Database:
         self.prepare_threshold: int | None = 5  # how often a statement is sent before it is prepared; None: never
         self._closed = False
         self._role: str | None = None  # as whom we are connected
-        self._pooled = False  # whether a pooler was found
+        self.pooled = False  # whether a pooler was found before the server; each new connection is asked
         self._isolated_otherwise = False  # whether sessions begin in another isolation than READ COMMITTED, behind one
         # What a test may arm: it is called with the name of a function before the server is.
         self.point: Callable[[str], None] | None = None
@@ -199,7 +199,7 @@ class Database:
                     if sqlstate_of(error) != "LH005":
                         raise
             # The role or the database has another default, and nothing has happened yet.
-            if not self._pooled:
+            if not self.pooled:
                 # For the session: a transaction of several requests stays open, and keeps its locks, for as long as
                 # this process is paused between two of them.
                 connection.execute(_READ_COMMITTED)
@@ -316,7 +316,7 @@ class Database:
                 connection.close()
                 raise cannot_connect(error, self.url) from error
             if pooled:
-                self._pooled = True
+                self.pooled = True
                 self.prepare_threshold = connection.prepare_threshold = None  # the next session does not know it
         return connection
 

@@ -18,7 +18,7 @@ from psycopg import sql
 
 from ...core.clock import SystemClock
 from ...errors import LeaseholdError
-from .connection import Connection, is_pooled
+from .connection import Connection
 from .database import Database, inherited, outlive_fork
 
 log = logging.getLogger("leasehold")
@@ -80,7 +80,7 @@ class Waiting:
             return False
         if self._listener is None or self._listener.closed:
             self._listener = self._database.connect(Connection)
-            if is_pooled(self._listener):
+            if self._database.pooled:
                 raise _Pooled
         statement = self._database.statement("await_jobs", [self._name, _REGISTERED_US / 1_000_000])
         [(channel,)] = self._listener.ask(*statement)
