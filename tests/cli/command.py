@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,20 @@ def leasehold(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedP
 def run(command: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run *command* with the package of this checkout, wherever it is run."""
     return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120)
+
+
+def in_the_foreground(*arguments: str) -> subprocess.Popen[str]:
+    """Start `leasehold ARGUMENTS` as the leader of a group, as a terminal does, so that Ctrl-C reaches all of it."""
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Whoever is started in the background of a shell ignores SIGINT, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def environment() -> dict[str, str]:

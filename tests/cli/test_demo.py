@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.cli.command import COMMAND, environment, leasehold
+from tests.cli.command import COMMAND, environment, in_the_foreground, leasehold
 from tests.cli.command import run as in_a_process
 
 from leasehold import Router
@@ -183,16 +183,7 @@ def test_a_store_that_gives_nothing_back_fails_the_demo(
 @pytest.mark.parametrize("scene", ["job-B", "starts as worker-1"])
 def test_ctrl_c_ends_the_demo_without_a_trace_of_it(scene: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
-    with subprocess.Popen(
-        [*COMMAND, "demo", "--store", url],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # Whoever is started in the background of a shell ignores SIGINT, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as played:
+    with in_the_foreground("demo", "--store", url) as played:
         assert played.stdout is not None
         line = next(line for line in played.stdout if scene in line)
         os.killpg(played.pid, signal.SIGINT)  # as a terminal does: everybody in the foreground

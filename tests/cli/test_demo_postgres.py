@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
-from tests.cli.command import COMMAND, TOP, environment, leasehold
+from tests.cli.command import COMMAND, TOP, in_the_foreground, leasehold
 from tests.cli.command import run as in_a_process
 from tests.postgres.fixtures import url_of
 
@@ -87,16 +86,7 @@ def test_a_row_that_no_fence_has_stopped_fails_the_demo(
 
 
 def test_ctrl_c_leaves_no_schema(url: str) -> None:
-    with subprocess.Popen(
-        [*COMMAND, "demo", "--store", url],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # Whoever is started in the background of a shell ignores SIGINT, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as played:
+    with in_the_foreground("demo", "--store", url) as played:
         assert played.stdout is not None
         assert next(line for line in played.stdout if "job-B  worker-1  e+2   claims it" in line)
         [schema] = schemas(url)
