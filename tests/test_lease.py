@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from leasehold import (
+    Conflict,
     InDoubt,
     InvalidArgument,
     Lease,
@@ -226,7 +227,7 @@ def test_a_refusal_survives_the_way_to_another_process(lease: Lease, router: Rou
         lease.complete()
     doubt = InDoubt("p", "charge", key="k", epoch=7)
 
-    for error in (refused.value, Settled("p", presented=1, current=1), doubt):
+    for error in (refused.value, Settled.of_job("p", presented=1, current=1), doubt):
         for same in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
             assert (type(same), str(same), vars(same)) == (type(error), str(error), vars(error))
 
@@ -448,9 +449,9 @@ def test_an_operator_resolves_what_is_in_doubt(lease: Lease, router: Router) -> 
 
     assert lease.once("charge", never) == {"paid": 10}
     assert lease.once("mail", lambda key: "sent") == "sent"
-    with pytest.raises(InvalidArgument, match="is not in doubt"):
+    with pytest.raises(Conflict, match="is not in doubt"):
         router.resolve(router.job("p"), "charge", by="operator", outcome=1)
-    with pytest.raises(InvalidArgument, match="has begun no effect named 'fax'"):
+    with pytest.raises(Conflict, match="has begun no effect named 'fax'"):
         router.resolve(router.job("p"), "fax", by="operator")
     [first, _] = router.events("p", kind="resolved")
     assert (first.facts["by"], first.facts["note"]) == ("operator", "looked it up")

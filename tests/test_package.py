@@ -39,6 +39,7 @@ PUBLIC = {
     "Retry",
     # errors
     "LeaseholdError",
+    "Conflict",
     "InDoubt",
     "InvalidArgument",
     "JobFailed",
@@ -51,6 +52,7 @@ PUBLIC = {
     "StoreIncompatible",
     "StoreUnavailable",
     "UnknownJob",
+    "Unsupported",
 }
 
 # Each entry may import from those above it, and from itself. `store` is a contract and `stores/` fulfils it, so a

@@ -16,6 +16,7 @@ from .core.job import Added, Counts, Job, NewJob, Status
 from .core.ownership import Event, Ownership, Reason
 from .core.retry import Retry
 from .errors import (
+    Conflict,
     InDoubt,
     InvalidArgument,
     JobFailed,
@@ -29,6 +30,7 @@ from .errors import (
     StoreIncompatible,
     StoreUnavailable,
     UnknownJob,
+    Unsupported,
 )
 from .lease import Lease, current_lease
 from .router import Router
@@ -38,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Added",
     "Clock",
+    "Conflict",
     "Counts",
     "Event",
     "InDoubt",
@@ -61,5 +64,6 @@ __all__ = [
     "StoreIncompatible",
     "StoreUnavailable",
     "UnknownJob",
+    "Unsupported",
     "current_lease",
 ]

@@ -16,7 +16,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from .errors import InvalidArgument
+from .errors import Unsupported
 from .store import Store, Transactions
 
 P = ParamSpec("P")
@@ -91,7 +91,7 @@ async def abandonable(call: Callable[[Callable[[], bool]], R], give_back: Callab
 def transactions_of(store: Store, what: str) -> Transactions:
     """Return the store's verbs inside a transaction, or say which stores have them."""
     if store.transactions is None:
-        raise InvalidArgument(
+        raise Unsupported(
             f"{what} needs a store with a database that your rows can share, and the memory store has none: "
             'use Router("sqlite:///jobs.db").'
         )
@@ -109,7 +109,7 @@ def joined(
     transactions = transactions_of(store, "connection=…")
     if transactions.is_async(connection):
         if not _awaited.get():
-            raise InvalidArgument(
+            raise Unsupported(
                 f"{type(connection).__name__} belongs to an event loop: await the async form of this verb (`.aio`)."
             )
         return cast(R, transactions.run_async(connection, program(transactions), savepoint=savepoint))

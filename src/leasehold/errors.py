@@ -5,13 +5,15 @@ Every exception that leasehold raises on purpose.
     ├── StaleEpoch            a newer ownership exists; this epoch may not write any more
     │   └── Settled           the epoch was current, and its owner has already settled the job
     ├── UnknownJob            no job has that id (also a LookupError)
-    ├── InvalidArgument       the call itself is wrong (also a ValueError)
+    ├── InvalidArgument       an argument is wrong, whatever the state of the store (also a ValueError)
+    ├── Conflict              the call is right, and the state of the job or transaction forbids it
+    ├── Unsupported           this store, connection or installation cannot do that
     ├── NoLease               there is no lease where one is needed
     ├── NotInTransaction      a transaction has to be open, and none is, or it has failed
     ├── JobFailed             a result is asked for, and the job failed or was cancelled
     ├── NotFinished           a result is asked for, and there is none yet (also a TimeoutError)
     ├── InDoubt               an effect was begun and nobody knows whether it happened
-    ├── StoreUnavailable      the store did not answer; the outcome may be unknown
+    ├── StoreUnavailable      the store did not do it now; `outcome_unknown` if it may have happened all the same
     │   └── StaleSnapshot     the caller's transaction read before somebody else wrote; run it again
     └── StoreIncompatible     the store's data cannot be used by this version
 
@@ -21,7 +23,7 @@ Facts are attributes, so that a program need not read the message.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from .core.job import Status
@@ -32,16 +34,53 @@ if TYPE_CHECKING:
 # What stores add to `StaleEpoch.find`: how to recognise a refusal that came through a driver as its own exception.
 finders: list[Callable[[BaseException], StaleEpoch | None]] = []
 
+_JOB = "job:"  # how the resource of a store's refusal begins
+
 
 class LeaseholdError(Exception):
     """The root of the tree: catching it catches everything that leasehold raises on purpose."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not by the constructor, which takes facts and not the message: so that every subclass travels, a user's too.
+        return _rebuild, (type(self), self.args), vars(self)
+
+
+def _rebuild(kind: type[LeaseholdError], args: tuple[Any, ...]) -> LeaseholdError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
 
 class StaleEpoch(LeaseholdError):
-    """A newer ownership of the job exists; the presented epoch may no longer change anything."""
+    """
+    A newer ownership exists; the presented epoch may no longer change anything.
+
+    *resource* is what refused: `"job:ID"` for a job of a store, and `"kind:name"` for any other guarded resource.
+    Each raiser writes its own *message*; `of_job` writes that of a store.
+    """
 
     def __init__(
         self,
+        message: str,
+        *,
+        resource: str,
+        presented: int,
+        current: int,
+        owner: str | None = None,
+        reason: Reason | None = None,
+        verb: str = "write",
+    ) -> None:
+        self.resource = resource
+        self.presented = presented
+        self.current = current
+        self.owner = owner
+        self.reason = reason
+        self.verb = verb
+        super().__init__(message)
+
+    @classmethod
+    def of_job(
+        cls,
         job_id: str,
         *,
         presented: int,
@@ -49,39 +88,38 @@ class StaleEpoch(LeaseholdError):
         owner: str | None = None,
         reason: Reason | None = None,
         verb: str = "write",
-    ) -> None:
-        self.job_id = job_id
-        self.presented = presented
-        self.current = current
-        self.owner = owner
-        self.reason = reason
-        self.verb = verb
-        super().__init__(self._sentence())
+    ) -> Self:
+        """Return a store's refusal of a write to a job."""
+        return cls(
+            cls._sentence(job_id, presented, current, owner, reason, verb),
+            resource=_JOB + job_id,
+            presented=presented,
+            current=current,
+            owner=owner,
+            reason=reason,
+            verb=verb,
+        )
 
-    def _sentence(self) -> str:
-        said = f"job {self.job_id!r}: {self.verb} with epoch {self.presented} is refused"
-        if self.presented > self.current:
+    @classmethod
+    def _sentence(
+        cls, job_id: str, presented: int, current: int, owner: str | None, reason: Reason | None, verb: str
+    ) -> str:
+        refused = f"job {job_id!r}: {verb} with epoch {presented} is refused"
+        if presented > current:  # only a store knows every epoch that was issued; to a guard this is a newer owner
             return (
-                f"{said}: the store knows this job at {self.current} only. Either the epoch is mistyped, or the store "
+                f"{refused}: the store knows this job at {current} only. Either the epoch is mistyped, or the store "
                 "was restored from a backup and has forgotten what it issued: then raise its counter with "
-                f"`leasehold store advance URL --above {self.presented}`, and look at the job."
+                f"`leasehold store advance URL --above {presented}`, and look at the job."
             )
-        held = f"owner {self.owner!r}" if self.owner is not None else "no owner"
-        why = f", moved by {self.reason.value}" if self.reason is not None else ""
-        then = "nobody holds it now" if self.owner is None else "whoever holds the current epoch will settle it"
-        return f"{said}: the current epoch is {self.current} ({held}{why}). Stop working on it; {then}."
+        held = f"owner {owner!r}" if owner is not None else "no owner"
+        why = f", moved by {reason.value}" if reason is not None else ""
+        then = "nobody holds it now" if owner is None else "whoever holds the current epoch will settle it"
+        return f"{refused}: the current epoch is {current} ({held}{why}). Stop working on it; {then}."
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_stale, (type(self), self.job_id, self._facts())
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "presented": self.presented,
-            "current": self.current,
-            "owner": self.owner,
-            "reason": self.reason,
-            "verb": self.verb,
-        }
+    @property
+    def job_id(self) -> str | None:
+        """The job that refused, or None if another guarded resource did."""
+        return self.resource.removeprefix(_JOB) if self.resource.startswith(_JOB) else None
 
     @staticmethod
     def find(error: BaseException | None, lease: Lease | None = None) -> StaleEpoch | None:
@@ -121,15 +159,14 @@ class StaleEpoch(LeaseholdError):
 class Settled(StaleEpoch):
     """This epoch was current until its own owner settled the job; there is nothing left to write."""
 
-    def _sentence(self) -> str:
+    @classmethod
+    def _sentence(
+        cls, job_id: str, presented: int, current: int, owner: str | None, reason: Reason | None, verb: str
+    ) -> str:
         return (
-            f"job {self.job_id!r}: {self.verb} with epoch {self.presented} is refused: "
+            f"job {job_id!r}: {verb} with epoch {presented} is refused: "
             "its owner has already settled the job under this epoch, with another outcome or for good."
         )
-
-
-def _rebuild_stale(kind: type[StaleEpoch], job_id: str, facts: dict[str, Any]) -> StaleEpoch:
-    return kind(job_id, **facts)
 
 
 class UnknownJob(LeaseholdError, LookupError):
@@ -139,12 +176,22 @@ class UnknownJob(LeaseholdError, LookupError):
         self.job_id = job_id
         super().__init__(f"no job has the id {job_id!r}: it was never added to this store, or has been pruned.")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return UnknownJob, (self.job_id,)
-
 
 class InvalidArgument(LeaseholdError, ValueError):
-    """The call is wrong as it stands; nothing was changed."""
+    """An argument is wrong, and would be at any time; nothing was changed."""
+
+
+class Conflict(LeaseholdError):
+    """
+    The call is right, and the state of the job, transaction or worker forbids it; nothing was changed.
+
+    The job is finished, its lock is held, its unique key is taken, its effect is not in doubt; or a transaction is open
+    here that the verb has to join.
+    """
+
+
+class Unsupported(LeaseholdError):
+    """This store, connection or installation cannot do that, whatever the arguments; nothing was changed."""
 
 
 class NoLease(LeaseholdError):
@@ -170,13 +217,6 @@ class JobFailed(LeaseholdError):
             f"router.replay(router.job({job_id!r}), by=…) puts it back.{said}"
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_failed, (self.job_id, self.status, self.error, self.errors)
-
-
-def _rebuild_failed(job_id: str, status: Status, error: str | None, errors: int) -> JobFailed:
-    return JobFailed(job_id, status=status, error=error, errors=errors)
-
 
 class NotFinished(LeaseholdError, TimeoutError):
     """The job whose result was asked for is still pending or running; it was waited for as long as was asked."""
@@ -188,13 +228,6 @@ class NotFinished(LeaseholdError, TimeoutError):
             f"job {job_id!r} has no result yet: it is {status.value}. "
             "Ask again later, or pass a longer wait_seconds; a pending job needs a worker."
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_not_finished, (self.job_id, self.status)
-
-
-def _rebuild_not_finished(job_id: str, status: Status) -> NotFinished:
-    return NotFinished(job_id, status=status)
 
 
 class InDoubt(LeaseholdError):
@@ -211,20 +244,25 @@ class InDoubt(LeaseholdError):
             'or pass in_doubt="retry" if repeating it with the same key is harmless.'
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_in_doubt, (self.job_id, self.name, self.key, self.epoch)
-
-
-def _rebuild_in_doubt(job_id: str, name: str, key: str, epoch: int) -> InDoubt:
-    return InDoubt(job_id, name, key=key, epoch=epoch)
-
 
 class StoreUnavailable(LeaseholdError):
-    """The store did not answer. What was asked may or may not have happened, unless the message says."""
+    """
+    The store did not do what was asked, now.
+
+    If *outcome_unknown*, it may have happened all the same: the reply was lost, or only a part was done. Otherwise
+    nothing was changed, and the call can be made again.
+    """
+
+    def __init__(self, message: str, *, outcome_unknown: bool = False) -> None:
+        self.outcome_unknown = outcome_unknown
+        super().__init__(message)
 
 
 class StaleSnapshot(StoreUnavailable):
     """The caller's transaction had read before somebody else wrote. Nothing happened: roll back and run it again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
 
 
 class StoreIncompatible(LeaseholdError):

@@ -23,7 +23,7 @@ C5.   A refused write is `StaleEpoch` with the epoch presented, the current epoc
 C6.   A presented epoch above the highest that the store has issued is refused, and recorded as `alarm`.
 C7.   Every unfinished job is in exactly one of: waiting to be claimed, parked behind a lock key, leased. `verify`
       returns a sentence for every violation of this and of C2, and nothing else.
-C8.   A verb that raises has changed nothing, except that `StoreUnavailable` may leave the outcome unknown.
+C8.   A verb that raises has changed nothing, unless it is `StoreUnavailable` with `outcome_unknown`: then it may have.
 C9.   The store's clock is the only one that counts.
 """
 
@@ -204,8 +204,9 @@ class Store(Protocol):
 
         C31.  Every operator's verb is refused with the facts unless *epoch* is the job's current one (0 if it was
               never claimed), issues a new epoch, and is recorded with *by* and *note*.
-        C32.  What the transition table does not list is `InvalidArgument`.
-        C33.  A transfer to a job whose lock key another job holds is refused: P2 has no exception for operators.
+        C32.  What the job's state forbids is `Conflict`: what the transition table does not list, an effect that is not
+              in doubt, a replay whose unique key an unfinished job has. `InvalidArgument` never depends on the state.
+        C33.  A transfer to a job whose lock key another job holds is a `Conflict`: P2 has no exception for operators.
         """
         ...
 
@@ -333,7 +334,8 @@ class Transactions(Protocol):
     C42.  What a program wrote commits and rolls back with the caller's transaction. A settlement that was made before
           is `Settled`, also if it says the same (unlike C27): the caller's own rows would be written again.
     C43.  A connection that would commit each statement by itself is `NotInTransaction`; one whose driver begins a
-          transaction with its first write is in one afterwards. One to another database is `InvalidArgument`.
+          transaction with its first write is in one afterwards. One to another database is `InvalidArgument`, and one
+          of a kind that the store does not know is `Unsupported`.
     C44.  A refusal is recorded after the caller's transaction, and apart from it.
     """
 
@@ -385,7 +387,7 @@ class Transactions(Protocol):
         """
         Run *program* inside the transaction that *connection* has open, and return its value.
 
-        Inside a savepoint, where the library or the server knows of it, that is `InvalidArgument` unless *savepoint*:
+        Inside a savepoint, where the library or the server knows of it, that is a `Conflict` unless *savepoint*:
         it may be rolled back, and the transaction commit without what the program wrote.
         """
         ...

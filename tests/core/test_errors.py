@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 import re
+from pathlib import Path
 from typing import TypeGuard
 
 import pytest
@@ -13,6 +15,7 @@ import leasehold.errors
 from leasehold.core.job import Status, new_job
 from leasehold.core.ownership import Reason
 from leasehold.errors import (
+    Conflict,
     InDoubt,
     InvalidArgument,
     JobFailed,
@@ -25,13 +28,15 @@ from leasehold.errors import (
     StaleSnapshot,
     StoreUnavailable,
     UnknownJob,
+    Unsupported,
 )
 from leasehold.lease import Lease
 from leasehold.stores.memory import MemoryStore
 
-STALE = StaleEpoch("a", presented=41, current=42, owner="w", reason=Reason.TIMEOUT, verb="renew")
+STALE = StaleEpoch.of_job("a", presented=41, current=42, owner="w", reason=Reason.TIMEOUT, verb="renew")
+GUARDED = StaleEpoch("file 'q3.csv' is sealed at 42", resource="file:q3.csv", presented=41, current=42, owner="w")
 FAILED = JobFailed("a", status=Status.FAILED, error="ValueError: no", errors=1)
-SETTLED = Settled("a", presented=41, current=42, owner=None, reason=None, verb="fail")
+SETTLED = Settled.of_job("a", presented=41, current=42, owner=None, reason=None, verb="fail")
 
 
 def is_error(thing: object) -> TypeGuard[type[Exception]]:
@@ -48,6 +53,8 @@ def test_the_tree_is_as_drawn() -> None:
     assert all(issubclass(getattr(leasehold.errors, name), LeaseholdError) for name in drawn)
     assert issubclass(UnknownJob, LookupError)
     assert issubclass(InvalidArgument, ValueError)
+    assert not issubclass(Conflict, ValueError)
+    assert not issubclass(Unsupported, ValueError)
     assert issubclass(StaleSnapshot, StoreUnavailable)
     assert issubclass(NotFinished, TimeoutError)
 
@@ -61,12 +68,12 @@ def test_the_tree_is_as_drawn() -> None:
             "Stop working on it; whoever holds the current epoch will settle it.",
         ),
         (
-            StaleEpoch("a", presented=41, current=42),
+            StaleEpoch.of_job("a", presented=41, current=42),
             "job 'a': write with epoch 41 is refused: the current epoch is 42 (no owner). "
             "Stop working on it; nobody holds it now.",
         ),
         (
-            StaleEpoch("a", presented=43, current=42),
+            StaleEpoch.of_job("a", presented=43, current=42),
             "job 'a': write with epoch 43 is refused: the store knows this job at 42 only. Either the epoch is "
             "mistyped, or the store was restored from a backup and has forgotten what it issued: then raise its "
             "counter with `leasehold store advance URL --above 43`, and look at the job.",
@@ -103,11 +110,63 @@ def test_a_message_says_what_happened_and_what_to_do(error: LeaseholdError, mess
 
 def test_facts_are_attributes() -> None:
     """So that a program need not read the message."""
-    assert (STALE.job_id, STALE.presented, STALE.current) == ("a", 41, 42)
+    assert (STALE.resource, STALE.job_id, STALE.presented, STALE.current) == ("job:a", "a", 41, 42)
     assert (STALE.owner, STALE.reason, STALE.verb) == ("w", Reason.TIMEOUT, "renew")
     doubt = InDoubt("a", "charge", key="k-1", epoch=41)
     assert (doubt.job_id, doubt.name, doubt.key, doubt.epoch) == ("a", "charge", "k-1", 41)
     assert UnknownJob("a").job_id == "a"
+
+
+def test_a_refusal_can_speak_of_any_guarded_resource() -> None:
+    """In the words of whoever raises it, and it names no job then."""
+    assert (GUARDED.resource, GUARDED.job_id, str(GUARDED)) == ("file:q3.csv", None, "file 'q3.csv' is sealed at 42")
+    assert StaleEpoch.find(caused(GUARDED)) is GUARDED
+    assert StaleEpoch.of_job("job:a", presented=1, current=2).job_id == "job:a"
+
+
+def test_only_a_store_takes_an_epoch_above_the_current_one_for_an_alarm() -> None:
+    """It has issued every epoch; to a guard, another store's or a newer owner's is nothing special."""
+    assert "leasehold store advance" in str(StaleEpoch.of_job("a", presented=43, current=42))
+    assert str(StaleEpoch("sealed", resource="file:a", presented=43, current=42)) == "sealed"
+
+
+def test_an_outcome_is_known_unless_the_error_says_otherwise() -> None:
+    """And of a stale snapshot it always is."""
+    assert not StoreUnavailable("no").outcome_unknown
+    assert StoreUnavailable("no", outcome_unknown=True).outcome_unknown
+    assert not StaleSnapshot("no").outcome_unknown
+    with pytest.raises(TypeError):
+        StaleSnapshot("no", outcome_unknown=True)  # type: ignore[call-arg]  # that is the point
+
+
+def test_words_and_attribute_of_an_unknown_outcome_agree_everywhere() -> None:
+    """Wherever the source says "may or may not", it says so to a program too; and "nothing was …" nowhere there."""
+    said = []
+    for path in Path(leasehold.errors.__file__).parent.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "StoreUnavailable":
+                text = " ".join(str(part.value) for part in ast.walk(call) if isinstance(part, ast.Constant))
+                unknown = any(keyword.arg == "outcome_unknown" for keyword in call.keywords)
+                said.append(unknown)
+                assert unknown or "may or may not" not in text, f"{path}:{call.lineno}"
+                assert not (unknown and "othing was" in text), f"{path}:{call.lineno}"
+    assert True in said
+
+
+class Own(StaleEpoch):
+    """As a user of a guard derives one."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} is another's", resource=f"file:{path}", presented=1, current=2)
+        self.path = path
+
+
+def test_notes_travel_too() -> None:
+    """They are part of what was said."""
+    error = InvalidArgument("no")
+    error.add_note("in line 7")
+
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["in line 7"]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +174,12 @@ def test_facts_are_attributes() -> None:
     [
         STALE,
         SETTLED,
+        GUARDED,
+        Own("q3.csv"),
+        StoreUnavailable("no", outcome_unknown=True),
+        StoreUnavailable("no"),
+        Conflict("no"),
+        Unsupported("no"),
         UnknownJob("a"),
         InDoubt("a", "charge", key="k-1", epoch=41),
         FAILED,

@@ -20,7 +20,7 @@ from leasehold.core.lifecycle import (
 )
 from leasehold.core.ownership import Reason
 from leasehold.core.retry import Retry
-from leasehold.errors import InvalidArgument
+from leasehold.errors import Conflict
 
 PAIRS = [(verb, status) for verb in Verb for status in Status]
 
@@ -31,7 +31,7 @@ def test_what_the_table_does_not_list_is_refused(verb: Verb, status: Status) -> 
     if status in TRANSITIONS[verb]:
         assert after(verb, status, "a") is TRANSITIONS[verb][status]
     else:
-        with pytest.raises(InvalidArgument, match=f"^job 'a' is {status} and "):
+        with pytest.raises(Conflict, match=f"^job 'a' is {status} and "):
             after(verb, status, "a")
 
 
@@ -47,7 +47,7 @@ def test_what_the_table_does_not_list_is_refused(verb: Verb, status: Status) -> 
 )
 def test_a_refusal_says_the_next_step(verb: Verb, status: Status, message: str) -> None:
     """An operator is told what would do."""
-    with pytest.raises(InvalidArgument, match=f"^{re.escape(message)}$"):
+    with pytest.raises(Conflict, match=f"^{re.escape(message)}$"):
         after(verb, status, "a")
 
 

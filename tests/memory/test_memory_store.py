@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import InvalidArgument, Router
+from leasehold import Conflict, Router
 from leasehold.core.clock import SystemClock
 from leasehold.core.job import NewJob, completion
 from leasehold.stores.memory import MemoryStore
@@ -121,7 +121,7 @@ def test_each_verb_is_refused_inside_another_and_works_afterwards(verb: str) -> 
 
     for outer in verbs.values():
         clock.strike = verbs[verb]
-        with pytest.raises(InvalidArgument, match=rf"^{verb}\(\) was called inside another verb"):
+        with pytest.raises(Conflict, match=rf"^{verb}\(\) was called inside another verb"):
             outer()
 
     assert store.settle([completion(grant)]) == [None]

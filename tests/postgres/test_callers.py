@@ -13,7 +13,7 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from leasehold import InvalidArgument, Lease, NotInTransaction, Router, Settled, StaleEpoch
+from leasehold import Conflict, InvalidArgument, Lease, NotInTransaction, Router, Settled, StaleEpoch
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.fenced import FencedConnection
 
@@ -252,7 +252,7 @@ def test_the_end_of_the_block_ends_the_transaction_and_nothing_else(router: Rout
     lease = lease_of(router)
 
     with lease.transaction() as connection:
-        with pytest.raises(InvalidArgument, match=r"lease\.transaction"):
+        with pytest.raises(Conflict, match=r"lease\.transaction"):
             getattr(connection, ending)() if ending in ("commit", "rollback", "close") else connection.execute(ending)
         connection.execute("insert into results values ('mine')")
         connection.execute("savepoint s")
@@ -435,7 +435,7 @@ def test_a_job_is_not_added_inside_a_savepoint(router: Router, how: str, verb: s
             add(connection, **options)
 
     def refused(connection: Any) -> None:
-        with pytest.raises(InvalidArgument, match=r"inside a savepoint.*savepoint=True"):
+        with pytest.raises(Conflict, match=r"inside a savepoint.*savepoint=True"):
             nested(connection)
 
     in_sync(router, how, refused)
@@ -454,7 +454,7 @@ def test_a_job_is_not_added_inside_a_savepoint_on_a_loop(router: Router, how: st
             await router.aio.add("other", connection=connection, **options)
 
     async def refused(connection: Any) -> None:
-        with pytest.raises(InvalidArgument, match=r"inside a savepoint.*savepoint=True"):
+        with pytest.raises(Conflict, match=r"inside a savepoint.*savepoint=True"):
             await nested(connection)
 
     in_async(router, how, refused)

@@ -12,7 +12,7 @@ from django.core.cache import cache
 from django.db import DatabaseError, connection, connections, transaction
 from tests.django_connection import django_connection
 
-from leasehold import InvalidArgument, Lease, NotInTransaction, Router, StaleEpoch
+from leasehold import Conflict, InvalidArgument, Lease, NotInTransaction, Router, StaleEpoch
 from leasehold.stores.postgres import PostgresStore
 
 from .fixtures import Place
@@ -128,9 +128,7 @@ def test_trap_13_a_nested_atomic_is_refused(router: Router, how: str) -> None:
                 transaction.savepoint()
                 lease.complete(connection=connection)
 
-    with pytest.raises(
-        InvalidArgument, match=r"nested transaction\.atomic" if how == "atomic" else "inside a savepoint"
-    ):
+    with pytest.raises(Conflict, match=r"nested transaction\.atomic" if how == "atomic" else "inside a savepoint"):
         nested()
     assert (written(), router.job("a").status) == (0, "running")
 

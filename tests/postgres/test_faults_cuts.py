@@ -146,8 +146,9 @@ def test_a_sweep_that_is_cut_among_the_processes_that_are_gone(
     if looks:
         assert [ended.epoch for ended in stage.router.reclaim()] == [grant.epoch]
     else:
-        with pytest.raises(StoreUnavailable, match="may or may not have happened"):
+        with pytest.raises(StoreUnavailable, match="may or may not have happened") as lost:
             stage.router.reclaim()
+        assert lost.value.outcome_unknown
 
     assert proxy.cuts == 1
     assert stage.count("reclaimed", "a") == int(looks or where is Where.AFTER)
@@ -213,6 +214,7 @@ def test_a_lost_reply_and_then_a_refusal(proxy: Proxy, stage: Stage) -> None:
             lease.complete()
     finally:
         store.database.point = None
+    assert raised.value.outcome_unknown
 
     assert sqlstate_of(raised.value.__cause__) == "57014"
     assert stage.seen.job("a").status == "done"
@@ -335,8 +337,9 @@ def test_a_claim_that_waits_and_is_cut_says_so_or_has_its_job(proxy: Proxy, stag
     assert stage.router.claim("worker") is None
     proxy.cut(Where.AFTER, ".claim")
 
-    with pytest.raises(StoreUnavailable, match=r"may or may not have happened"):
+    with pytest.raises(StoreUnavailable, match=r"may or may not have happened") as lost:
         stage.router.claim("worker", wait_seconds=20)
+    assert lost.value.outcome_unknown
 
     assert_well(stage)
 
@@ -381,8 +384,9 @@ def test_an_add_that_is_repeated_says_only_what_it_knows(proxy: Proxy, stage: St
     stage.seen.add("x")
     proxy.cut(Where.BEFORE, ".add_alike(")
 
-    with pytest.raises(StoreUnavailable, match=r"has 1 of its 2 jobs \('x' first\)\. All are kept, once"):
+    with pytest.raises(StoreUnavailable, match=r"has 1 of its 2 jobs \('x' first\)\. All are kept, once") as lost:
         stage.router.add_many([{"id": "x"}, {"id": "y"}])
+    assert lost.value.outcome_unknown
 
     assert [added.created for added in stage.router.add_many([{"id": "x"}, {"id": "y"}])] == [False, False]
 

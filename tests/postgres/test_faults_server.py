@@ -192,6 +192,7 @@ def test_a_server_that_is_killed_in_the_beginning_of_a_transaction(
     mortal.start()
 
     assert "may or may not" not in str(raised.value)
+    assert not raised.value.outcome_unknown
     with lease.transaction() as connection:
         connection.execute("insert into results values ('mine')")
         lease.complete(connection=connection)
@@ -219,8 +220,9 @@ def test_a_server_that_is_killed_in_the_commit_of_a_transaction(
         kill(mortal)
     mortal.start()
 
-    with pytest.raises(StoreUnavailable, match="was lost in COMMIT"):
+    with pytest.raises(StoreUnavailable, match="was lost in COMMIT") as lost:
         call.result()
+    assert lost.value.outcome_unknown
     with psycopg.connect(mortal.url()) as connection:
         assert connection.execute("select count(*) from results").fetchall() == [(0,)]
     assert stage.seen.job(stage.job).status == "running"

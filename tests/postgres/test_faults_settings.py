@@ -272,8 +272,9 @@ def test_every_verb_whose_session_is_ended(seen: Router, monkeypatch: pytest.Mon
             if verb.unheard:
                 call.result()
             else:
-                with pytest.raises(StoreUnavailable, match="may or may not have happened"):
+                with pytest.raises(StoreUnavailable, match="may or may not have happened") as lost:
                     call.result()
+                assert lost.value.outcome_unknown
             assert verb.times(stage, one) == int(verb.unheard), verb.name
     assert seen.verify() == []
 

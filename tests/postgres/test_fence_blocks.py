@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel, sql
 
-from leasehold import InvalidArgument, NotInTransaction, StaleEpoch, StoreUnavailable, UnknownJob
+from leasehold import Conflict, InvalidArgument, NotInTransaction, StaleEpoch, StoreUnavailable, UnknownJob
 from leasehold.core.job import new_job
 from leasehold.errors import StaleSnapshot
 from leasehold.lease import Lease
@@ -117,7 +117,7 @@ def test_a_block_inherits_nothing_from_the_one_before(store: PostgresStore) -> N
         asked = "select current_setting('statement_timeout'), current_setting('work_mem') = '77MB', current_user, "
         asked += "(select count(*) from pg_locks where objid = 77), to_regclass('pg_temp.results')"
         assert connection.execute(asked).fetchall() == [("0", False, "postgres", 0, None)]
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(Conflict):
             connection.execute("commit")
 
 
@@ -163,7 +163,7 @@ def test_a_block_is_not_ended_by_a_later_statement_of_a_text(store: PostgresStor
     """Nor is the first one run."""
     lease = lease_of(store)
 
-    with lease.transaction() as connection, pytest.raises(InvalidArgument, match=r"lease\.transaction"):
+    with lease.transaction() as connection, pytest.raises(Conflict, match=r"lease\.transaction"):
         connection.execute(text)
 
     assert rows(store) == 0
@@ -173,9 +173,9 @@ def test_a_block_is_not_ended_by_a_later_statement_of_a_text(store: PostgresStor
 def test_the_end_of_a_transaction_is_recognised_behind_comments(store: PostgresStore, text: str) -> None:
     """And what is no end is let through."""
     with lease_of(store).transaction() as connection:
-        with pytest.raises(InvalidArgument, match=r"lease\.transaction"):
+        with pytest.raises(Conflict, match=r"lease\.transaction"):
             connection.execute(text)
-        with pytest.raises(InvalidArgument, match=r"lease\.transaction"):
+        with pytest.raises(Conflict, match=r"lease\.transaction"):
             connection.cursor().executemany(sql.SQL(text), [()])
         connection.execute("savepoint s")
         connection.execute("rollback work to savepoint s")

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from leasehold import InvalidArgument, Settled
+from leasehold import Conflict, Settled
 from leasehold.core.job import Outcome, Progress, Settlement, completion, new_job
 from leasehold.lease import Lease
 from leasehold.process import this_process
@@ -61,7 +61,7 @@ def test_a_block_is_not_ended_by_the_second_statement_of_a_text(place: Place, st
     [grant] = store.claim("worker")
     lease = Lease(store, grant)
 
-    with pytest.raises(InvalidArgument, match=r"inside lease\.transaction"), lease.transaction() as connection:
+    with pytest.raises(Conflict, match=r"inside lease\.transaction"), lease.transaction() as connection:
         connection.execute(text)
 
 

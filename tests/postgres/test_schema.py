@@ -14,7 +14,7 @@ import pytest
 from psycopg import sql
 
 import leasehold.stores.postgres.sql as files
-from leasehold import InvalidArgument, Router, StoreIncompatible, StoreUnavailable
+from leasehold import InvalidArgument, Router, StoreIncompatible, StoreUnavailable, Unsupported
 from leasehold.core.job import new_job
 from leasehold.core.values import shown_url
 from leasehold.stores.postgres import PostgresStore
@@ -207,7 +207,7 @@ def test_a_missing_driver_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
 
-    with pytest.raises(InvalidArgument, match=r"leasehold\[postgres\]"):
+    with pytest.raises(Unsupported, match=r"leasehold\[postgres\]"):
         Router("postgresql://localhost/nothing")
 
 

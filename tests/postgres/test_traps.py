@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 import leasehold.stores.postgres.store as stores
-from leasehold import InvalidArgument, NotInTransaction, Router, Settled, StaleEpoch, StoreUnavailable
+from leasehold import Conflict, NotInTransaction, Router, Settled, StaleEpoch, StoreUnavailable
 from leasehold.core.job import Grant, NewJob, Outcome, Progress, Settlement, Status, new_child, new_job
 from leasehold.lease import Lease
 from leasehold.process import this_process
@@ -448,11 +448,11 @@ def test_trap_13_a_savepoint_is_refused(place: Place, store: PostgresStore, how:
     with place.connect(store) as connection:
         connection.execute("select 1")
         if how == "psycopg":
-            with pytest.raises(InvalidArgument, match="savepoint"), connection.transaction():
+            with pytest.raises(Conflict, match="savepoint"), connection.transaction():
                 lease.complete(connection=connection)
         else:
             connection.execute("savepoint s")
-            with pytest.raises(InvalidArgument, match="savepoint"):
+            with pytest.raises(Conflict, match="savepoint"):
                 lease.complete(connection=connection)
         connection.rollback()
         assert store.job("a").status == "running"

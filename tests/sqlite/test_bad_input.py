@@ -25,14 +25,17 @@ import pytest
 from tests.sqlite.processes import end, hear, start
 
 from leasehold import (
+    Conflict,
     InvalidArgument,
     Lease,
+    LeaseholdError,
     NotInTransaction,
     Retry,
     Router,
     StoreIncompatible,
     StoreUnavailable,
     UnknownJob,
+    Unsupported,
 )
 from leasehold.stores.sqlite import SqliteStore
 
@@ -210,6 +213,17 @@ BAD_MOVES: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda r: r.cancel(r.job("running"), by="ops", note=7),
         r"^note must be a string, not 7 \(int\)\.$",
     ),
+    "no JSON": (
+        lambda r: r.complete(r.job("running"), by="ops", result=math.nan),
+        r"^result cannot be kept as JSON",
+    ),
+    "no such status": (
+        lambda r: r.jobs(status="finished"),
+        r"^no status is called 'finished': there are pending, running, done, failed, cancelled\.$",
+    ),
+}
+
+FORBIDDEN_MOVES: dict[str, tuple[Callable[[Any], object], str]] = {
     "finished": (
         lambda r: r.cancel(r.job("done"), by="ops"),
         r"^job 'done' is done and cannot be cancelled: it is finished already\.$",
@@ -218,17 +232,9 @@ BAD_MOVES: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda r: r.replay(r.job("pending"), by="ops"),
         r"^job 'pending' is pending and cannot be replayed: cancel it first, or let it finish\.$",
     ),
-    "no JSON": (
-        lambda r: r.complete(r.job("running"), by="ops", result=math.nan),
-        r"^result cannot be kept as JSON",
-    ),
     "no such effect": (
         lambda r: r.resolve(r.job("running"), "charge", by="ops", outcome=1),
         r"^job 'running' has begun no effect named 'charge'\.$",
-    ),
-    "no such status": (
-        lambda r: r.jobs(status="finished"),
-        r"^no status is called 'finished': there are pending, running, done, failed, cancelled\.$",
     ),
 }
 
@@ -278,6 +284,13 @@ def test_an_operator_who_says_too_little_is_refused(router: Router, what: str) -
     refused(router, lambda: call(router), message)
 
 
+@pytest.mark.parametrize("what", FORBIDDEN_MOVES)
+def test_a_move_that_the_state_of_the_job_forbids_is_a_conflict(router: Router, what: str) -> None:
+    """The arguments are right, so it is not a `ValueError`."""
+    call, message = FORBIDDEN_MOVES[what]
+    refused(router, lambda: call(router), message, Conflict)
+
+
 @pytest.mark.parametrize("what", BAD_WRITES)
 def test_an_owner_whose_words_cannot_be_kept_is_refused(router: Router, what: str) -> None:
     """And goes on holding its lease."""
@@ -286,14 +299,17 @@ def test_an_owner_whose_words_cannot_be_kept_is_refused(router: Router, what: st
     holding(router).check()
 
 
-def refused(router: Router, call: Callable[[], object], message: str) -> None:
-    """The call raises `InvalidArgument` with this message, and leaves no trace."""
+def refused(
+    router: Router, call: Callable[[], object], message: str, kind: type[LeaseholdError] = InvalidArgument
+) -> None:
+    """The call raises the error with this message, and leaves no trace."""
     before = looks(router)
 
-    with pytest.raises(InvalidArgument, match=message) as error:
+    with pytest.raises(kind, match=message) as error:
         call()
 
-    assert isinstance(error.value, ValueError)
+    assert type(error.value) is kind
+    assert isinstance(error.value, ValueError) == (kind is InvalidArgument)
     assert looks(router) == before
     assert router.store.verify() == []
 
@@ -587,7 +603,7 @@ def test_a_memory_store_has_no_transactions() -> None:
         lease = router.claim("worker-0")
         assert lease is not None
 
-        with pytest.raises(InvalidArgument, match=r"needs a store with a database .* the memory store has none"):
+        with pytest.raises(Unsupported, match=r"needs a store with a database .* the memory store has none"):
             lease.fence(object())
 
 
@@ -603,8 +619,6 @@ def test_a_connection_to_another_file_is_refused(tmp_path: Path) -> None:
                 InvalidArgument, match=rf"^that connection is to {name}, and this store is in .*jobs\.db"
             ):
                 router.add("b", connection=other)
-        with pytest.raises(
-            InvalidArgument, match=r"^connection is a builtins\.str, and a SQLite store can join sqlite3"
-        ):
+        with pytest.raises(Unsupported, match=r"^connection is a builtins\.str, and a SQLite store can join sqlite3"):
             router.add("b", connection="jobs.db")
         assert list(router.snapshot()) == ["a"]

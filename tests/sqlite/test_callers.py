@@ -39,6 +39,7 @@ from tests.sqlite.joining import (
 )
 
 from leasehold import (
+    Conflict,
     InvalidArgument,
     Lease,
     LeaseholdError,
@@ -50,6 +51,7 @@ from leasehold import (
     Status,
     StoreUnavailable,
     UnknownJob,
+    Unsupported,
 )
 from leasehold.testing import ManualClock
 
@@ -598,7 +600,7 @@ def test_a_savepoint_is_refused_unless_the_caller_insists(
                 caller.verbs(router).add("b", connection=connection),
                 caller.verbs(router).add_many([{"id": "b"}], connection=connection),
             ):
-                with pytest.raises(InvalidArgument, match="savepoint=True"):
+                with pytest.raises(Conflict, match="savepoint=True"):
                     await refused
             await verbs.add("child", connection=connection, savepoint=True)
             await verbs.complete(connection=connection, savepoint=True)
@@ -627,7 +629,7 @@ def test_a_savepoint_that_may_be_the_whole_transaction_is_refused_in_any_case(
             nested = connection.begin_nested()
             if caller.is_async:
                 await nested
-            with pytest.raises(InvalidArgument, match="before the savepoint"):
+            with pytest.raises(Conflict, match="before the savepoint"):
                 await caller.verbs(lease).fence(connection, savepoint=True)
             await caller.rollback(connection)
 
@@ -683,9 +685,9 @@ def test_a_sync_verb_says_how_to_use_an_async_connection(
                 lambda: lease.fence(connection),
             ]
             for verb in verbs:
-                with pytest.raises(InvalidArgument, match=r"belongs to an event loop.*\.aio"):
+                with pytest.raises(Unsupported, match=r"belongs to an event loop.*\.aio"):
                     verb()
-            with pytest.raises(InvalidArgument, match=r"\.aio"):
+            with pytest.raises(Unsupported, match=r"\.aio"):
                 router.add("b", connection=connection)
 
     asyncio.run(body())
@@ -695,9 +697,9 @@ def test_a_sync_verb_says_how_to_use_an_async_connection(
 @pytest.mark.parametrize("thing", [object(), "sqlite:///jobs.db", 7], ids=lambda thing: type(thing).__name__)
 def test_what_is_no_connection_is_refused(thing: object, router: Router, lease: Lease) -> None:
     """The message names its type, and what would do."""
-    with pytest.raises(InvalidArgument, match=rf"connection is a builtins\.{type(thing).__name__}.*SQLAlchemy"):
+    with pytest.raises(Unsupported, match=rf"connection is a builtins\.{type(thing).__name__}.*SQLAlchemy"):
         lease.fence(thing)
-    with pytest.raises(InvalidArgument, match="sqlite3 connections"):
+    with pytest.raises(Unsupported, match="sqlite3 connections"):
         router.add("b", connection=thing)
 
 
@@ -714,7 +716,7 @@ def test_the_memory_store_says_which_stores_have_transactions() -> None:
             lambda: router.add("b", connection=connection),
             lambda: asyncio.run(lease.aio.transaction().__aenter__()),
         ):
-            with pytest.raises(InvalidArgument, match=r"memory store has none.*sqlite:///jobs\.db"):
+            with pytest.raises(Unsupported, match=r"memory store has none.*sqlite:///jobs\.db"):
                 verb()
         lease.complete()
 
@@ -755,7 +757,7 @@ def test_a_reader_that_would_have_to_open_the_file_does_not_wait_for_its_own_cal
     with Router(f"sqlite:///{path}?busy_seconds=3", clock=clock) as router:
         with create_engine(f"sqlite:///{path}", poolclass=NullPool).connect() as connection:
             router.add("a", connection=connection)
-            with pytest.raises(InvalidArgument, match="would wait for itself"):
+            with pytest.raises(Conflict, match="would wait for itself"):
                 router.job("a")
             connection.commit()
         assert router.job("a").status is Status.PENDING
@@ -787,7 +789,7 @@ def test_a_verb_without_connection_inside_a_fenced_block_is_told_at_once(router:
     before = router.snapshot()
     with lease.transaction():
         for verb in verbs_without_a_connection(router, lease).values():
-            with pytest.raises(InvalidArgument, match="pass connection=… to join it"):
+            with pytest.raises(Conflict, match="pass connection=… to join it"):
                 verb()
         assert router.snapshot() == before
         lease.check()
@@ -809,9 +811,9 @@ def test_a_verb_without_connection_inside_a_joined_transaction_is_told_at_once(
                 await caller.begin(connection)
                 await caller.verbs(lease).fence(connection)
                 for verb in (lease.renew, lease.complete, lambda: router.add("b")):
-                    with pytest.raises(InvalidArgument, match="pass connection=… to join it"):
+                    with pytest.raises(Conflict, match="pass connection=… to join it"):
                         verb()
-                with pytest.raises(InvalidArgument, match="pass connection=… to join it"):
+                with pytest.raises(Conflict, match="pass connection=… to join it"):
                     await lease.aio.renew()
                 await end(connection)
                 lease.renew()
@@ -835,7 +837,7 @@ def test_a_verb_without_connection_after_a_refused_fence_is_told_at_once(
         async with caller.transaction() as connection:
             with pytest.raises(StaleEpoch):
                 await caller.verbs(lease).fence(connection)
-            with pytest.raises(InvalidArgument, match="would wait for itself"):
+            with pytest.raises(Conflict, match="would wait for itself"):
                 successor.renew()
         successor.renew()
 
@@ -880,7 +882,7 @@ def test_another_router_on_the_same_file_is_concerned(
     link.symlink_to(path)
     with Router(f"sqlite:///{link}?busy_seconds=3", clock=clock) as linked, lease.transaction():
         for another in (hasty, linked):
-            with pytest.raises(InvalidArgument, match="would wait for itself"):
+            with pytest.raises(Conflict, match="would wait for itself"):
                 another.add("b")
 
 
@@ -1013,7 +1015,7 @@ ENDS = [name for name in vars(Ends) if not name.startswith("_")]
 @pytest.mark.parametrize("end", ["commit", "rollback", "close", "with_connection"])
 def test_the_users_own_ways_to_end_the_block_are_refused_with_the_right_one(end: str, lease: Lease) -> None:
     """By name, and with what follows."""
-    with lease.transaction() as connection, pytest.raises(InvalidArgument, match="the end of the block commits"):
+    with lease.transaction() as connection, pytest.raises(Conflict, match="the end of the block commits"):
         getattr(Ends, end)(connection)
 
 
@@ -1025,7 +1027,7 @@ def test_the_block_is_not_its_users_to_end(
     clock.advance(31)
     with lease.transaction() as connection:
         connection.execute("insert into results values ('mine')")
-        with pytest.raises((InvalidArgument, sqlite3.DatabaseError)):
+        with pytest.raises((Conflict, sqlite3.DatabaseError)):
             getattr(Ends, end)(connection)
         assert rows(path) == []
         with pytest.raises(StoreUnavailable):
@@ -1040,7 +1042,7 @@ def test_an_attempt_to_end_the_block_that_is_not_caught_rolls_it_back(
     end: str, router: Router, lease: Lease, path: str
 ) -> None:
     """Like any exception."""
-    with pytest.raises((InvalidArgument, sqlite3.DatabaseError)), lease.transaction() as connection:  # noqa: PT012  # a block is tested
+    with pytest.raises((Conflict, sqlite3.DatabaseError)), lease.transaction() as connection:  # noqa: PT012  # a block is tested
         connection.execute("insert into results values ('mine')")
         getattr(Ends, end)(connection)
 
@@ -1107,7 +1109,7 @@ def test_the_async_block_commits_rolls_back_and_refuses(
     async def body(lease: Lease, what: str, fails: bool = False) -> None:
         async with lease.aio.transaction() as connection:
             connection.execute("insert into results values (?)", [what])
-            with pytest.raises(InvalidArgument, match="pass connection=…"):
+            with pytest.raises(Conflict, match="pass connection=…"):
                 await router.aio.add("b")
             await lease.aio.add("mail", connection=connection)
             await router.aio.add(what, connection=connection)
@@ -1185,7 +1187,7 @@ def test_many_who_wait_do_not_keep_an_async_block_from_its_commit(router: Router
 
 def test_find_digs_the_refusal_out_of_whatever_wraps_it(lease: Lease) -> None:
     """Causes, contexts, groups, and an ORM's `orig`, however deep."""
-    refusal = StaleEpoch("a", presented=1, current=2)
+    refusal = StaleEpoch.of_job("a", presented=1, current=2)
     wrapped = OperationalError("select 1", {}, refusal)
     caused = RuntimeError()
     caused.__cause__ = wrapped

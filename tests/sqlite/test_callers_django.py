@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, transaction
 from tests.django_connection import django_connection
 
-from leasehold import InvalidArgument, Lease, NotInTransaction, Router, StaleEpoch
+from leasehold import Conflict, Lease, NotInTransaction, Router, StaleEpoch
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_autocommit_and_nested_atomics_are_refused(router: Router) -> None:
         lease.fence(connection)
     with transaction.atomic():
         insert()
-        with pytest.raises(InvalidArgument, match="savepoint"), transaction.atomic():
+        with pytest.raises(Conflict, match="savepoint"), transaction.atomic():
             lease.complete(connection=connection)
 
     assert (written(), router.job("a").status) == (1, "running")

@@ -448,8 +448,9 @@ def test_a_settlement_whose_reply_is_lost_can_be_repeated(
     router.add("a")
     lease = claimed(router)
     lose_the_next_reply(router)
-    with pytest.raises(StoreUnavailable, match="may or may not have happened"):
+    with pytest.raises(StoreUnavailable, match="may or may not have happened") as lost:
         settle(lease)
+    assert lost.value.outcome_unknown
 
     settle(lease)
 
@@ -462,8 +463,9 @@ def test_a_settlement_whose_reply_is_lost_can_be_repeated(
 
 def test_an_add_whose_reply_is_lost_can_be_repeated(router: Router) -> None:
     lose_the_next_reply(router)
-    with pytest.raises(StoreUnavailable, match="may or may not have happened"):
+    with pytest.raises(StoreUnavailable, match="may or may not have happened") as lost:
         router.add("a", {"n": 1})
+    assert lost.value.outcome_unknown
 
     assert not router.add("a", {"n": 1}).created
 

@@ -27,7 +27,15 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from tests.sqlite.joining import in_thread
 
-from leasehold import InvalidArgument, Lease, LeaseholdError, NotInTransaction, Router, StaleEpoch, StoreUnavailable
+from leasehold import (
+    Conflict,
+    Lease,
+    LeaseholdError,
+    NotInTransaction,
+    Router,
+    StaleEpoch,
+    StoreUnavailable,
+)
 from leasehold.stores.sqlite import SqliteStore
 from leasehold.stores.sqlite.callers import FencedConnection
 from leasehold.stores.sqlite.database import Database
@@ -427,7 +435,7 @@ def test_a_verb_in_a_signal_handler_inside_a_write_is_told_at_once(where: str, r
         if now == where:
             database.point = None
             for verb in (lease.renew, lambda: lease.transaction().__enter__()):
-                with pytest.raises(InvalidArgument, match="signal handler"):
+                with pytest.raises(Conflict, match="signal handler"):
                     verb()
 
     database.point = handler

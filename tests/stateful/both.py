@@ -17,7 +17,7 @@ from tests.stateful.promises import Ledger, Snapshot, Step
 from leasehold.core.job import Grant, NewJob, Outcome, Settlement, Status, new_child
 from leasehold.core.lifecycle import FINISHED
 from leasehold.core.ownership import Process, Reason
-from leasehold.errors import InvalidArgument, LeaseholdError, StaleEpoch, UnknownJob
+from leasehold.errors import Conflict, LeaseholdError, StaleEpoch, UnknownJob
 from leasehold.store import Store
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing import ManualClock
@@ -243,7 +243,7 @@ class Both(RuleBasedStateMachine):
             self.step.refusals += [answer] if isinstance(answer, StaleEpoch) else []
             return False
         if isinstance(answer, LeaseholdError):
-            assert isinstance(answer, InvalidArgument), f"{answer!r} for the current epoch of {job}"
+            assert isinstance(answer, Conflict), f"{answer!r} for the current epoch of {job}"
             return False
         self.step.moved.add(job_id)
         self.step.acts.append((kind, job_id, "op", note))

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from leasehold import InvalidArgument, Lease, Retry, Router, StaleEpoch, current_lease
+from leasehold import Conflict, Lease, Retry, Router, StaleEpoch, current_lease
 
 router = Router(os.environ.get("LEASEHOLD_TEST_URL"), lease_seconds=30)
 seen: list[str] = []  # what the hooks of this very process have seen
@@ -130,7 +130,7 @@ def rows(lease: Lease, how: str) -> None:
         if how == "waits for itself":
             try:
                 lease.progress(0.5)
-            except InvalidArgument as error:
+            except Conflict as error:
                 raise KeyError("refused") from error
         if how != "rows only":
             lease.complete(how, connection=connection)
@@ -249,7 +249,7 @@ def many_threads(lease: Lease) -> list[int]:
 @router.task(process=True, retry=once)
 def stale(lease: Lease) -> None:
     """Say what only a store can know."""
-    raise StaleEpoch(lease.job_id, presented=lease.epoch, current=lease.epoch + 1)
+    raise StaleEpoch.of_job(lease.job_id, presented=lease.epoch, current=lease.epoch + 1)
 
 
 @router.task(process=True)

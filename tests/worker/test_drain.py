@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from leasehold import InvalidArgument, Lease, Retry, Router, StaleEpoch, Status, current_lease
+from leasehold import Conflict, InvalidArgument, Lease, Retry, Router, StaleEpoch, Status, Unsupported, current_lease
 from leasehold.testing import ManualClock, take_over
 from leasehold.worker import draining
 
@@ -262,7 +262,7 @@ def test_advance_needs_a_clock_that_can_be_moved() -> None:
     router.task(lambda: ran.append(1), name="work")
     router.add("a", task="work")
 
-    with pytest.raises(InvalidArgument, match=r"SystemClock has no advance\(\).*ManualClock"):
+    with pytest.raises(Unsupported, match=r"SystemClock has no advance\(\).*ManualClock"):
         router.drain(advance=True)
 
     assert ran == []
@@ -311,7 +311,7 @@ def test_a_job_that_hands_itself_back_for_ever_is_noticed(
 
     poll.options(id="a").add()
 
-    with pytest.raises(InvalidArgument, match="job 'a' has gone back 20 times in this drain"):
+    with pytest.raises(Conflict, match="job 'a' has gone back 20 times in this drain"):
         router.drain(advance=True)
 
 
@@ -423,7 +423,7 @@ def test_a_job_that_nobody_here_can_handle_is_a_mistake(router: Router, task: st
 
     router.add("a", {"colour": "red"}, task=task)
 
-    with pytest.raises(InvalidArgument, match=message):
+    with pytest.raises(Conflict, match=message):
         router.drain()
 
     job = router.job("a")
@@ -480,7 +480,7 @@ def test_a_lifespan_is_left_when_the_drain_raises(router: Router) -> None:
         said.append("left")
 
     router.add("a", task="nosuch")
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(Conflict):
         router.drain()
 
     assert said == ["left"]

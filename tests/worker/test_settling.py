@@ -410,7 +410,7 @@ def test_a_refusal_that_is_not_about_the_lease_is_an_error_like_any_other(router
 
     @router.task(retry=Retry(max_errors=1))
     def work(lease: Lease) -> None:
-        raise StaleEpoch(lease.job_id, presented=lease.epoch, current=lease.epoch + 1, owner="younger")
+        raise StaleEpoch.of_job(lease.job_id, presented=lease.epoch, current=lease.epoch + 1, owner="younger")
 
     work.options(id="a").add()
     with working(router):

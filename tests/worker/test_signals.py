@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from leasehold import InvalidArgument, Router
+from leasehold import Router, Unsupported
 from leasehold.testing import ManualClock
 from leasehold.worker.signals import signals
 
@@ -48,7 +48,7 @@ def test_work_on_a_running_event_loop_is_refused_with_what_to_use() -> None:
     async def body() -> None:
         router.work(until_empty=True)
 
-    with pytest.raises(InvalidArgument, match=r"use `async with router\.worker\(\):`"):
+    with pytest.raises(Unsupported, match=r"use `async with router\.worker\(\):`"):
         asyncio.run(body())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from leasehold import (
-    InvalidArgument,
+    Conflict,
     Lease,
     Reason,
     Retry,
@@ -321,9 +321,9 @@ def test_whoever_stops_it_too_returns_when_it_has_stopped(router: Router) -> Non
 
 
 def test_it_is_started_once(router: Router) -> None:
-    with router.worker() as worker, pytest.raises(InvalidArgument, match="make another one"):
+    with router.worker() as worker, pytest.raises(Conflict, match="make another one"):
         worker.start()
-    with pytest.raises(InvalidArgument, match="make another one"):
+    with pytest.raises(Conflict, match="make another one"):
         worker.start()
 
 

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
 
 import leasehold
-from leasehold import InvalidArgument, Lease, NewJob, Retry, Router, StaleEpoch
+from leasehold import InvalidArgument, Lease, NewJob, Retry, Router, StaleEpoch, Unsupported
 from leasehold.core.job import JobOptions, JobSettings, child_name
 from leasehold.core.retry import DEFAULT_RETRY
 from leasehold.testing import ManualClock
@@ -716,7 +716,7 @@ def test_a_job_joins_the_transaction_of_an_async_session(tmp_path: Path) -> None
                 assert (await joined.aio.add("a")).created
                 with lease.active():
                     assert (await joined.aio.add("b")).job.parent == "parent"
-                with pytest.raises(InvalidArgument, match="belongs to an event loop: await the async form"):
+                with pytest.raises(Unsupported, match="belongs to an event loop: await the async form"):
                     joined.add("c")
             await engine.dispose()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from .. import InvalidArgument, LeaseholdError, __version__
+from .. import InvalidArgument, LeaseholdError, Unsupported, __version__
 from .demo import demo
 from .health import worker_health
 from .store import store
@@ -59,5 +59,5 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except LeaseholdError as error:
         click.echo(f"leasehold: {' '.join(str(error).split())}", err=True)
         # Every argument of a call comes from the command line: a wrong one is a mistake in how it was called.
-        return 2 if isinstance(error, InvalidArgument) else 1
+        return 2 if isinstance(error, InvalidArgument | Unsupported) else 1
     return code if isinstance(code, int) else 0

@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import click
 
-from .. import InvalidArgument, Router, StoreUnavailable
+from .. import InvalidArgument, Router, StoreUnavailable, Unsupported
 from ..core.clock import SystemClock
 from ..core.values import shown_url
 
@@ -229,13 +229,13 @@ class _Progress:
 
 def _migratable(router: Router) -> Any:
     if not hasattr(router.store, "migrate"):
-        raise InvalidArgument("a memory store has no schema, so there is nothing to migrate.")
+        raise Unsupported("a memory store has no schema, so there is nothing to migrate.")
     return router.store
 
 
 def _administrable(router: Router) -> Any:
     if not hasattr(router.store, "grant"):
-        raise InvalidArgument("only PostgreSQL has roles: of a SQLite file, its permissions say who may use it.")
+        raise Unsupported("only PostgreSQL has roles: of a SQLite file, its permissions say who may use it.")
     return router.store
 
 
@@ -244,7 +244,7 @@ def open_existing(url: str, schema: str = "leasehold") -> Router:
     router = Router(url, schema=schema)
     scheme = url.partition(":")[0]  # what else urlsplit would say about a URL may repeat its password
     if scheme == "memory":
-        raise InvalidArgument(
+        raise Unsupported(
             "a memory store lives and ends with its own process, so there is nothing to look at from here: "
             "name a file, such as sqlite:///jobs.db."
         )

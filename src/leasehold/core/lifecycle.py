@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from ..errors import InvalidArgument
+from ..errors import Conflict
 from .job import Status
 from .ownership import Reason
 from .retry import Retry
@@ -73,7 +73,7 @@ def after(verb: Verb, status: Status, job_id: str) -> Status:
     try:
         return TRANSITIONS[verb][status]
     except KeyError:
-        raise InvalidArgument(f"job {job_id!r} is {status} and {_REFUSED.get(verb, f'admits no {verb}')}.") from None
+        raise Conflict(f"job {job_id!r} is {status} and {_REFUSED.get(verb, f'admits no {verb}')}.") from None
 
 
 def judge_error(errors: int, retry: Retry, *, again: bool) -> Verb:
@@ -98,16 +98,16 @@ def reclaim_error(verb: Verb, reason: Reason, owner: str, reclaims: int, retry: 
     return f"{what}; reclaimed"
 
 
-def lock_held(job_id: str, key: str, holder: str, epoch: int) -> InvalidArgument:
+def lock_held(job_id: str, key: str, holder: str, epoch: int) -> Conflict:
     """Return the refusal of a transfer to a job whose lock key another job holds."""
-    return InvalidArgument(
+    return Conflict(
         f"job {job_id!r} cannot run now: its lock {key!r} is held by job {holder!r} (epoch {epoch}). "
         "Cancel or finish that one first."
     )
 
 
-def unique_taken(job_id: str, key: str, holder: str) -> InvalidArgument:
+def unique_taken(job_id: str, key: str, holder: str) -> Conflict:
     """Return the refusal of a replay whose unique key an unfinished job has."""
-    return InvalidArgument(
+    return Conflict(
         f"job {job_id!r} cannot be replayed: its unique key {key!r} belongs to job {holder!r}, which is unfinished."
     )

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..core import values
 from ..core.clock import Clock
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unsupported
 from ..store import Store
 from .memory import MemoryStore
 
@@ -93,12 +93,12 @@ def _open_postgres(url: str, clock: Clock | None, trace: bool, schema: str) -> S
     try:
         from .postgres import PostgresStore, settings  # on use: its driver is an extra
     except ModuleNotFoundError as error:
-        raise InvalidArgument(
+        raise Unsupported(
             f"a PostgreSQL store needs a driver that is not installed ({error}): pip install 'leasehold[postgres]'."
         ) from error
     except ImportError as error:
         said = str(error).strip().partition("\n")[0].rstrip(".:")
-        raise InvalidArgument(
+        raise Unsupported(
             f"the driver of PostgreSQL is installed and cannot be loaded ({said}). If libpq is missing: pip install "
             "'psycopg[binary]', which brings its own, or install libpq (Debian and Ubuntu: libpq5)."
         ) from error

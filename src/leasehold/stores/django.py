@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ..errors import InvalidArgument, NotInTransaction
+from ..errors import Conflict, InvalidArgument, NotInTransaction
 
 
 def wrapper_of(connection: Any) -> Any:
@@ -36,7 +36,7 @@ def refuse(wrapper: Any, vendor: str, *, savepoint: bool) -> None:
         )
     # A level of atomic(savepoint=False) is None here.
     if not savepoint and any(wrapper.savepoint_ids):
-        raise InvalidArgument(
+        raise Conflict(
             "that connection is inside a nested transaction.atomic(), which is a savepoint: if it is rolled back, the "
             "outer transaction would commit without what was joined here. Call this in the outermost atomic(), or pass "
             "savepoint=True if you know that it will not be. (Django's TestCase is an atomic() of its own: use "

@@ -13,7 +13,7 @@ from typing import Any
 from ..core import values
 from ..errors import InvalidArgument
 from .conversion import converter
-from .scalars import Converter, Half, Mismatch, Unsupported, shown_annotation
+from .scalars import Converter, Half, Mismatch, UnsupportedAnnotation, shown_annotation
 
 _EMPTY: Any = inspect.Parameter.empty
 _loads = json.loads
@@ -90,7 +90,7 @@ class Arguments:
         try:
             for name, value in given.items():
                 kept[name] = (converters.get(name) or self._converter(name)).dump(value)
-        except (Mismatch, Unresolved, Unsupported, RecursionError) as error:
+        except (Mismatch, Unresolved, UnsupportedAnnotation, RecursionError) as error:
             raise self._refused(name, error) from None
         try:
             return values.encode(kept, "payload")
@@ -203,7 +203,7 @@ class Arguments:
         for name in names:
             try:
                 each = self._converter(name)
-            except (Unresolved, Unsupported) as error:
+            except (Unresolved, UnsupportedAnnotation) as error:
                 raise Unbindable(
                     f"argument {name!r} of task {self._task!r} here is annotated as {self._annotation(name)}: {error}."
                 ) from None

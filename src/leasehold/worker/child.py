@@ -20,7 +20,7 @@ from typing import Any, NoReturn, cast
 
 from ..core import values
 from ..core.clock import SteadyClock
-from ..errors import InvalidArgument, StaleEpoch, StoreUnavailable
+from ..errors import InvalidArgument, StaleEpoch, StoreUnavailable, Unsupported
 from ..lease import Lease
 from ..store import Store
 from .handling import End, Raised, call, described, failed, settlement
@@ -94,14 +94,15 @@ class Child:
     def _ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         """Have the worker execute a verb of the store; return or raise what comes of it."""
         if os.getpid() != self._pid:
-            raise InvalidArgument("a forked process cannot use the lease of its parent: use it in the handler itself.")
+            raise Unsupported("a forked process cannot use the lease of its parent: use it in the handler itself.")
         answer: SimpleQueue[Reply] = SimpleQueue()
         number = next(self._numbers)
         self._asked[number] = answer
         try:
             self._send(Call(number, verb, args, kwargs))
         except OSError as error:
-            raise StoreUnavailable(f"the worker of this process is gone: {error}") from error
+            # What was not sent whole is not read.
+            raise StoreUnavailable(f"the worker of this process is gone: {error}. Nothing was changed.") from error
         reply = answer.get()
         if reply.error is not None:
             raise reply.error

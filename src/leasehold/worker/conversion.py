@@ -20,15 +20,15 @@ from .scalars import (
     Converter,
     Half,
     Mismatch,
-    Unsupported,
+    UnsupportedAnnotation,
     in_order,
     literal,
     only,
+    refuse_annotation,
     same,
     scalar,
     shown,
     shown_annotation,
-    unsupported,
     within,
 )
 
@@ -37,7 +37,7 @@ _QUALIFIERS = (typing.Annotated, typing.Required, typing.NotRequired, getattr(ty
 
 
 def converter(annotation: Any) -> Converter:
-    """Return how values of *annotation*, which is resolved, are kept; raise `Unsupported` if they cannot be."""
+    """Return how values of *annotation*, which is resolved, are kept; raise `UnsupportedAnnotation` if none can be."""
     return _build(annotation, {})
 
 
@@ -51,7 +51,7 @@ def dump_by_type(value: Any) -> Any:
     if kind not in (dict, list, tuple, set, frozenset):
         try:
             return _of_type(kind).dump(value)
-        except Unsupported as error:
+        except UnsupportedAnnotation as error:
             if not isinstance(value, (dict, list, tuple, *PLAIN)):
                 raise Mismatch(f"JSON has no form for {error}") from None
     if isinstance(value, dict):
@@ -93,7 +93,7 @@ def _build(annotation: Any, known: dict[Any, Converter]) -> Converter:
         return _collection(annotation, origin or annotation, known)
     if isinstance(annotation, type):
         return _class(annotation, known)
-    return unsupported(annotation)
+    return refuse_annotation(annotation)
 
 
 def _begun(name: str) -> Converter:
@@ -120,7 +120,7 @@ def _class(kind: type, known: dict[Any, Converter]) -> Converter:
         return _dataclass(kind, known)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return _named_tuple(kind, known)
-    return unsupported(kind)
+    return refuse_annotation(kind)
 
 
 def _union(annotation: Any, members: list[Converter]) -> Converter:
@@ -169,7 +169,7 @@ def _collection(annotation: Any, origin: Any, known: dict[Any, Converter]) -> Co
     if origin is tuple and arguments and arguments[-1] is not Ellipsis:
         return _fixed_tuple(name, [_build(one, known) for one in arguments if one != ()])
     if origin not in _COLLECTIONS:
-        unsupported(annotation)
+        refuse_annotation(annotation)
     inner = _build(arguments[0], known) if arguments else Converter("Any", same)
     if origin in _LISTS:
         # A tuple is a Sequence, and comes back as one: as a list.
@@ -227,7 +227,7 @@ def _dict(annotation: Any, name: str, arguments: tuple[Any, ...], known: dict[An
         while hasattr(key, "__supertype__"):
             key = key.__supertype__
         if key is not str and key is not Any:
-            unsupported(annotation, ", whose keys are not strings, as JSON's are")
+            refuse_annotation(annotation, ", whose keys are not strings, as JSON's are")
         inner = _build(arguments[1], known)
 
     def dump(value: Any) -> Any:
@@ -267,7 +267,7 @@ def _dataclass(kind: Any, known: dict[Any, Converter]) -> Converter:
     own = [field for field in dataclasses.fields(kind) if field.init]
     hints = _hints(kind)
     if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
-        unsupported(kind, ", which takes an InitVar that nobody can read back")
+        refuse_annotation(kind, ", which takes an InitVar that nobody can read back")
     itself = known[kind] = _begun(kind.__name__)
     fields = {field.name: _build(hints[field.name], known) for field in own}
     needed = frozenset(f.name for f in own if f.default is _MISSING and f.default_factory is _MISSING)
@@ -291,7 +291,7 @@ def _hints(kind: Any, *, extras: bool = False) -> dict[str, Any]:
     try:
         return typing.get_type_hints(kind, include_extras=extras)
     except NameError as error:
-        raise Unsupported(f"{kind.__qualname__}, whose annotations cannot be resolved: {error}") from None
+        raise UnsupportedAnnotation(f"{kind.__qualname__}, whose annotations cannot be resolved: {error}") from None
 
 
 def _record_dump(

@@ -11,7 +11,7 @@ from typing import NoReturn, Protocol
 from ..core import asked
 from ..core.clock import Clock, SteadyClock
 from ..core.job import Job, Status
-from ..errors import InvalidArgument
+from ..errors import Conflict, InvalidArgument, Unsupported
 from ..lease import Lease
 from ..process import new_claim_id, this_process
 from .handling import End, call, call_async, released, settlement
@@ -152,14 +152,14 @@ class Drain:
     def _refuse(self, lease: Lease, why: str, cause: Exception | None = None) -> NoReturn:
         """Hand the job back, and raise: a worker would leave it to others, and in a test there are none."""
         self._store.settle([released(lease)])
-        raise InvalidArgument(f"job {lease.job_id!r} {why}. It was handed back.") from cause
+        raise Conflict(f"job {lease.job_id!r} {why}. It was handed back.") from cause
 
     def _after(self, lease: Lease) -> Job:
         job = self._store.job(lease.job_id)
         if job.status is Status.PENDING and job.errors == lease._grant.errors:
             self._free_runs[job.id] += 1
             if self._free_runs[job.id] >= _MOST_FREE_RUNS:
-                raise InvalidArgument(
+                raise Conflict(
                     f"job {job.id!r} has gone back {_MOST_FREE_RUNS} times in this drain without spending a budget, "
                     "and might go on for ever: what its handler waits for does not come."
                 )
@@ -189,7 +189,7 @@ def _stops(error: BaseException) -> bool:
 
 def _advancing(clock: Clock) -> Advancing:
     if not callable(getattr(clock, "advance", None)):
-        raise InvalidArgument(
+        raise Unsupported(
             f"drain(advance=True) moves the clock to what is due next, and {type(clock).__name__} has no advance(): "
             "use a router with Router(clock=ManualClock()), or router.override(clock=ManualClock())."
         )

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from .scalars import Converter, Mismatch, shown, unsupported
+from .scalars import Converter, Mismatch, refuse_annotation, shown
 
 
 def foreign(kind: type) -> Converter | None:
@@ -24,7 +24,7 @@ def _is_of(kind: type, module: str, name: str) -> bool:
 
 def _model(kind: Any) -> Converter:
     if not hasattr(kind, "model_validate_json"):
-        unsupported(kind, ", which is of a pydantic before 2")
+        refuse_annotation(kind, ", which is of a pydantic before 2")
     from pydantic import ValidationError
 
     # From JSON, and not from a dict: a strict model takes the string of a date from JSON only.

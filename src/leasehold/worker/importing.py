@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from ..errors import InvalidArgument
+from ..errors import Unsupported
 
 PROCESS: Final = "leasehold-handler"  # the name of such a process
 UNGUARDED: Final = 87  # its exit code then
@@ -19,7 +19,7 @@ def refuse_in_an_import(what: str) -> None:
         return
     text = f"{what} while a process of handlers imports the main module: {GUARD}."
     if current.name != PROCESS:
-        raise InvalidArgument(text)
+        raise Unsupported(text)
     sys.stderr.write(f"leasehold: {text}\n")
     sys.stderr.flush()
     raise SystemExit(UNGUARDED)  # which no `except Exception` of the program takes, and its worker understands

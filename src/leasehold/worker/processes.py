@@ -371,4 +371,4 @@ def _sendable(error: Exception) -> Exception:
     """Return the error, or one that says the same and can be read in another process."""
     if isinstance(error, LeaseholdError) or type(error).__module__ == "builtins":
         return error
-    return StoreUnavailable(f"{type(error).__name__}: {error}")
+    return StoreUnavailable(f"{type(error).__name__}: {error}", outcome_unknown=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..core.job import Grant
-from ..errors import InvalidArgument
+from ..errors import Unsupported
 from ..store import Store, Transactions
 
 # Every verb of the contract, but for those that are about a store object of one's own.
@@ -73,7 +73,7 @@ class RemoteStore:
     def transactions(self) -> Transactions | None:
         """The verbs inside a transaction, on a connection of this process."""
         if self._elsewhere:
-            raise InvalidArgument(self._elsewhere)
+            raise Unsupported(self._elsewhere)
         return self.own.transactions
 
     def __getattr__(self, name: str) -> Any:

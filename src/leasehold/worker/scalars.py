@@ -38,7 +38,7 @@ class Mismatch(Exception):
         return Mismatch(self.said, (f".{part}" if named else f"[{part!r}]") + self.where)
 
 
-class Unsupported(Exception):
+class UnsupportedAnnotation(Exception):
     """No value of this annotation can be kept."""
 
 
@@ -73,9 +73,9 @@ def shown_annotation(annotation: Any) -> str:
     return str(annotation).replace("typing.", "")
 
 
-def unsupported(annotation: Any, why: str = "") -> NoReturn:
-    """Raise `Unsupported` for *annotation*."""
-    raise Unsupported(shown_annotation(annotation) + why)
+def refuse_annotation(annotation: Any, why: str = "") -> NoReturn:
+    """Raise `UnsupportedAnnotation` for *annotation*."""
+    raise UnsupportedAnnotation(shown_annotation(annotation) + why)
 
 
 # Halves
@@ -257,10 +257,10 @@ def literal(annotation: Any) -> Converter:
     allowed = typing.get_args(annotation)
     kept = {(type(one), one): one.value if isinstance(one, enum.Enum) else one for one in allowed}
     if not all(one is None or type(one) in PLAIN for one in kept.values()):
-        unsupported(annotation)
+        refuse_annotation(annotation)
     back = {(type(form), form): key[1] for key, form in kept.items()}
     if len(back) < len(kept):
-        unsupported(annotation, ", of which two look alike in JSON")
+        refuse_annotation(annotation, ", of which two look alike in JSON")
     name = shown_annotation(annotation)
 
     def look(table: dict[Any, Any], value: Any) -> Any:

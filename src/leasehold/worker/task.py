@@ -38,7 +38,7 @@ from .functions import (
     place,
     takes_lease,
 )
-from .scalars import PLAIN, Converter, Mismatch, Unsupported, shown
+from .scalars import PLAIN, Converter, Mismatch, UnsupportedAnnotation, shown
 
 __all__ = ["AnyTask", "Kind", "Options", "Settings", "Task", "Unbindable", "Unready", "Unstorable", "make_task"]
 
@@ -309,7 +309,7 @@ class Task(Generic[C, P, R_co]):
             return None
         try:
             return converter(resolved(self.function, annotation))
-        except (Unresolved, Unsupported):
+        except (Unresolved, UnsupportedAnnotation):
             return None
 
 

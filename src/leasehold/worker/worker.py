@@ -25,7 +25,7 @@ from ..aio import abandonable
 from ..core import values
 from ..core.clock import FAR, Clock, SteadyClock
 from ..core.job import Grant, Settlement
-from ..errors import InvalidArgument, Settled
+from ..errors import Conflict, Settled, Unsupported
 from ..lease import Lease
 from ..store import Refusal, Store
 from .claiming import LONGEST_REST_SECONDS, MOST, WAIT_SECONDS, Claimer
@@ -131,7 +131,7 @@ class Worker:
     def start(self, *, loop: asyncio.AbstractEventLoop | None = None, until_empty: bool = False) -> None:
         """Begin to work, in the background; async handlers run on *loop*, or on a loop of the worker's own."""
         if self._started:
-            raise InvalidArgument("this worker has been started before: make another one.")
+            raise Conflict("this worker has been started before: make another one.")
         self._started_us = self._steady.now()
         steady, hooks, most = self._steady, self._shop.hooks, self.concurrency
         loops = Loop(most, hooks, steady, self._ended, loop)
@@ -397,7 +397,7 @@ class Worker:
         else:
             self._settler.put(Said(run, said, end.error))
             if isinstance(end.error, Unguarded):
-                self._claimer.fail(InvalidArgument(str(end.error)))
+                self._claimer.fail(Unsupported(str(end.error)))
         self._claimer.freed()
         if not self._changed.is_set():
             self._changed.set()
@@ -487,7 +487,7 @@ def _refuse_on_a_loop() -> None:
     """Refuse to block an event loop."""
     with suppress(RuntimeError):
         asyncio.get_running_loop()
-        raise InvalidArgument(
+        raise Unsupported(
             "router.work() would block the event loop that runs on this thread: use `async with router.worker():`, "
             "whose async handlers run on that loop."
         )

@@ -31,7 +31,7 @@ from ...core.ownership import (
     draw_epochs,
     sane,
 )
-from ...errors import InvalidArgument, LeaseholdError, Settled, StaleEpoch, StoreUnavailable, UnknownJob
+from ...errors import Conflict, LeaseholdError, Settled, StaleEpoch, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Refusal
 from .lines import Deadlines, Parked, Ready, Scheduled
@@ -78,9 +78,9 @@ def turn(verb: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]
     return cast(Callable[Concatenate[S, P], R], taken)
 
 
-def inside(verb: str) -> InvalidArgument:
+def inside(verb: str) -> Conflict:
     """Return the refusal of a verb that was called while another one was under way."""
-    return InvalidArgument(
+    return Conflict(
         f"{verb}() was called inside another verb of this store, for instance by a signal handler, and would find it "
         "half done. Note what is to be done, and do it outside the handler."
     )
@@ -329,7 +329,7 @@ class State:
     def _conclude(self, record: Record, name: str, epoch: int, outcome: str | None) -> None:
         effect = (record.effects or {}).get(name)
         if record.effects is None or effect is None:
-            raise InvalidArgument(f"job {record.spec.id!r} has begun no effect named {name!r}.")
+            raise Conflict(f"job {record.spec.id!r} has begun no effect named {name!r}.")
         if outcome is None and effect.known:
             return  # somebody else under this epoch has brought it about meanwhile; what is known stays known
         if outcome is None:
@@ -440,12 +440,12 @@ class State:
                 assert held.ended is not None
                 by = held.owner
                 kind, reason = (Settled, None) if said is not None else (StaleEpoch, Reason(held.ended))
-        refusal = kind(record.spec.id, presented=presented, current=record.epoch, owner=owner, reason=reason, verb=verb)
-        facts = {"presented": presented, "current": record.epoch, "verb": verb, "reason": reason, "by": actor or by}
+        facts: dict[str, Any] = {"presented": presented, "current": record.epoch, "verb": verb, "reason": reason}
+        refusal = kind.of_job(record.spec.id, owner=owner, **facts)
         if presented > self._last:
             log.error("%s", refusal)
-            self._note("alarm", record, now, owner=owner, **facts)
-        self._note("refused", record, now, owner=owner, **facts)
+            self._note("alarm", record, now, owner=owner, by=actor or by, **facts)
+        self._note("refused", record, now, owner=owner, by=actor or by, **facts)
         return refusal
 
     # Places

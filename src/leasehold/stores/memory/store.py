@@ -13,7 +13,7 @@ from ...core.clock import Clock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key
 from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, unique_taken
 from ...core.ownership import Event, Ownership, Process, Reason, draw_epochs
-from ...errors import InvalidArgument, NoLease, StoreUnavailable
+from ...errors import Conflict, NoLease, StoreUnavailable
 from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
 from .record import DONE, PENDING, RUNNING, Record
 from .state import AT_DONE, AT_PENDING, AT_RUNNING, ORDER, State, count_moved, inside, turn
@@ -360,7 +360,7 @@ class MemoryStore(State):
             raise self._refuse(record, epoch, "resolve", now, by)
         effect = (record.effects or {}).get(name)
         if effect is not None and effect.known:
-            raise InvalidArgument(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
+            raise Conflict(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
         self._conclude(record, name, epoch, outcome)
         held = record.grant if record.status is RUNNING else None
         self._note("resolved", record, now, owner=held and held.owner, name=name, by=by, note=note)

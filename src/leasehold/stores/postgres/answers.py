@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...core.job import Added, NewJob, Status
 from ...core.lifecycle import Verb, after, lock_held, unique_taken
-from ...errors import InvalidArgument
+from ...errors import Conflict
 from .rows import Row, added, refusal_of
 
 
@@ -25,14 +25,14 @@ def why_not(job_id: str, epoch: int, verb: str, answer: str, *, name: str = "") 
     if "status" in facts:
         try:
             after(Verb(verb), Status(facts["status"]), job_id)
-        except InvalidArgument as refused:
+        except Conflict as refused:
             return refused
     if "lock" in facts:
         return lock_held(job_id, facts["lock"], facts["holder"], facts["epoch"])
     if "unique" in facts:
         return unique_taken(job_id, facts["unique"], facts["holder"])
     if "begun" in facts:
-        return InvalidArgument(f"job {job_id!r} has begun no effect named {name!r}.")
+        return Conflict(f"job {job_id!r} has begun no effect named {name!r}.")
     if "known" in facts:
-        return InvalidArgument(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
+        return Conflict(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
     return refusal_of(job_id, epoch, str(verb), answer)

@@ -30,12 +30,13 @@ from ...errors import (
     Settled,
     StaleEpoch,
     StoreUnavailable,
+    Unsupported,
     finders,
 )
 from ...store import Program
 from .. import django
 from .database import Database, inherited, outlive_fork
-from .faults import explained, is_lost, sqlstate_of, unknown
+from .faults import explained, is_lost, sqlstate_of
 from .fenced import ENDED, FencedConnection
 from .rows import Row, added, as_json, refusal_of, settlement, wishes
 from .sql import in_schema
@@ -174,10 +175,11 @@ class PostgresTransactions:
                 if is_lost(error):
                     if said is not None and self._was_said(job_id, epoch, said):
                         return
-                    raise self._moved(job_id, epoch) or unknown(
+                    raise self._moved(job_id, epoch) or StoreUnavailable(
                         f"the connection to {shown_url(self._database.url)} was lost in COMMIT: {_first(error)}. The "
                         "transaction may or may not have been committed: look for what it wrote before you run it "
-                        "again."
+                        "again.",
+                        outcome_unknown=True,
                     ) from error
                 if sqlstate_of(error) in ("40001", REFUSED_SQLSTATE) and (moved := self._moved(job_id, epoch)):
                     raise moved from error
@@ -363,7 +365,7 @@ class PostgresTransactions:
             raise said from _cause(said, error)
         finally:
             program.close()
-        raise _unknown(connection)
+        raise _unsupported(connection)
 
     async def run_async(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:
         """Run *program* likewise, on an async connection."""
@@ -514,8 +516,8 @@ def _types(module: str, *names: str) -> tuple[type[Any], ...]:
     return tuple(getattr(loaded, name) for name in names if hasattr(loaded, name))
 
 
-def _unknown(connection: Any) -> InvalidArgument:
-    return InvalidArgument(
+def _unsupported(connection: Any) -> Unsupported:
+    return Unsupported(
         f"connection is a {type(connection).__module__}.{type(connection).__qualname__}, and a PostgreSQL store can "
         "join psycopg connections, Django's, and SQLAlchemy connections and sessions (async ones through .aio)."
     )
@@ -533,7 +535,7 @@ def _refused_at_commit(error: BaseException) -> StaleEpoch | None:
     if "unknown" in facts:
         return None  # the job is gone: no epoch is current
     reason = facts.get("reason")
-    return (Settled if facts.get("settled") else StaleEpoch)(
+    return (Settled if facts.get("settled") else StaleEpoch).of_job(
         facts["job_id"],
         presented=facts["presented"],
         current=facts["current"],

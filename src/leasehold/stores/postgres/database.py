@@ -24,7 +24,7 @@ from ...core.values import shown_url
 from ...errors import InvalidArgument, StoreIncompatible, StoreUnavailable
 from ..migrating import Migrated
 from .connection import Connection, is_pooled
-from .faults import cannot_connect, explained, is_unknown, sqlstate_of, unknown, without_secrets
+from .faults import cannot_connect, explained, sqlstate_of, without_secrets
 from .rights import check_role
 from .rows import Row
 from .schema import admitted, look, make, migrate
@@ -156,12 +156,14 @@ class Database:
                     self._pause.wait(random.uniform(0, _GIVEN_UP_SECONDS))
                     continue
                 if lost is None:
-                    if not (again and is_unknown(error)):
+                    if not (again and error.outcome_unknown):
                         raise
                     lost = error
                 # From here on, "nothing was changed" would be said of the last try only.
                 elif not _is_gone(error):
-                    raise unknown(f"{lost} Asked again, it answered: {error}") from error.__cause__
+                    raise StoreUnavailable(
+                        f"{lost} Asked again, it answered: {error}", outcome_unknown=True
+                    ) from error.__cause__
                 left = left or patience(AGAIN_SECONDS)
                 if left() <= pause:
                     raise lost from lost.__cause__
@@ -419,4 +421,4 @@ def _rows(connection: Connection, query: str, params: Any, what: str) -> list[Ro
 
 def _is_gone(error: StoreUnavailable) -> bool:
     """Whether there is no connection to ask on: it was lost, or none could be made."""
-    return is_unknown(error) or (error.__cause__ is not None and sqlstate_of(error.__cause__) is None)
+    return error.outcome_unknown or (error.__cause__ is not None and sqlstate_of(error.__cause__) is None)

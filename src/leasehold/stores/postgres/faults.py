@@ -12,12 +12,14 @@ from urllib.parse import unquote
 
 from ...core.values import secrets_of, shown_url
 from ...errors import (
+    Conflict,
     InvalidArgument,
     LeaseholdError,
     NotInTransaction,
     StaleSnapshot,
     StoreIncompatible,
     StoreUnavailable,
+    Unsupported,
 )
 from .rights import missing_right
 
@@ -64,9 +66,10 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
     code = sqlstate_of(error)
     said = str(error).strip().partition("\n")[0]
     if is_lost(error):
-        return unknown(
+        return StoreUnavailable(
             f"the connection to {where} was lost: {said}. What was asked may or may not have happened; "
-            "look before you repeat it."
+            "look before you repeat it.",
+            outcome_unknown=True,
         )
     match code:
         case "LH002":
@@ -90,13 +93,13 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
                 f"need: set default_transaction_isolation for the role or in the URL (options=…). {_NOTHING}"
             )
         case "LH006":
-            return InvalidArgument(
+            return Conflict(
                 "that connection is inside a savepoint: if it is rolled back, the outer transaction would commit "
                 "without what was joined here. Call this outside of it, or pass savepoint=True if you know that it "
                 "will not be."
             )
         case "LH007":
-            return InvalidArgument(
+            return Unsupported(
                 f"{said}: it would keep its lease locked until somebody commits it, over restarts too. Commit in one "
                 f"phase. {_NOTHING}"
             )
@@ -151,18 +154,6 @@ def cannot_connect(error: Exception, url: str) -> StoreUnavailable:
     if secrets_of(url):
         error.args = (shown,)  # it is shown too, as the cause of ours
     return StoreUnavailable(" ".join([f"cannot connect to {shown_url(url)}: {shown}.", *advice, _NOTHING]))
-
-
-def unknown(sentence: str) -> StoreUnavailable:
-    """Return the error of a verb that may or may not have happened."""
-    error = StoreUnavailable(sentence)
-    error._unknown = True  # type: ignore[attr-defined]  # for `is_unknown` alone
-    return error
-
-
-def is_unknown(error: StoreUnavailable) -> bool:
-    """Whether what was asked may have happened all the same."""
-    return getattr(error, "_unknown", False)
 
 
 def is_lost(error: object) -> bool:

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import pq
 from psycopg.rows import tuple_row
 
-from ...errors import InvalidArgument, NotInTransaction
+from ...errors import Conflict, NotInTransaction
 from .connection import Connection
 
 _BLANK = rb"(?:\s|;|--[^\n\r]*(?:[\n\r]|\Z)|/\*.*?\*/)*"
@@ -52,7 +52,7 @@ class FencedCursor(psycopg.Cursor[Any]):
         # Behind every semicolon, also of a literal: which of them end a statement is more than this knows of SQL.
         begins = [0, *(end.end() for end in re.finditer(b";", text))] if several else [0]
         if ends := next(filter(None, (_ENDS.match(text, at) for at in begins)), None):
-            raise InvalidArgument(
+            raise Conflict(
                 f"{ends[1].split()[0].decode().upper()} inside lease.transaction(): the end of the block commits, and "
                 "an exception in it rolls back. What followed a commit of your own would be unfenced."
             )
@@ -128,7 +128,7 @@ class FencedConnection(Connection):
 
     def _only_ours(self, what: str) -> None:
         if not self.ours:
-            raise InvalidArgument(
+            raise Conflict(
                 f"{what} inside lease.transaction(): the end of the block commits, and an exception in it rolls back. "
                 "What followed a commit of your own would be unfenced."
             )

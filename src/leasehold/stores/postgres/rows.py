@@ -272,7 +272,7 @@ def refusal_of(job_id: str, epoch: int, verb: str, said: str) -> Refusal:
     if "unknown" in facts:
         return UnknownJob(job_id)
     reason = facts.get("reason")
-    return (Settled if facts["settled"] else StaleEpoch)(
+    return (Settled if facts["settled"] else StaleEpoch).of_job(
         job_id,
         presented=epoch,
         current=facts["current"],

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import sql
 
-from ...errors import InvalidArgument, StoreIncompatible, StoreUnavailable
+from ...errors import StoreIncompatible, StoreUnavailable
 from ..migrating import Migrated, refuse_newer, refuse_older
 from .rights import grant_again, grantees
 from .sql import functions, in_schema, latest, migrations, oldest
@@ -176,7 +176,7 @@ def _bring_up(connection: Connection, schema: str, found: Found | None, now: int
         _run(connection, schema, "SELECT leasehold.raise_epochs(leasehold.instant(%s))", [now])
         return
     if oldest() <= found.version and (lost := before - after):
-        raise InvalidArgument(
+        raise StoreIncompatible(
             f"the migrations say that code of version {oldest()} goes on working, and remove what it calls: "
             f"{', '.join(sorted(lost))}. Nothing was changed."
         )

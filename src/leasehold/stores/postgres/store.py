@@ -31,7 +31,7 @@ from ..migrating import Migrated
 from .answers import admitted_children, why_not
 from .callers import PostgresTransactions
 from .database import Database
-from .faults import sqlstate_of, unknown
+from .faults import sqlstate_of
 from .floors import Floors
 from .rights import grants, may_not_end, revocations
 from .rows import (
@@ -123,10 +123,11 @@ class PostgresStore:
         rows, lost_again = self.database.call_again(function, *args, self._now())
         answer = read(rows)
         if (lost or lost_again) and (found := [one.job.id for one in answer if not one.created]):
-            raise unknown(
+            raise StoreUnavailable(
                 f"the reply to this add was lost, and asked again the store has {len(found)} of its {len(answer)} jobs "
                 f"({found[0]!r} first). All are kept, once; whether this call made them or an earlier one is not "
-                "known. To add them again is harmless."
+                "known. To add them again is harmless.",
+                outcome_unknown=True,
             )
         return answer
 
@@ -425,7 +426,9 @@ class PostgresStore:
         except StoreUnavailable as error:
             if not ended:
                 raise
-            raise unknown(f"{len(ended)} jobs have been taken back, and then: {error}") from error.__cause__
+            raise StoreUnavailable(
+                f"{len(ended)} jobs have been taken back, and then: {error}", outcome_unknown=True
+            ) from error.__cause__
         self._end_outlived(always=True)
         return ended
 
@@ -587,4 +590,6 @@ def _of_a_part(error: StoreUnavailable, done: int, count: int) -> StoreUnavailab
     """Return *error*, which speaks of a part of a batch, for the whole of it."""
     if not done:
         return error
-    return unknown(f"{done} of {count} are done. Of the others: {error} To say the same again is safe.")
+    return StoreUnavailable(
+        f"{done} of {count} are done. Of the others: {error} To say the same again is safe.", outcome_unknown=True
+    )

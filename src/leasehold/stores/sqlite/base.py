@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ...core.lifecycle import Verb, after
@@ -131,7 +130,7 @@ class Base:
         self, standing: Standing, presented: int, verb: str, now: int, actor: str | None = None
     ) -> Program[StaleEpoch]:
         """Return the refusal of a write, and record it."""
-        kind: Callable[..., StaleEpoch] = StaleEpoch
+        kind: type[StaleEpoch] = StaleEpoch
         reason, by = standing.reason, None
         if standing.epoch == presented and standing.settlement is not None:
             kind, reason, by = Settled, None, standing.done_by
@@ -144,7 +143,7 @@ class Base:
             "owner": standing.owner,
             "reason": reason,
         }
-        refusal = kind(standing.id, **facts, verb=verb)
+        refusal = kind.of_job(standing.id, **facts, verb=verb)
         [(last,)] = yield one(self.sql.last_epoch)
         if presented > max(last, self.seen):
             log.error("%s", refusal)

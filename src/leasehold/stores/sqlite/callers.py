@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...core.clock import Clock
 from ...core.job import Added, NewJob, Settlement
 from ...errors import (
+    Conflict,
     InvalidArgument,
     LeaseholdError,
     NotInTransaction,
     StaleEpoch,
     StoreUnavailable,
     UnknownJob,
+    Unsupported,
 )
 from ...store import Refusal
 from .. import django
@@ -93,7 +95,7 @@ class FencedConnection(sqlite3.Connection):
                 self.turn = None
 
     def _not_yours(self, what: str) -> None:
-        raise InvalidArgument(
+        raise Conflict(
             f"{what} inside lease.transaction(): the end of the block commits, and an exception in it rolls back. "
             "What followed a commit of your own would be unfenced."
         )
@@ -255,7 +257,7 @@ class SqliteTransactions:
         elif isinstance(connection, sqlite3.Connection):
             run = _Cursor(connection)
         else:
-            raise _unknown(connection)
+            raise _unsupported(connection)
         self._refuse_other_file(run("PRAGMA database_list", ()))
         try:
             if _must_begin(connection):
@@ -430,7 +432,7 @@ def _must_begin(connection: Any) -> bool:
 
 def _refuse_nested(connection: Any, savepoint: bool) -> None:
     if not savepoint and connection.in_nested_transaction():
-        raise InvalidArgument(
+        raise Conflict(
             "that connection is inside a savepoint: if it is rolled back, the outer transaction would commit without "
             "what was joined here. Call this outside of it, or pass savepoint=True if you know that it will not be."
         )
@@ -440,7 +442,7 @@ def _refuse_nested(connection: Any, savepoint: bool) -> None:
         and not is_inside(_sync(connection))
     ):
         # A savepoint is no write, so the driver has not begun for it; if it came first, it is the transaction.
-        raise InvalidArgument(
+        raise Conflict(
             "that connection is inside a savepoint, and sqlite3 may not have begun a transaction around it: its end "
             "would commit, and what follows would be unfenced. Call fence() or another verb before the savepoint, "
             "or let the engine emit BEGIN."
@@ -452,8 +454,8 @@ def _types(module: str, *names: str) -> tuple[type[Any], ...]:
     return tuple(getattr(loaded, name) for name in names if hasattr(loaded, name))
 
 
-def _unknown(connection: Any) -> InvalidArgument:
-    return InvalidArgument(
+def _unsupported(connection: Any) -> Unsupported:
+    return Unsupported(
         f"connection is a {type(connection).__module__}.{type(connection).__qualname__}, and a SQLite store can join "
         "sqlite3 connections, Django's, and SQLAlchemy connections and sessions (async ones through .aio)."
     )

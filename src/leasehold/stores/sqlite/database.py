@@ -436,7 +436,9 @@ class Database:
                 return StoreUnavailable(f"{self.path} or its folder cannot be written: {error}. Nothing was changed.")
             case sqlite3.SQLITE_CORRUPT:
                 return StoreIncompatible(f"{self.path} is damaged ({error}): restore a backup. Nothing was changed.")
-        return StoreUnavailable(f"{self.path}: {error}. What was asked may or may not have happened.")
+        return StoreUnavailable(
+            f"{self.path}: {error}. What was asked may or may not have happened.", outcome_unknown=True
+        )
 
     def _why_not(self) -> str:
         folder = os.path.dirname(self.path)

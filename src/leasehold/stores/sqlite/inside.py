@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from ...core.clock import patience
-from ...errors import InvalidArgument, StoreUnavailable
+from ...errors import Conflict, StoreUnavailable
 
 _LOOK_SECONDS = 0.05
 
@@ -49,7 +49,7 @@ def holds(path: str) -> bool:
 def refuse_inside(path: str) -> None:
     """Refuse to wait for the write lock of the file at *path* if this very context holds it."""
     if _joined.get() and holds(path):
-        raise InvalidArgument(
+        raise Conflict(
             "a transaction is open here, which holds the file's only write lock: pass connection=… to join it, "
             "or end it first. Without, this call would wait for itself."
         )
@@ -111,7 +111,7 @@ class Turn:
         left = patience(seconds)
         while (holder := self._held.setdefault("by", mine)) is not mine:
             if holder.thread is mine.thread:
-                raise InvalidArgument(
+                raise Conflict(
                     f"this very thread is in the middle of a {self._what} of {self._path}, which this call would wait "
                     "for. In a signal handler, set a flag and call the verb later; in a transaction, pass connection=…."
                 )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ...core.job import Grant, Job
 from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, judge_reclaim, lock_held, reclaim_error, unique_taken
 from ...core.ownership import STORE, Ownership, Process, Reason
-from ...errors import InvalidArgument, UnknownJob
+from ...errors import Conflict, UnknownJob
 from ...store import EVENTS_AT_ONCE, Refusal
 from .owning import Owning
 from .rows import Program, Standing, grant_of, job_of, number_of, one
@@ -236,7 +236,7 @@ class Moving(Owning):
             return (yield from self.refuse(standing, epoch, "resolve", now, by))
         for _, _, known in (yield one(self.sql.effect, standing.seq, name)):
             if known is not None:
-                raise InvalidArgument(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
+                raise Conflict(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
         yield from self.conclude(standing, name, epoch, outcome)
         yield from self.record("resolved", job_id, now, epoch=epoch, owner=standing.owner, name=name, by=by, note=note)
         [row] = yield one(self.sql.job, job_id)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...core.job import Added, Effect, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key, new_state
 from ...core.lifecycle import FINISHED, FREED_BY, Verb, after, judge_error
-from ...errors import InvalidArgument, UnknownJob
+from ...errors import Conflict, UnknownJob
 from ...store import Begun, Refusal, Renewal
 from .base import Base
 from .rows import Program, Standing, Step, job_of, many, one, retry_document
@@ -296,7 +296,7 @@ class Owning(Base):
         """Record how an effect that was begun has ended."""
         rows = yield one(self.sql.effect, standing.seq, name)
         if not rows:
-            raise InvalidArgument(f"job {standing.id!r} has begun no effect named {name!r}.")
+            raise Conflict(f"job {standing.id!r} has begun no effect named {name!r}.")
         if outcome is None and rows[0][2] is not None:
             return  # somebody else under this epoch has brought it about meanwhile; what is known stays known
         if outcome is None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...core.job import NewJob, Outcome, Progress, Settlement, Status, new_child, new_job
 from ...core.retry import Retry
-from ...errors import InvalidArgument, StaleEpoch, UnknownJob
+from ...errors import Conflict, StaleEpoch, UnknownJob
 from ...lease import Lease
 from ...router import Router
 from ...store import Renewal
@@ -406,7 +406,7 @@ class Hunter:
         asked = self._tick()
         try:
             lease = self._router.transfer(job, to=self._name, by="hunt", lease_seconds=self._rng.uniform(0.05, 0.5))
-        except (StaleEpoch, InvalidArgument):
+        except (StaleEpoch, Conflict):
             return  # it has moved, or has ended
         self._got(lease, asked, self._tick(), "transfer")
 
@@ -421,7 +421,7 @@ class Hunter:
         asked = self._tick()
         try:
             moved = getattr(self._router, verb)(job, by="hunt")
-        except (StaleEpoch, InvalidArgument):
+        except (StaleEpoch, Conflict):
             return
         told = self._tick()
         # Its key is not this epoch's: a pending job holds none.

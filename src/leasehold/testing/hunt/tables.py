@@ -13,7 +13,7 @@ from contextlib import closing
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from ...errors import InvalidArgument, StaleSnapshot
+from ...errors import StaleSnapshot, Unsupported
 from ...router import Router
 from .judge import EffectRow
 
@@ -244,7 +244,7 @@ def tables_of(url: str, schema: str) -> Tables:
         return PostgresTables(url, schema)
     if scheme == "sqlite":
         return SqliteTables(url, schema)
-    raise InvalidArgument(
+    raise Unsupported(
         "a memory store cannot be hunted: it has no database that it could share with rows of yours, so there is no "
         "transaction to fence. Name a store that has one: postgresql://host/database, or sqlite:///scratch.db."
     )

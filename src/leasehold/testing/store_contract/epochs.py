@@ -126,8 +126,9 @@ class Epochs(Contract):
 
         clock.put(CLOCK_LIMIT)
         for move in moves:
-            with pytest.raises(StoreUnavailable):
+            with pytest.raises(StoreUnavailable) as refused:
                 move()
+            assert not refused.value.outcome_unknown
         clock.put(today)
 
         assert all_of(store) == before

@@ -9,7 +9,7 @@ import pytest
 
 from ...core.job import Grant, Outcome, Progress, Settlement, new_child, new_job
 from ...core.ownership import Reason
-from ...errors import InvalidArgument, Settled, StaleEpoch, UnknownJob
+from ...errors import Conflict, Settled, StaleEpoch, UnknownJob
 from ...store import Refusal, Renewal, Store
 from .support import (
     AlarmClock,
@@ -183,7 +183,7 @@ class Fencing(Contract):
             )
 
             if settled == [None]:
-                assert isinstance(moved, InvalidArgument)
+                assert isinstance(moved, Conflict)
                 assert store.job(job_id).status == "done"
             else:
                 assert isinstance(settled[0], StaleEpoch)

@@ -9,7 +9,7 @@ import pytest
 
 from ...core.job import Grant, NewJob, Progress, Status, new_child, new_job
 from ...core.retry import Retry
-from ...errors import InvalidArgument, LeaseholdError, StaleEpoch, UnknownJob
+from ...errors import Conflict, LeaseholdError, StaleEpoch, UnknownJob
 from ...store import Renewal, Store
 from .support import SECOND, AlarmClock, Contract, all_of, completed, failed, ids, one, released, settle
 
@@ -92,7 +92,7 @@ class Walk:
                 self.granted(self.store.transfer(job.id, epoch, to="other", by="ops"))
             else:
                 getattr(self.store, verb)(job.id, epoch, by="ops")
-        except (InvalidArgument, StaleEpoch):
+        except (Conflict, StaleEpoch):
             pass
 
     def wait(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from ...core.job import Progress, Status, new_job
 from ...core.ownership import Reason
 from ...core.retry import Retry
-from ...errors import InvalidArgument, StaleEpoch, UnknownJob
+from ...errors import Conflict, StaleEpoch, UnknownJob
 from ...store import Renewal, Store
 from .support import SECOND, AlarmClock, Contract, all_of, completed, expire, failed, ids, one, settle
 
@@ -185,7 +185,7 @@ class Operating(Contract):
         before = all_of(store)
 
         for job_id in ("parked", "waiting"):
-            with pytest.raises(InvalidArgument, match=rf"'k'.*'holder'.*{grant.epoch}"):
+            with pytest.raises(Conflict, match=rf"'k'.*'holder'.*{grant.epoch}"):
                 store.transfer(job_id, 0, to="b", by="ops")
         assert all_of(store) == before
 
@@ -249,7 +249,7 @@ class Operating(Contract):
         store.add([new_job("b", unique="k")])
         before = all_of(store)
 
-        with pytest.raises(InvalidArgument, match=r"'k'.*'b'"):
+        with pytest.raises(Conflict, match=r"'k'.*'b'"):
             store.replay("a", grant.epoch, by="ops")
         assert all_of(store) == before
 

@@ -9,7 +9,7 @@ import pytest
 from ...core.job import Outcome, Settlement, Status, new_job
 from ...core.lifecycle import TRANSITIONS, Verb
 from ...core.retry import Retry
-from ...errors import InvalidArgument, StaleEpoch
+from ...errors import Conflict, StaleEpoch
 from ...store import Store
 from .support import AlarmClock, Contract, all_of, completed, expire, failed, one, released, settle
 
@@ -78,7 +78,7 @@ def _act(store: Store, clock: AlarmClock, verb: Verb) -> Exception | None:
         return store.settle([OWNERS[verb]._replace(epoch=_seen(store))])[0]
     try:
         OPERATORS[verb](store, _seen(store))
-    except (InvalidArgument, StaleEpoch) as refused:
+    except (Conflict, StaleEpoch) as refused:
         return refused
     return None
 
@@ -108,7 +108,7 @@ class Transitions(Contract):
             return
         assert all_of(store) == kept
         if verb in OPERATORS:
-            assert type(refused) is InvalidArgument
+            assert type(refused) is Conflict
             assert f"'a' is {status}" in str(refused)
         elif verb in OWNERS and (verb, standing) != (Verb.RELEASE, "released"):  # that one is a repetition (C27)
             assert isinstance(refused, StaleEpoch)
