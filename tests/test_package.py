@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,15 +24,29 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 PUBLIC = {
     # the front door, and what it gives
     "Router",
+    "AsyncRouter",
     "Lease",
+    "AsyncLease",
     "current_lease",
+    # tasks and workers
+    "Health",
+    "Tally",
+    "Task",
+    "AsyncTask",
+    "TaskOptions",
+    "TaskSettings",
+    "Worker",
     # what readers see
     "Added",
     "Counts",
+    "Effect",
     "Event",
     "Job",
+    "JobOptions",
+    "JobSettings",
     "NewJob",
     "Ownership",
+    "Process",
     "Reason",
     "Status",
     # settings
@@ -293,6 +308,17 @@ def test_the_import_of_the_package_brings_no_database_and_no_loop_machinery_of_o
     assert isolated(program, tmp_path) == "[]\n"
 
 
+def test_the_import_of_the_package_brings_no_worker(tmp_path: Path) -> None:
+    """Whose classes are imported on use, and are listed all the same."""
+    program = (
+        "import sys, leasehold\n"
+        "print(sorted({'leasehold.worker.worker', 'leasehold.worker.task'} & set(sys.modules)))\n"
+        "print({'Worker', 'Task'} <= set(dir(leasehold)), hasattr(leasehold, 'Wroker'))\n"
+        "from leasehold import Worker; print(Worker.__module__)"
+    )
+    assert isolated(program, tmp_path) == "[]\nTrue False\nleasehold.worker.worker\n"
+
+
 def test_the_package_works_uninstalled(tmp_path: Path) -> None:
     """From the source tree by its path, with nothing installed: both stores, from add to complete."""
     program = (
@@ -343,3 +369,66 @@ def test_the_sum_of_the_source_is_importable() -> None:
         if path.name != "__main__.py":
             parts = path.relative_to(PACKAGE).with_suffix("").parts
             importlib.import_module(".".join(["leasehold", *parts]).removesuffix(".__init__"))
+
+
+PUBLIC_MODULES = {"leasehold.store", "leasehold.testing"}  # documented, beside `leasehold` itself
+INTERNAL = {
+    "Adds": "what the constructor of a task takes, which @router.task calls",
+    "Arguments": "the same",
+    "Child": "in worker/child.py; in lease.py it is short for NewJob or a mapping",
+    "Decorator": "what @router.task(…) is until it gets its function",
+    "Grant": "what the constructor of a lease takes, which a store makes",
+    "Run": "what the parts of a worker say to it",
+    "Shop": "what the constructor of a worker takes, which router.worker() calls",
+}
+
+
+def types_in(annotation: object) -> set[str]:
+    """The names of leasehold's own types in an annotation, which is a string."""
+    return {name for name in re.findall(r"[A-Za-z]\w*", str(annotation)) if name in OWN_TYPES}
+
+
+OWN_TYPES = {
+    node.name: f"leasehold.{shown(path).removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
+    for path in MODULES
+    for node in parsed(path).body
+    if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and "cli" not in path.parts
+}
+
+
+@pytest.mark.parametrize("name", leasehold.__all__)
+def test_every_type_that_a_public_name_takes_or_returns_is_public(name: str) -> None:
+    """So that a user can annotate what holds one."""
+    public = getattr(leasehold, name)
+    methods = [*vars(public).values()] if isinstance(public, type) else [public]
+    needed = set[str]()
+    for method in methods:
+        method = getattr(method, "fget", None) or getattr(method, "func", None) or method
+        method = getattr(method, "__func__", method)
+        if inspect.isfunction(method) and (not method.__name__.startswith("_") or method.__name__ == "__init__"):
+            while hasattr(method, "__wrapped__"):
+                method = method.__wrapped__
+            for annotation in method.__annotations__.values():
+                needed |= types_in(annotation)
+
+    hidden = needed - {*leasehold.__all__, *INTERNAL}
+    assert {one: OWN_TYPES[one] for one in hidden if OWN_TYPES[one] not in PUBLIC_MODULES} == {}
+
+
+RAISES_NOTHING_ELSE = {  # than what the class says of all its verbs
+    *("around", "lifespan", "override", "close", "worker", "jobs", "snapshot", "events", "counts", "verify"),
+    *("reclaim", "prune", "advance", "active"),
+    *("arguments", "encode_result", "decode_result"),  # for workers
+}
+
+
+@pytest.mark.parametrize("kind", ["Router", "AsyncRouter", "Lease", "AsyncLease", "Task", "TaskOptions", "AsyncTask"])
+def test_every_verb_says_what_it_raises(kind: str) -> None:
+    """Where a user looks first: in its own docstring."""
+    verbs = {
+        name: inspect.getdoc(verb) or ""
+        for name, verb in vars(getattr(leasehold, kind)).items()
+        if inspect.isfunction(verb) and not name.startswith("_") and name not in RAISES_NOTHING_ELSE
+    }
+    assert verbs
+    assert [name for name, said in verbs.items() if not re.search(r"\b[Rr]aises?\b", said)] == []

@@ -11,9 +11,12 @@ Background jobs whose stale owners cannot write.
     testing/    a clock to move by hand, and the contract as a suite
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .core.clock import Clock
-from .core.job import Added, Counts, Job, NewJob, Status
-from .core.ownership import Event, Ownership, Reason
+from .core.job import Added, Counts, Effect, Job, JobOptions, JobSettings, NewJob, Status
+from .core.ownership import Event, Ownership, Process, Reason
 from .core.retry import Retry
 from .errors import (
     Conflict,
@@ -32,21 +35,35 @@ from .errors import (
     UnknownJob,
     Unsupported,
 )
-from .lease import Lease, current_lease
+from .lease import AsyncLease, Lease, current_lease
 from .router import Router
+
+if TYPE_CHECKING:  # imported on use: most programs that add jobs need no tasks, and no worker
+    from .router.aio import AsyncRouter
+    from .worker.functions import TaskSettings
+    from .worker.reporting import Tally
+    from .worker.task import AsyncTask, Task, TaskOptions
+    from .worker.worker import Health, Worker
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Added",
+    "AsyncLease",
+    "AsyncRouter",
+    "AsyncTask",
     "Clock",
     "Conflict",
     "Counts",
+    "Effect",
     "Event",
+    "Health",
     "InDoubt",
     "InvalidArgument",
     "Job",
     "JobFailed",
+    "JobOptions",
+    "JobSettings",
     "Lease",
     "LeaseholdError",
     "NewJob",
@@ -54,6 +71,7 @@ __all__ = [
     "NotFinished",
     "NotInTransaction",
     "Ownership",
+    "Process",
     "Reason",
     "Retry",
     "Router",
@@ -63,7 +81,35 @@ __all__ = [
     "Status",
     "StoreIncompatible",
     "StoreUnavailable",
+    "Tally",
+    "Task",
+    "TaskOptions",
+    "TaskSettings",
     "UnknownJob",
     "Unsupported",
+    "Worker",
     "current_lease",
 ]
+
+_ON_USE = {
+    "AsyncRouter": ".router.aio",
+    "AsyncTask": ".worker.task",
+    "Health": ".worker.worker",
+    "Tally": ".worker.reporting",
+    "Task": ".worker.task",
+    "TaskOptions": ".worker.task",
+    "TaskSettings": ".worker.functions",
+    "Worker": ".worker.worker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is imported on use."""
+    if name not in _ON_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_ON_USE[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    """Return every name, those that are imported on use too."""
+    return sorted({*globals(), *__all__})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import logging
 import random
@@ -19,6 +18,7 @@ from .aio import Facade, abandonable, joined, threaded, transactions_of
 from .core import values
 from .core.job import (
     Added,
+    Child,
     Effect,
     Grant,
     JobOptions,
@@ -26,11 +26,10 @@ from .core.job import (
     Outcome,
     Progress,
     Settlement,
-    child_name,
+    as_child,
     completion,
     handed_back,
     new_child,
-    new_job,
 )
 from .core.ownership import Reason
 from .core.retry import Retry
@@ -38,7 +37,6 @@ from .errors import InDoubt, InvalidArgument, LeaseholdError, NoLease, StaleEpoc
 from .store import Renewal, Store, Transactions
 
 T = TypeVar("T")
-Child = NewJob | Mapping[str, Any]
 
 _current: ContextVar[Lease] = ContextVar("leasehold_current_lease")
 
@@ -89,6 +87,9 @@ class Lease:
     Every verb is conditional on the epoch, in one atomic step at the store. Once the job has moved on, each raises
     `StaleEpoch`, and `lost` is true from then on. Time alone refuses nothing: an owner past `expires_at` whose job
     nobody took may still write.
+
+    Every verb also raises `UnknownJob` if the job is gone from the store, `StoreUnavailable` if the store cannot do it
+    now (`outcome_unknown` tells whether it may have happened), and `InvalidArgument` for a wrong argument.
     """
 
     __slots__ = ("__weakref__", "_added", "_asked_us", "_expires_us", "_grant", "_lost", "_moves", "_settled", "_store")
@@ -179,7 +180,11 @@ class Lease:
         return self._lost
 
     def wait_lost(self, seconds: float) -> bool:
-        """Wait up to *seconds* until the lease is lost, asking the store about once a second; return whether it is."""
+        """
+        Wait up to *seconds* until the lease is lost, asking the store about once a second; return whether it is.
+
+        Raises `StoreUnavailable` if the store cannot be asked.
+        """
         left = values.microseconds(seconds, "seconds", zero=True) / 1_000_000
         pause = threading.Event()
         while not self._lost:
@@ -210,11 +215,15 @@ class Lease:
     # Verbs
 
     def check(self) -> None:
-        """Return if this is still the current epoch; raise `StaleEpoch` otherwise. The answer may be old at once."""
+        """Return if this is still the current epoch; the answer may be old at once. Raises `StaleEpoch` otherwise."""
         self._raise(self._store.check([(self.job_id, self.epoch)])[0])
 
     def renew(self, seconds: float | None = None) -> datetime:
-        """Keep the job for *seconds* from now, or for as long as it was granted for; return the new `expires_at`."""
+        """
+        Keep the job for *seconds* from now, or for as long as it was granted for; return the new `expires_at`.
+
+        Raises `StaleEpoch` if the job has moved on. After `StoreUnavailable` the lease is not lost: renew again.
+        """
         lasts = None if seconds is None else values.microseconds(seconds, "seconds")
         reply = self._store.renew([Renewal(self.job_id, self.epoch, lasts)])[0]
         if not isinstance(reply, int):
@@ -224,7 +233,11 @@ class Lease:
         return self.expires_at
 
     def progress(self, fraction: float | None = None, *, note: str | None = None, checkpoint: object = None) -> None:
-        """Record that the work moves. A *checkpoint* is durable on return, and the next owner finds it."""
+        """
+        Record that the work moves. A *checkpoint* is durable on return, and the next owner finds it.
+
+        Raises `StaleEpoch` if the job has moved on; then nothing was recorded.
+        """
         if fraction is not None:
             if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
                 raise InvalidArgument(f"progress is a number from 0 to 1, not {fraction!r}.")
@@ -249,15 +262,17 @@ class Lease:
         **options: Unpack[JobOptions],
     ) -> Added:
         """
-        Add a child job, or raise `StaleEpoch` and add nothing. It takes `Router.add`'s options.
+        Add a child job; it takes `Router.add`'s options. Raises `StaleEpoch` if the job has moved on, and adds nothing.
 
         The child's id comes from this job, *name* (or task and payload) and how many of that name this lease has added,
         so that a second run of this job finds its children instead of adding them again. A `NewJob`, as `task.job(…)`
         returns, stands for all of them.
+
+        With *connection*, it raises what `fence` raises.
         """
         if isinstance(name, NewJob) and (payload is not None or options):
             raise InvalidArgument("a NewJob brings its payload and options along: pass it alone.")
-        child, name = _child(name if isinstance(name, NewJob) else {"id": name, "payload": payload, **options})
+        child, name = as_child(name if isinstance(name, NewJob) else {"id": name, "payload": payload, **options})
         if connection is not None:
             inside = id(connection)
             return self._join(connection, lambda verbs: self._added_in(verbs, name, child, inside), savepoint=savepoint)
@@ -310,6 +325,9 @@ class Lease:
         *call* gets an idempotency key that every owner gets. An exception listed in *undone* says that nothing
         happened. Any other leaves the effect in doubt: the next `once` raises `InDoubt`, or calls again with the same
         key if *in_doubt* is "retry". The outcome must be JSON, and comes back as JSON gives it, the first time too.
+
+        Raises `StaleEpoch` if the job has moved on: before *call*, then nothing was called; or after it, then the
+        effect stays in doubt. Raises what *call* raises.
         """
         if inspect.iscoroutinefunction(call):
             raise InvalidArgument("once() calls a plain function; await lease.aio.once(…) for an async one.")
@@ -353,6 +371,9 @@ class Lease:
 
         With *connection*, the completion is part of that transaction: the caller's rows and the completion are one
         commit. Nothing is settled until it commits.
+
+        Raises `StaleEpoch` if the job has moved on, `Settled` if this lease has ended it otherwise; to repeat the same
+        completion is no error. With *connection*, it raises what `fence` raises, and `Settled` for a repetition too.
         """
         document = "null" if result is None else values.encode(result, "result")
         children = self._then(then) if then else ()
@@ -368,7 +389,11 @@ class Lease:
         connection: Any = None,
         savepoint: bool = False,
     ) -> None:
-        """End this run with an *error*: the job comes back after its back-off, or is failed if its budget is spent."""
+        """
+        End this run with an *error*: the job comes back after its back-off, or is failed if its budget is spent.
+
+        The text is `last_error` and `error_message` of the job. Raises as `complete` does.
+        """
         error = values.text(error, "error")
         if delay_seconds is None:
             delay_seconds = self.retry.delay(self._grant.errors + 1, random.random())
@@ -377,7 +402,7 @@ class Lease:
         return self._settle(said, connection, savepoint)
 
     def release(self, *, delay_seconds: float | None = None, connection: Any = None, savepoint: bool = False) -> None:
-        """Hand the job back unharmed: it counts against no budget."""
+        """Hand the job back unharmed: it counts against no budget. Raises as `complete` does."""
         delay = 0 if delay_seconds is None else values.microseconds(delay_seconds, "delay_seconds", zero=True)
         return self._settle(handed_back(self._grant, delay), connection, savepoint)
 
@@ -403,6 +428,10 @@ class Lease:
         A PostgreSQL server ends the transaction once nothing was sent to it for *idle_seconds* at a stretch, an hour by
         default, so that a process that was stopped does not keep its rows locked for ever. That refuses a current owner
         too. None leaves it to the server's own `idle_in_transaction_session_timeout`; on SQLite there is no such thing.
+
+        Raises `StaleEpoch` at the beginning or the end of the block if the job has moved on; then nothing is committed.
+        Raises `StoreUnavailable` with `outcome_unknown` if the reply to COMMIT was lost, `Conflict` for a COMMIT or
+        ROLLBACK of your own inside, and `Unsupported` on a memory store.
         """
         verbs = transactions_of(self._store, "lease.transaction()")
         idle = _idle(idle_seconds)
@@ -453,7 +482,14 @@ class Lease:
                     self._added.inside.pop(inside, None)
 
     def fence(self, connection: Any, *, savepoint: bool = False) -> None:
-        """Make the transaction that *connection* has open commit only if this epoch is current."""
+        """
+        Make the transaction that *connection* has open commit only if this epoch is current.
+
+        Raises `StaleEpoch` if it is not; `NotInTransaction` if none is open; `Conflict` inside a savepoint, unless
+        *savepoint*; `StaleSnapshot` if the transaction has to be run again; `InvalidArgument` for one of another
+        database; `Unsupported` for a connection or store that cannot join. On PostgreSQL the refusal may come from your
+        COMMIT instead, as the driver's exception: `StaleEpoch.find` converts it.
+        """
         return self._join(connection, lambda verbs: verbs.fence(self.job_id, self.epoch), savepoint=savepoint)
 
     def _join(
@@ -476,7 +512,7 @@ class Lease:
         counted = Counter(self._added or {})
         children = []
         for item in items:
-            child, name = _child(item)
+            child, name = as_child(item)
             counted[name] += 1
             children.append(new_child(self.job_id, child, counted[name]))
         return tuple(children)
@@ -501,41 +537,6 @@ def _idle(seconds: float | None) -> int | None:
     return None if seconds is None else values.microseconds(seconds, "idle_seconds")
 
 
-def _child(item: Child) -> tuple[NewJob, str]:
-    """Return the wish for a child, and its name."""
-    if isinstance(item, NewJob):
-        name = item.id or child_name(item.task, item.document)
-        return item.like(name, item.document), name
-    if not isinstance(item, Mapping):
-        raise InvalidArgument(f"a child is a mapping with the names of add()'s arguments, or a NewJob, not {item!r}.")
-    wish = dict(item)
-    named = wish.pop("id", None) is not None
-    child = as_new_job({**wish, "id": item["id"] if named else "child"})
-    name = child.id if named else child_name(child.task, child.document)
-    return child._replace(id=name), name
-
-
-def as_new_job(wish: Mapping[str, Any]) -> NewJob:
-    """Return the job that a mapping with the names of `Router.add`'s arguments asks for."""
-    try:
-        return new_job(**wish)
-    except TypeError:
-        if not (unknown := unknown_options(wish)):
-            raise
-        raise InvalidArgument(f"a job has no {unknown}") from None
-
-
-def unknown_options(wish: Mapping[str, Any]) -> str:
-    """Return the end of a sentence about the names in *wish* that `Router.add` does not know; "" if all are."""
-    known = sorted(JobOptions.__annotations__.keys() | {"id", "payload"})
-    unknown = [name for name in wish if name not in known]
-    if not unknown:
-        return ""
-    near = [found for name in unknown for found in difflib.get_close_matches(name, known, 1)]
-    meant = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{', '.join(map(repr, unknown))}: it takes {', '.join(known)}.{meant}"
-
-
 class AsyncLease(Facade):
     """The verbs of a `Lease`, to be awaited."""
 
@@ -557,7 +558,7 @@ class AsyncLease(Facade):
         in_doubt: Literal["raise", "retry"] = "raise",
         undone: tuple[type[BaseException], ...] = (),
     ) -> T:
-        """Bring about a named effect once, as `Lease.once` does; *call* is awaited."""
+        """Bring about a named effect once, and raise, as `Lease.once` does; *call* is awaited."""
         lease: Lease = self._sync
 
         def clear(begun: Effect) -> None:
@@ -579,7 +580,7 @@ class AsyncLease(Facade):
 
     @asynccontextmanager
     async def transaction(self, *, idle_seconds: float | None = IDLE_SECONDS) -> AsyncIterator[Any]:
-        """Open a fenced transaction as `Lease.transaction` does; the connection itself is a synchronous one."""
+        """Open a fenced transaction, and raise, as `Lease.transaction` does; its connection is a synchronous one."""
         lease: Lease = self._sync
         verbs = transactions_of(lease._store, "lease.aio.transaction()")
         idle = _idle(idle_seconds)

@@ -13,7 +13,7 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from leasehold import Conflict, InvalidArgument, Lease, NotInTransaction, Router, Settled, StaleEpoch
+from leasehold import Conflict, Lease, NotInTransaction, Router, Settled, StaleEpoch, Unsupported
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.fenced import FencedConnection
 
@@ -223,7 +223,7 @@ def test_a_connection_of_something_else_is_refused(router: Router) -> None:
     """And the refusal names what would do."""
     lease = lease_of(router)
 
-    with pytest.raises(InvalidArgument, match="psycopg"):
+    with pytest.raises(Unsupported, match="psycopg"):
         lease.fence(object())
 
 

@@ -12,7 +12,7 @@ from django.core.cache import cache
 from django.db import DatabaseError, connection, connections, transaction
 from tests.django_connection import django_connection
 
-from leasehold import Conflict, InvalidArgument, Lease, NotInTransaction, Router, StaleEpoch
+from leasehold import Conflict, InvalidArgument, Lease, NotInTransaction, Router, StaleEpoch, Unsupported
 from leasehold.stores.postgres import PostgresStore
 
 from .fixtures import Place
@@ -227,7 +227,7 @@ def test_a_connection_to_something_else_is_refused(router: Router) -> None:
         pytest.raises(InvalidArgument, match="is to sqlite"),
     ):
         lease.fence(connection)
-    with pytest.raises(InvalidArgument, match="Django"):
+    with pytest.raises(Unsupported, match="Django"):
         lease.fence(cache)
 
 

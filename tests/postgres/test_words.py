@@ -54,10 +54,10 @@ def test_a_driver_without_libpq_is_told_apart_from_no_driver() -> None:
     code = """
 import ctypes.util
 ctypes.util.find_library = lambda name: None
-from leasehold import Router
+from leasehold import Router, Unsupported
 try:
     Router("postgresql://host/jobs")
-except ValueError as error:
+except Unsupported as error:
     print(error)
 """
     shown = subprocess.run(

@@ -49,6 +49,8 @@ def test_results_and_errors_come_back(worker: Worker) -> None:
     text = router.job(later).last_error or ""
     assert text.startswith("tests.worker.process_tasks.Hopeless: of no use\n")
     assert "in errs" in text
+    assert router.job(later).error_type == "tests.worker.process_tasks.Hopeless"
+    assert router.job(later).error_message == "of no use"
     assert "the result of task 'ignorant'" in (router.job(unkept).last_error or "")
 
 

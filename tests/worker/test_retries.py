@@ -34,6 +34,7 @@ def test_an_error_is_recorded_with_the_users_frames_and_the_job_rests(any_router
     assert job.last_error is not None
     first, *rest = job.last_error.splitlines()
     assert first == "KeyError: 'missing'"
+    assert (job.error_type, job.error_message) == ("KeyError", "'missing'")
     assert any("in deeper" in line for line in rest)
     assert any("in work" in line for line in rest)
     assert "handling.py" not in job.last_error, "frames of ours tell the user nothing"

@@ -26,7 +26,7 @@ from leasehold import InvalidArgument, Lease, NewJob, Retry, Router, StaleEpoch,
 from leasehold.core.job import JobOptions, JobSettings, child_name
 from leasehold.core.retry import DEFAULT_RETRY
 from leasehold.testing import ManualClock
-from leasehold.worker.functions import Settings
+from leasehold.worker.functions import TaskSettings
 from leasehold.worker.task import Kind, Task
 
 if TYPE_CHECKING:
@@ -449,7 +449,7 @@ def test_every_option_of_add_is_an_option_of_a_tasks_jobs() -> None:
     """But the task itself; and what a task sets for them is one of them."""
     assert JobSettings.__annotations__.keys() == JobOptions.__annotations__.keys() - {"task"}
     own = {"name", "run_seconds", "process", "final", "delay"}
-    assert Settings.__annotations__.keys() - own <= JobSettings.__annotations__.keys()
+    assert TaskSettings.__annotations__.keys() - own <= JobSettings.__annotations__.keys()
 
 
 def test_imports_are_the_names_of_modules() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import uuid
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypedDict
 
 from ..errors import InvalidArgument
-from . import values
+from . import failure, values
 from .ownership import Process, Reason
 from .retry import DEFAULT_RETRY, Retry
 
@@ -61,6 +62,9 @@ class NewJob(NamedTuple):
     def due(self, now: int) -> int:
         """Return the instant from which the job may be claimed, if it is added at *now*."""
         return self.run_us if self.run_us is not None else now + self.delay_us
+
+
+Child = NewJob | Mapping[str, Any]
 
 
 class JobSettings(TypedDict, total=False):
@@ -119,6 +123,27 @@ def new_job(
     )
 
 
+def as_new_job(wish: Mapping[str, Any]) -> NewJob:
+    """Return the job that a mapping with the names of `Router.add`'s arguments asks for."""
+    try:
+        return new_job(**wish)
+    except TypeError:
+        if not (unknown := unknown_options(wish)):
+            raise
+        raise InvalidArgument(f"a job has no {unknown}") from None
+
+
+def unknown_options(wish: Mapping[str, Any]) -> str:
+    """Return the end of a sentence about the names in *wish* that `Router.add` does not know; "" if all are."""
+    known = sorted(JobOptions.__annotations__.keys() | {"id", "payload"})
+    unknown = [name for name in wish if name not in known]
+    if not unknown:
+        return ""
+    near = [found for name in unknown for found in difflib.get_close_matches(name, known, 1)]
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{', '.join(map(repr, unknown))}: it takes {', '.join(known)}.{meant}"
+
+
 def new_child(parent: str, child: NewJob, nth: int) -> NewJob:
     """
     Return *child* with its parent and the id that the parent gives it: the *nth* of its name in this run.
@@ -136,6 +161,20 @@ def new_child(parent: str, child: NewJob, nth: int) -> NewJob:
 def child_name(task: str | None, document: str) -> str:
     """Return the name of a child that was given none: its task and a digest of its payload."""
     return f"{task or 'job'}:{hashlib.blake2b(document.encode(), digest_size=8).hexdigest()}"
+
+
+def as_child(item: Child) -> tuple[NewJob, str]:
+    """Return the wish for a child, and its name."""
+    if isinstance(item, NewJob):
+        name = item.id or child_name(item.task, item.document)
+        return item.like(name, item.document), name
+    if not isinstance(item, Mapping):
+        raise InvalidArgument(f"a child is a mapping with the names of add()'s arguments, or a NewJob, not {item!r}.")
+    wish = dict(item)
+    named = wish.pop("id", None) is not None
+    child = as_new_job({**wish, "id": item["id"] if named else "child"})
+    name = child.id if named else child_name(child.task, child.document)
+    return child._replace(id=name), name
 
 
 def effect_key(store_id: uuid.UUID, job_id: str, name: str) -> str:
@@ -277,6 +316,16 @@ class Job:
     def result(self) -> Any:
         """What the completion recorded, or None."""
         return values.decode(self.result_document)
+
+    @property
+    def error_type(self) -> str | None:
+        """The class of the exception in `last_error`, as a traceback names it; None for any other error, or none."""
+        return None if self.last_error is None else failure.read(self.last_error).type
+
+    @property
+    def error_message(self) -> str | None:
+        """The message in `last_error`, without traceback and frames: what a browser may be shown. None for none."""
+        return None if self.last_error is None else failure.read(self.last_error).message
 
     @property
     def checkpoint(self) -> Any:

@@ -49,7 +49,7 @@ class AsyncRouter(Facade):
     close = threaded(Router.close)
 
     async def result(self, id: str | Added | Job, *, wait_seconds: float | None = 0) -> Any:
-        """Return the result of the job as `Router.result` does; no thread is held between two looks."""
+        """Return the result of the job as `Router.result` does, and raise as it does; no thread is held meanwhile."""
         router: Router = self._sync
         for pause in pauses(wait_seconds):
             with suppress(NotFinished):
@@ -60,7 +60,7 @@ class AsyncRouter(Facade):
     async def drain(
         self, *, queues: Sequence[str] | None = None, advance: bool = False, raise_errors: bool = False
     ) -> list[Job]:
-        """Run what is due, as `Router.drain` does; async handlers run on the caller's loop."""
+        """Run what is due, as `Router.drain` does, and raise as it does; async handlers run on this loop."""
         router: Router = self._sync
         from ..worker.draining import drained
 
@@ -77,7 +77,7 @@ class AsyncRouter(Facade):
         wait_seconds: float = 0,
         process: Process | None = SELF,
     ) -> list[Lease]:
-        """Lease up to *limit* due jobs, as `Router.claim_many` does; a call that is cancelled gives them back."""
+        """Lease up to *limit* due jobs, and raise, as `Router.claim_many` does; if cancelled, it gives them back."""
         router: Router = self._sync
         claim = functools.partial(
             router.claim_many, owner, limit=limit, queues=queues, lease_seconds=lease_seconds, process=process
@@ -102,7 +102,7 @@ class AsyncRouter(Facade):
         wait_seconds: float = 0,
         process: Process | None = SELF,
     ) -> Lease | None:
-        """Lease the next due job to *owner*, as `Router.claim` does."""
+        """Lease the next due job to *owner*, and raise, as `Router.claim` does."""
         leases = await self.claim_many(
             owner, limit=1, queues=queues, lease_seconds=lease_seconds, wait_seconds=wait_seconds, process=process
         )

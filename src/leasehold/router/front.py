@@ -14,10 +14,22 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec
 from ..aio import joined
 from ..core import asked, values
 from ..core.clock import Clock, Countdown, SystemClock
-from ..core.job import Added, Counts, Effect, Grant, Job, JobOptions, NewJob, Status, new_job
+from ..core.job import (
+    Added,
+    Counts,
+    Effect,
+    Grant,
+    Job,
+    JobOptions,
+    NewJob,
+    Status,
+    as_new_job,
+    new_job,
+    unknown_options,
+)
 from ..core.ownership import CLOCK_LIMIT, Event, Ownership, Process
 from ..errors import InvalidArgument, NotFinished, StoreUnavailable
-from ..lease import Lease, as_new_job, unknown_options
+from ..lease import Lease
 from ..process import new_claim_id, this_process
 from ..store import Store, Transactions
 from ..stores import open_store
@@ -27,7 +39,7 @@ from ..worker.results import id_of, pauses, result_of
 
 if TYPE_CHECKING:  # imported where they are used: who only adds jobs does without tasks, and most do without a worker
     from ..worker.reporting import Tally
-    from ..worker.task import AnyTask, Decorator, Settings, Task
+    from ..worker.task import AnyTask, Decorator, Task, TaskSettings
     from ..worker.worker import Shop, Worker
     from .aio import AsyncRouter
 
@@ -54,6 +66,10 @@ class Router:
 
     Makes no connection, thread or file; the first verb does. Safe to share between threads. A claim's `lease_seconds`
     beats the job's, which beats the Router's.
+
+    Every verb raises `InvalidArgument` for a wrong argument, `StoreUnavailable` if the store cannot do it now
+    (`outcome_unknown` tells whether it may have happened) and `StoreIncompatible` if its data is of another version.
+    The constructor raises `InvalidArgument` for a URL that names no store, and `Unsupported` if its driver is missing.
     """
 
     def __init__(
@@ -145,6 +161,9 @@ class Router:
         An id of None becomes a UUID, made before anything is sent. With *connection*, the job is part of the
         transaction that the caller has open there. Options: task, queue, priority (larger first), delay_seconds or
         run_at, lock (one running job per key), unique (one unfinished per key), retry, lease_seconds, stall_seconds.
+
+        Raises `TypeError` for another option. With *connection*, raises `NotInTransaction` if no transaction is open,
+        `Conflict` inside a savepoint, unless *savepoint*, and `Unsupported` if the store cannot join that connection.
         """
         try:
             job = new_job(self._new_id() if id is None else id, payload, **options)
@@ -157,7 +176,11 @@ class Router:
     def add_many(
         self, jobs: Iterable[NewJob | Mapping[str, Any]], *, connection: Any = None, savepoint: bool = False
     ) -> list[Added]:
-        """Keep all of *jobs* in one transaction, each as `add` would; mappings have the names of its arguments."""
+        """
+        Keep all of *jobs* in one transaction, each as `add` would; mappings have the names of its arguments.
+
+        Raises as `add` does, and `InvalidArgument` for another option; then none of them is kept.
+        """
         return self._add([self._wish(job) for job in jobs], connection, savepoint, one=False)  # type: ignore[no-any-return]  # see _add
 
     def _wish(self, job: NewJob | Mapping[str, Any]) -> NewJob:
@@ -191,21 +214,23 @@ class Router:
 
     @overload
     def task(
-        self, function: Callable[Concatenate[Lease, P], R], /, **settings: Unpack[Settings]
+        self, function: Callable[Concatenate[Lease, P], R], /, **settings: Unpack[TaskSettings]
     ) -> Task[Concatenate[Lease, P], P, R]: ...
 
     @overload
-    def task(self, function: Callable[P, R], /, **settings: Unpack[Settings]) -> Task[P, P, R]: ...
+    def task(self, function: Callable[P, R], /, **settings: Unpack[TaskSettings]) -> Task[P, P, R]: ...
 
     @overload
-    def task(self, function: None = None, /, **settings: Unpack[Settings]) -> Decorator: ...
+    def task(self, function: None = None, /, **settings: Unpack[TaskSettings]) -> Decorator: ...
 
-    def task(self, function: Callable[..., Any] | None = None, /, **settings: Unpack[Settings]) -> Any:
+    def task(self, function: Callable[..., Any] | None = None, /, **settings: Unpack[TaskSettings]) -> Any:
         """
         Make a function the handler of the jobs that carry its name; use as `@router.task` or `@router.task(queue=…)`.
 
         A first parameter called `lease` gets the lease; the others are the job's payload, by name. A `def` runs on a
         thread, an `async def` on the event loop, and with `process=True` a `def` runs in a process that can be killed.
+
+        Raises `InvalidArgument` for a function that cannot be one, or whose name another task has.
         """
         if function is None:
             return functools.partial(self.task, **settings)
@@ -233,7 +258,7 @@ class Router:
         Lease the next due job to *owner*, or return None if there is none within *wait_seconds*.
 
         The calling process is recorded, so that its death frees the job at once; pass `process=None` when claiming
-        for somebody else.
+        for somebody else. Raises `StoreUnavailable` if the store cannot be asked, or is closed meanwhile.
         """
         grants = self._claim(owner, 1, queues, lease_seconds, wait_seconds, process)
         return Lease(self._store, grants[0]) if grants else None
@@ -248,7 +273,7 @@ class Router:
         wait_seconds: float = 0,
         process: Process | None = SELF,
     ) -> list[Lease]:
-        """Lease up to *limit* due jobs to *owner*, in one transaction."""
+        """Lease up to *limit* due jobs to *owner*, in one transaction. Raises as `claim` does."""
         values.whole(limit, "limit", least=1, most=_CLAIM_LIMIT)
         grants = self._claim(owner, limit, queues, lease_seconds, wait_seconds, process)
         return [Lease(self._store, grant) for grant in grants]
@@ -296,7 +321,11 @@ class Router:
         return grants
 
     def lease(self, job_id: str, *, owner: str) -> Lease:
-        """Return the live lease of *owner* on the job, in whatever process; `NoLease` says who holds it instead."""
+        """
+        Return the live lease of *owner* on the job, in whatever process.
+
+        Raises `NoLease`, which says who holds it instead, and `UnknownJob`.
+        """
         return Lease(self._store, self._store.lease(values.name(job_id, "a job's id"), values.name(owner, "owner")))
 
     # Workers
@@ -340,6 +369,8 @@ class Router:
 
         With *until_empty*, until nothing is pending or running in *queues*. At a signal it claims no more, waits
         *grace_seconds* for its handlers, and hands back what is not done; at a second signal it hands back at once.
+
+        Raises `Unsupported` on the thread of a running event loop. Errors of handlers are recorded, not raised.
         """
         worker = self.worker(concurrency=concurrency, queues=queues, name=name, grace_seconds=grace_seconds)
         return worker.run(until_empty=until_empty)
@@ -353,6 +384,9 @@ class Router:
         Errors are settled as a worker would; with *raise_errors* the first is raised then. With *advance*, the clock,
         which must be one like `ManualClock`, is moved to whatever is due next, until nothing is. No lease is renewed
         meanwhile, `run_seconds` is not enforced, and `process=True` runs in this process too.
+
+        Raises `Conflict` for a job that no task here can handle, or that comes back for ever, and `Unsupported` if the
+        clock cannot advance.
         """
         from ..worker.draining import drained
 
@@ -389,7 +423,12 @@ class Router:
         note: str | None = None,
         lease_seconds: float | None = None,
     ) -> Lease:
-        """Give the job to *to* under a new epoch, and return the new owner's lease. Whoever had it is refused."""
+        """
+        Give the job to *to* under a new epoch, and return the new owner's lease. Whoever had it is refused.
+
+        Raises `StaleEpoch` if the job has moved since *epoch* or the `Job` was read, `UnknownJob`, and `Conflict` if it
+        is finished or another job holds its lock.
+        """
         job_id, seen = asked.seen(job, epoch)
         grant = self._store.transfer(
             job_id,
@@ -403,17 +442,21 @@ class Router:
         return Lease(self._store, grant)
 
     def cancel(self, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
-        """End the job as cancelled. Whoever had it is refused."""
+        """End the job as cancelled. Whoever had it is refused. Raises as `transfer` does."""
         return self._store.cancel(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
 
     def replay(self, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
-        """Put a finished job back to be claimed, due now, its budgets new."""
+        """
+        Put a finished job back to be claimed, due now, its budgets new.
+
+        Raises as `transfer` does; `Conflict` if it is not finished, or an unfinished job has its unique key.
+        """
         return self._store.replay(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
 
     def complete(
         self, job: Job | str, *, by: str, result: object = None, epoch: int | None = None, note: str | None = None
     ) -> Job:
-        """Complete the job by hand. Whoever had it is refused."""
+        """Complete the job by hand. Whoever had it is refused. Raises as `transfer` does."""
         document = values.encode(result, "result")
         return self._store.finish(
             *asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note), result=document
@@ -433,7 +476,8 @@ class Router:
         """
         Record how the effect *name*, which is in doubt, ended: with *outcome*, or not at all (`happened=False`).
 
-        The next owner's `once` returns the outcome without calling, or begins anew.
+        The next owner's `once` returns the outcome without calling, or begins anew. Raises as `transfer` does;
+        `Conflict` if the effect is not in doubt.
         """
         return self._store.resolve(
             *asked.seen(job, epoch),
@@ -481,7 +525,7 @@ class Router:
     # Readers
 
     def job(self, id: str) -> Job:
-        """Return the job as it is now, or raise `UnknownJob`."""
+        """Return the job as it is now. Raises `UnknownJob`."""
         return self._store.job(values.name(id, "a job's id"))
 
     def result(self, id: str | Added | Job, *, wait_seconds: float | None = 0) -> Any:
@@ -489,7 +533,8 @@ class Router:
         Return the result of the job once it is done, waiting for it up to *wait_seconds*; None waits for ever.
 
         If the router knows the job's task, the result is what its return annotation says; else it is as JSON has it.
-        `JobFailed` if the job failed or was cancelled; `NotFinished`, a TimeoutError, if it may still be done.
+        Raises `JobFailed` if the job failed or was cancelled; `NotFinished`, a TimeoutError, if it may still be done;
+        `UnknownJob`.
         """
         for pause in pauses(wait_seconds):
             with suppress(NotFinished):
@@ -524,11 +569,11 @@ class Router:
         return {job.id: job for job in self._store.jobs()}
 
     def ownerships(self, id: str) -> list[Ownership]:
-        """Return who has held the job, oldest first: from when, until when, how it began, how it ended, by whom."""
+        """Return who held the job, oldest first: from when to when, how it began and ended. Raises `UnknownJob`."""
         return self._store.ownerships(values.name(id, "a job's id"))
 
     def effects(self, id: str) -> list[Effect]:
-        """Return the named effects of the job, known and in doubt."""
+        """Return the named effects of the job, known and in doubt. Raises `UnknownJob`."""
         return self._store.effects(values.name(id, "a job's id"))
 
     def events(

@@ -24,7 +24,7 @@ class Kind(StrEnum):
     PROCESS = "process"
 
 
-class Settings(TypedDict, total=False):
+class TaskSettings(TypedDict, total=False):
     """What `@router.task(…)` takes."""
 
     name: str
@@ -78,7 +78,7 @@ def checked_signature(function: Callable[..., Any]) -> inspect.Signature:
         raise _refuse(function, f"Python does not tell its parameters ({error}).") from None
 
 
-def name_of(function: Any, settings: Settings) -> str:
+def name_of(function: Any, settings: TaskSettings) -> str:
     """Return the name of a task: what `name=` says, or the function's own."""
     if "name" in settings:
         return values.name(settings["name"], "name")
@@ -87,7 +87,7 @@ def name_of(function: Any, settings: Settings) -> str:
     return values.name(function.__name__, "a task's name")
 
 
-def kind_of(function: Any, settings: Settings) -> Kind:
+def kind_of(function: Any, settings: TaskSettings) -> Kind:
     """Return where a task runs."""
     process = settings.get("process", False)
     if not isinstance(process, bool):
@@ -165,7 +165,7 @@ def check_parameters(function: Any, parameters: list[inspect.Parameter]) -> None
         raise _refuse(function, f"{first.name!r} is not part of a payload. Make it a function, or a staticmethod.")
 
 
-def final_of(settings: Settings) -> tuple[type[BaseException], ...]:
+def final_of(settings: TaskSettings) -> tuple[type[BaseException], ...]:
     """Return the exceptions after which a job is not tried again."""
     final: Any = settings.get("final", ())
     if not isinstance(final, tuple) or not all(
@@ -175,7 +175,7 @@ def final_of(settings: Settings) -> tuple[type[BaseException], ...]:
     return final
 
 
-def delay_of(settings: Settings) -> Callable[[int, Any], float] | None:
+def delay_of(settings: TaskSettings) -> Callable[[int, Any], float] | None:
     """Return the function that says how long a job rests after an error, or None."""
     delay = settings.get("delay")
     if delay is None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 import traceback
 from contextvars import copy_context
+from itertools import takewhile
 from typing import Any, NamedTuple
 
-from ..core import values
+from ..core import failure, values
 from ..core.job import Outcome, Settlement, completion, handed_back
 from ..errors import StaleEpoch
 from ..lease import Lease, _current
@@ -20,7 +21,6 @@ from .log import log
 from .task import Task, Unbindable, Unstorable
 
 _FRAMES = 12  # of a traceback, beginning with the innermost
-_TEXT = 8_000
 _UNBOUND_SECONDS = 60.0  # the longest rest of a job that this worker cannot handle
 
 
@@ -45,8 +45,9 @@ class Raised(Exception):
 
     def told(self) -> str:
         """Return the error as Python shows one, with the frames of its process."""
-        said, frame, frames = self.args[0].partition('\n  File "')
-        return f"Traceback, in the process of the handler (most recent call last):{frame}{frames}\n{said}"
+        said, header, frames = str(self.args[0]).rpartition(f"\n{failure.HEADER}")
+        shown = f"Traceback, in the process of the handler (most recent call last):{frames}\n{said}"
+        return shown if header else frames
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Raised, (self.args[0], self.said, self.__cause__)
@@ -142,9 +143,11 @@ def unbound_delay(lease: Lease) -> float:
 
 def described(error: BaseException) -> str:
     """Return what is kept of an error: its name and message, and where it was raised."""
-    said = "".join(traceback.format_exception_only(error)).strip()
-    where = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[-_FRAMES:])).rstrip()
-    text = f"{said[:_TEXT]}\n{where}"[: 2 * _TEXT].rstrip()
+    lines = traceback.format_exception_only(error)
+    # Of a SyntaxError, where it is comes first, like a frame.
+    where = list(takewhile(lambda line: line.startswith("  "), lines))
+    frames = traceback.format_list(traceback.extract_tb(error.__traceback__)[-_FRAMES:])
+    text = failure.written("".join(lines[len(where) :]).strip(), "".join([*frames, *where]).rstrip())
     return values.text(text.encode("utf-8", "backslashreplace").decode(), "error")
 
 

@@ -19,15 +19,15 @@ from typing import (
 )
 
 from ..core import values
-from ..core.job import Added, JobSettings, NewJob
+from ..core.job import Added, JobSettings, NewJob, as_new_job
 from ..errors import InvalidArgument
-from ..lease import Lease, as_new_job, lease_here
+from ..lease import Lease, lease_here
 from ..store import Store
 from .arguments import Arguments, Unbindable, Unready, Unresolved, resolved, signature_of
 from .conversion import converter, dump_by_type
 from .functions import (
     Kind,
-    Settings,
+    TaskSettings,
     check_parameters,
     checked_function,
     checked_signature,
@@ -40,7 +40,7 @@ from .functions import (
 )
 from .scalars import PLAIN, Converter, Mismatch, UnsupportedAnnotation, shown
 
-__all__ = ["AnyTask", "Kind", "Options", "Settings", "Task", "Unbindable", "Unready", "Unstorable", "make_task"]
+__all__ = ["AnyTask", "Kind", "TaskOptions", "TaskSettings", "Task", "Unbindable", "Unready", "Unstorable", "make_task"]
 
 C = ParamSpec("C")  # what a call of the function takes
 P = ParamSpec("P")  # what a job takes: the same without the lease
@@ -80,7 +80,7 @@ class Adds(Protocol):
         ...
 
 
-class Options(Generic[P]):
+class TaskOptions(Generic[P]):
     """A task with options for the jobs that are added through it. Made by `Task.options`."""
 
     __slots__ = ("_arguments", "_connection", "_parent", "_router", "_savepoint", "_template")
@@ -106,7 +106,8 @@ class Options(Generic[P]):
         Add a job with these arguments of the handler; they are checked against its signature.
 
         Inside a handler the job is a child of the current lease: with an id that a second run of the handler finds
-        again, and refused with `StaleEpoch` if the lease is no longer current.
+        again. Raises `StaleEpoch` if the lease is no longer current, `InvalidArgument` for arguments that do not fit,
+        and what `Router.add` raises.
         """
         lease = self._adopter()
         if lease is not None:
@@ -116,15 +117,19 @@ class Options(Generic[P]):
         return router._add([job], self._connection, self._savepoint, one=True)  # type: ignore[no-any-return]  # see _add
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
-        """Return the job that `add` would add, for `add_many`, `then=` or `lease.add`, which give it an id."""
+        """
+        Return the job that `add` would add, for `add_many`, `then=` or `lease.add`, which give it an id.
+
+        Raises `InvalidArgument` for arguments that do not fit, and for options that only `add` can use.
+        """
         if self._connection is not None or isinstance(self._parent, Lease):
             raise InvalidArgument("job(…) adds nothing: pass connection= and parent= where the job is added.")
         return self._job("", args, kwargs)
 
     @property
-    def aio(self) -> AsyncAdd[P]:
+    def aio(self) -> AsyncTask[P]:
         """The same for async callers."""
-        return AsyncAdd(self)
+        return AsyncTask(self)
 
     def _job(self, id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewJob:
         return self._template.like(self._template.id or id, self._arguments.encode(args, kwargs))
@@ -138,16 +143,16 @@ class Options(Generic[P]):
         return lease if lease is not None and lease.store is self._router.store else None
 
 
-class AsyncAdd(Generic[P]):
+class AsyncTask(Generic[P]):
     """`add`, to be awaited."""
 
     __slots__ = ("_of",)
 
-    def __init__(self, of: Options[P]) -> None:
+    def __init__(self, of: TaskOptions[P]) -> None:
         self._of = of
 
     async def add(self, *args: P.args, **kwargs: P.kwargs) -> Added:
-        """Add a job as `Options.add` does."""
+        """Add a job as `TaskOptions.add` does. Raises as it does."""
         of = self._of
         verbs: Any = of._adopter()
         job = of._job("" if verbs is not None else of._router._new_id(), args, kwargs)
@@ -161,7 +166,7 @@ class AsyncAdd(Generic[P]):
 class Task(Generic[C, P, R_co]):
     """A function that handles the jobs of one name. Made by `@router.task`; calling it just calls the function."""
 
-    def __init__(self, router: Adds, function: Callable[C, R_co], settings: Settings) -> None:
+    def __init__(self, router: Adds, function: Callable[C, R_co], settings: TaskSettings) -> None:
         _known(settings)
         self.function: Callable[..., R_co] = checked_function(function)
         signature = checked_signature(self.function)
@@ -210,17 +215,17 @@ class Task(Generic[C, P, R_co]):
     # Producers
 
     def add(self, *args: P.args, **kwargs: P.kwargs) -> Added:
-        """Add a job with these arguments, as `Options.add` does."""
+        """Add a job with these arguments, as `TaskOptions.add` does. Raises as it does."""
         return self._plain.add(*args, **kwargs)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
-        """Return the job that `add` would add, as `Options.job` does."""
+        """Return the job that `add` would add, as `TaskOptions.job` does. Raises as it does."""
         return self._plain.job(*args, **kwargs)
 
     @property
-    def aio(self) -> AsyncAdd[P]:
+    def aio(self) -> AsyncTask[P]:
         """The same for async callers."""
-        return AsyncAdd(self._plain)
+        return AsyncTask(self._plain)
 
     def options(
         self,
@@ -230,11 +235,12 @@ class Task(Generic[C, P, R_co]):
         connection: Any = None,
         savepoint: bool = False,
         **options: Unpack[JobSettings],
-    ) -> Options[P]:
+    ) -> TaskOptions[P]:
         """
         Return the same task with options for the jobs added through it: those of `Router.add`.
 
-        *parent* is the lease whose child the job is: by default the current one, None for no parent.
+        *parent* is the lease whose child the job is: by default the current one, None for no parent. Raises
+        `InvalidArgument` for an option that there is not.
         """
         if parent is not _CURRENT and parent is not None:
             if not isinstance(parent, Lease):
@@ -251,7 +257,7 @@ class Task(Generic[C, P, R_co]):
         template = as_new_job(wish)
         if id is None:
             template = template.like("", template.document)
-        return Options(self._router, self._arguments, template, parent, connection, savepoint)
+        return TaskOptions(self._router, self._arguments, template, parent, connection, savepoint)
 
     # Workers
 
@@ -326,7 +332,7 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[P, R], /) -> Task[P, P, R]: ...
 
 
-def make_task(router: Adds, tasks: dict[str, AnyTask], function: Callable[..., Any], settings: Settings) -> AnyTask:
+def make_task(router: Adds, tasks: dict[str, AnyTask], function: Callable[..., Any], settings: TaskSettings) -> AnyTask:
     """Return *function* as a task of *router*, entered into *tasks* by its name, which must be free."""
     if isinstance(function, Task):
         raise InvalidArgument(f"{function!r} is a task already.")
@@ -343,12 +349,12 @@ def make_task(router: Adds, tasks: dict[str, AnyTask], function: Callable[..., A
 _STORED = ("queue", "priority", "lease_seconds", "stall_seconds", "retry")
 
 
-def _known(settings: Settings) -> None:
+def _known(settings: TaskSettings) -> None:
     for key in settings:
-        if key not in Settings.__annotations__:
+        if key not in TaskSettings.__annotations__:
             elsewhere = (
                 f" It is said for each job: task.options({key}=…)." if key in JobSettings.__annotations__ else ""
             )
             raise InvalidArgument(
-                f"@router.task has no {key!r}: it takes {', '.join(Settings.__annotations__)}.{elsewhere}"
+                f"@router.task has no {key!r}: it takes {', '.join(TaskSettings.__annotations__)}.{elsewhere}"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ...core.failure import written
 from ...core.job import Outcome, Settlement, Status, new_child, new_job
 from ...core.retry import Retry
 from ...errors import Settled, StaleEpoch
@@ -95,6 +96,21 @@ class Settling(Contract):
         assert store.claim("b") == []
         clock.advance(0.000_001)
         assert one(store).errors == 1
+
+    @pytest.mark.parametrize("again", [True, False])
+    def test_c25_an_error_is_kept_word_for_word(self, store: Store, again: bool) -> None:
+        """So that its class and message can be told from its frames, however it was settled."""
+        store.add([new_job("a")])
+        text = written("shop.OutOfInk: no ink:\\n\n  cyan\t", '  File "/srv/shop.py", line 3, in print\n    ink()')
+
+        settle(store, failed(one(store), text, retry=again))
+
+        job = store.job("a")
+        assert (job.last_error, job.error_type, job.error_message) == (
+            text,
+            "shop.OutOfInk",
+            "no ink:\\n\n  cyan\t",
+        )
 
     def test_c25_the_last_error_of_the_budget_is_final(self, store: Store) -> None:
         """Of five errors, the fifth fails the job."""
