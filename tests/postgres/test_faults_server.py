@@ -99,6 +99,7 @@ def test_a_server_that_was_killed_before_a_verb_and_then_came_back(
             verb.act(stage, made)
         assert str(raised.value).startswith("cannot connect to postgresql://postgres@/postgres"), verb.name
         assert str(raised.value).endswith("Is the server running, and is this its address? Nothing was changed.")
+        assert not raised.value.outcome_unknown
 
     mortal.start()
     for verb, stage, made in verbs:
@@ -147,6 +148,7 @@ def test_a_server_that_is_killed_in_every_verb(
         else:
             with pytest.raises(StoreUnavailable) as raised:
                 call.result()
+            assert raised.value.outcome_unknown, verb.name
             assert "othing was" not in str(raised.value), verb.name
         assert verb.times(stage, made) == int(verb.unheard), verb.name
     assert stages[0][1].seen.verify() == []

@@ -15,7 +15,7 @@ import pytest
 from tests.worker import process_tasks as tasks
 from tests.worker.processes import done, is_running, kept, named, now, router, until
 
-from leasehold import Retry, Status
+from leasehold import Retry, Status, StoreUnavailable
 from leasehold.core.clock import SteadyClock
 from leasehold.worker import processes
 from leasehold.worker.handling import Crashed, End
@@ -301,3 +301,16 @@ def test_a_handler_that_closes_everything_has_crashed(executor: Processes, ends:
     executor.start([claimed(tasks.hangs_up, "j")])
     until(lambda: ends)
     assert isinstance(ends[0][1].error, Crashed)
+
+
+def test_an_error_that_cannot_be_sent_does_not_say_that_nothing_happened() -> None:
+    """The store of the worker failed in a way that it does not know; leasehold's own errors are sent as they are."""
+
+    class Local(Exception):
+        """Which no other process can import."""
+
+    sent = processes._sendable(Local("odd"))
+
+    assert isinstance(sent, StoreUnavailable)
+    assert (str(sent), sent.outcome_unknown) == ("Local: odd", True)
+    assert processes._sendable(sent) is sent
