@@ -35,7 +35,7 @@ from leasehold.testing.hunt.judge import (
 )
 from leasehold.testing.hunt.tables import PostgresTables
 
-from .postgres.fixtures import SERVERS, url_of
+from .postgres.fixtures import NEWEST, VERSIONS, url_of
 
 
 def judged(*reports: Report) -> list[str]:
@@ -192,7 +192,9 @@ def hunted(url: str) -> Result:
     return hunt(url, seconds=60, processes=2, seed=1, progress=enough, stop=stop)
 
 
-@pytest.mark.parametrize("which", [pytest.param(name, marks=[pytest.mark.soak] * (name == "16")) for name in SERVERS])
+@pytest.mark.parametrize(
+    "which", [pytest.param(name, marks=[pytest.mark.soak] * (name != NEWEST)) for name in VERSIONS]
+)
 def test_a_short_hunt_on_postgresql_finds_nothing(which: str) -> None:
     """And leaves nothing behind; the long form is a command."""
     server_url = url_of(which)
@@ -316,7 +318,7 @@ def broken(scripts: list[str], schema: str, function: str, changes: list[tuple[s
 
 def test_a_broken_fence_is_found_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hunt is alive: a COMMIT that asks no fence is found, with the history of its job."""
-    server_url = url_of("18")
+    server_url = url_of(NEWEST)
     off = "ALTER TABLE leasehold.fences DISABLE TRIGGER at_commit;"
     monkeypatch.setattr(making, "functions", lambda schema: [*functions(schema), in_schema(off, schema)])
 
@@ -339,7 +341,7 @@ def test_what_is_to_be_broken_is_there(mutant: str) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_broken_store_is_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever guarantee it breaks. Each was found within 3 to 15 seconds, on two cores that had much else to do."""
-    server_url = url_of("18")
+    server_url = url_of(NEWEST)
     function, changes = MUTANTS[mutant]
     monkeypatch.setattr(making, "functions", lambda schema: broken(functions(schema), schema, function, changes))
 

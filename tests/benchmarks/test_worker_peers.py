@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.worker_peers import Countdown, Huey, MissingPeer, Peer, Pgqueuer, Pool, Procrastinate, need
-from tests.postgres.fixtures import database, url_of
+from tests.postgres.fixtures import NEWEST, database, url_of
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = 30
@@ -33,11 +33,11 @@ def huey_sqlite(folder: Path) -> Peer:
 
 
 def pgqueuer(folder: Path) -> Peer:
-    return Pgqueuer(database(url_of("18"), "pgqueuer" + folder.name))
+    return Pgqueuer(database(url_of(NEWEST), "pgqueuer" + folder.name))
 
 
 def procrastinate(folder: Path) -> Peer:
-    return Procrastinate(database(url_of("18"), "procrastinate" + folder.name))
+    return Procrastinate(database(url_of(NEWEST), "procrastinate" + folder.name))
 
 
 PEERS = [pool, huey_memory, huey_sqlite, pgqueuer, procrastinate]

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from tests.cli.command import COMMAND, TOP, in_the_foreground, leasehold
 from tests.cli.command import run as in_a_process
-from tests.postgres.fixtures import url_of
+from tests.postgres.fixtures import NEWEST, url_of
 
 from leasehold import StaleEpoch, StoreUnavailable
 from leasehold.cli.app import run
@@ -23,7 +23,7 @@ from leasehold.lease import Lease
 @pytest.fixture(scope="module")
 def url() -> str:
     """A database on a server."""
-    return url_of("18")
+    return url_of(NEWEST)
 
 
 @pytest.fixture

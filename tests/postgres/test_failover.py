@@ -23,11 +23,10 @@ import pytest
 from leasehold import Lease, Retry, Router, StaleEpoch, StoreUnavailable, UnknownJob
 from leasehold.cli.app import run
 
-from .fixtures import must_have
+from .fixtures import NEWEST, VERSIONS, must_have
 from .marks import MANY, Mark, claimed
-from .server import INSTALLED, Address, Server, address, server, standby, wait_until
+from .server import Address, Server, address, server, standby, wait_until
 
-NEWEST = max(INSTALLED)
 REWINDABLE = {"wal_log_hints": "on", "wal_retrieve_retry_interval": "100ms"}
 
 
@@ -80,7 +79,7 @@ def cluster(version: str) -> Iterator[Cluster]:
         yield cluster
 
 
-each_version = pytest.mark.parametrize("version", INSTALLED)
+each_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def backend_of(router: Router) -> int:

@@ -14,11 +14,9 @@ from leasehold import InvalidArgument, Router, StoreUnavailable
 from leasehold.core.values import shown_url
 from leasehold.stores.postgres.faults import cannot_connect
 
-from .fixtures import url_of
+from .fixtures import NEWEST, url_of
 from .proxy import Proxy
-from .server import INSTALLED
 
-NEWEST = max(INSTALLED)
 SECRET = "tr%40p-d00r"
 
 

@@ -20,13 +20,10 @@ from leasehold.stores.postgres.database import REPLY_SECONDS
 from leasehold.stores.postgres.faults import sqlstate_of
 from leasehold.stores.postgres.rights import KINDS
 
-from .fixtures import Place, path_of, url_of, with_path
+from .fixtures import NEWEST, Place, path_of, url_of, with_path
 from .proxy import Proxy, Where
-from .server import INSTALLED
 from .staging import Call, session, until
 from .verbs import VERBS, Stage, Verb
-
-NEWEST = max(INSTALLED)
 
 
 @pytest.fixture(scope="module")

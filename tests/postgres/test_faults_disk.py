@@ -18,10 +18,8 @@ from psycopg import sql
 from leasehold import Router, StoreUnavailable
 from leasehold.stores.postgres import PostgresStore
 
-from .fixtures import url_of
-from .server import INSTALLED
+from .fixtures import NEWEST, url_of
 
-NEWEST = max(INSTALLED)
 MEBIBYTE = 1024 * 1024
 
 

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from .fixtures import Place, url_of
+from .fixtures import NEWEST, Place, url_of
 from .forker import CASES
-from .server import INSTALLED
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("case", CASES)
 def test_a_child_process_leaves_its_parents_connections_alone(case: str) -> None:
     """The cases are told in forker.py."""
-    place = Place(url_of(max(INSTALLED)))
+    place = Place(url_of(NEWEST))
     store = place.store()
     try:
         ran = subprocess.run(

@@ -17,23 +17,16 @@ from psycopg import sql
 import leasehold.stores.postgres.database as database
 from leasehold import Router, StoreUnavailable
 
-from .server import INSTALLED, NoServer, Server, server
+from .fixtures import NEWEST, started
+from .server import Server
 from .staging import Call, until
 from .verbs import VERBS, Stage, Verb
-
-NEWEST = max(INSTALLED)
 
 
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[Server]:
     """A server of this module's own."""
-    with ExitStack() as stack:
-        try:
-            running = stack.enter_context(server(NEWEST))
-        except NoServer as error:
-            if os.environ.get("CI"):
-                raise
-            pytest.skip(f"no PostgreSQL {NEWEST} here: {error}")
+    with started(NEWEST) as running:
         yield running
 
 

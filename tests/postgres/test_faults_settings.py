@@ -19,12 +19,9 @@ from leasehold import Router, Status, StoreUnavailable
 from leasehold.core.job import new_job
 from leasehold.stores.postgres import PostgresStore
 
-from .fixtures import Place, path_of, url_of, without_path
-from .server import INSTALLED
+from .fixtures import NEWEST, Place, path_of, url_of, without_path
 from .staging import Call, until
 from .verbs import READERS, VERBS, Stage, Verb
-
-NEWEST = max(INSTALLED)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from leasehold.lease import Lease
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.connection import Connection
 
-from .fixtures import Place, url_of, without_path
+from .fixtures import NEWEST, Place, url_of, without_path
 from .server import unprivileged
 from .staging import Call, until
 
@@ -34,7 +34,7 @@ def pooler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         pytest.skip("there is no pgbouncer here: it is not on PyPI; apt install pgbouncer")
-    direct = conninfo_to_dict(url_of("16"))
+    direct = conninfo_to_dict(url_of(NEWEST))
     folder = Path(str(direct["host"]))  # the server's own, which its user may write to
     settings = {
         "listen_addr": "",
@@ -69,7 +69,7 @@ def pooler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def stores(pooler: str) -> Iterator[list[PostgresStore]]:
     """Several processes' worth of stores on one schema, and more of them than there are sessions."""
-    place = Place(url_of("16"))
+    place = Place(url_of(NEWEST))
     direct = place.store()
     made = [PostgresStore(pooler, schema=direct.database.schema) for _ in range(4)]
     with psycopg.connect(without_path(direct.database.url), autocommit=True) as connection:
@@ -119,7 +119,7 @@ def test_verbs_and_blocks_share_a_few_sessions(stores: list[PostgresStore]) -> N
 def test_a_pooler_that_is_put_before_the_server_later(stores: list[PostgresStore], pooler: str) -> None:
     """Whoever has to connect again finds it at the same address, and prepares nothing from then on."""
     for store in stores:
-        store.database._settings = conninfo_to_dict(url_of("16"))
+        store.database._settings = conninfo_to_dict(url_of(NEWEST))
         store.add([new_job(f"{id(store)} before")])
         assert store.database.prepare_threshold is not None
 

@@ -9,11 +9,11 @@ import pytest
 
 from leasehold import Router, StaleEpoch, StoreUnavailable
 
-from .fixtures import must_have
-from .server import INSTALLED, Server, server
+from .fixtures import VERSIONS, must_have
+from .server import Server, server
 
 
-@pytest.fixture(params=INSTALLED)
+@pytest.fixture(params=VERSIONS)
 def mortal(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of this test's own."""
     must_have(request.param)

@@ -20,15 +20,14 @@ from psycopg import sql
 from leasehold import Lease, Router, StaleEpoch
 from leasehold.cli.app import run
 
-from .fixtures import must_have, url_of
+from .fixtures import NEWEST, VERSIONS, must_have, url_of
 from .marks import MANY, Mark, claimed
-from .server import INSTALLED, client, recovered, room, server, snapshot, wait_until
+from .server import client, recovered, room, server, snapshot, wait_until
 
-NEWEST = max(INSTALLED)
 TABLES = "select tablename from pg_tables where schemaname = 'leasehold'"
 ARCHIVED = "select last_archived_wal from pg_stat_archiver"
 
-each_version = pytest.mark.parametrize("version", INSTALLED)
+each_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def ask(url: str, query: str) -> None:

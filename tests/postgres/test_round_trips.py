@@ -9,8 +9,7 @@ import pytest
 from leasehold import Router
 from leasehold.stores.postgres import PostgresStore
 
-from .fixtures import Place, url_of
-from .server import INSTALLED
+from .fixtures import NEWEST, Place, url_of
 from .verbs import VERBS, Stage, Verb
 
 # A sweep looks until nothing is left, then for processes that are gone. To begin behind a job, its place is looked up.
@@ -22,7 +21,7 @@ BLOCKS = {"begin a transaction", "commit", "commit with a completion"}
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
     """A store, and somebody beside who looks."""
-    place = Place(url_of(max(INSTALLED)))
+    place = Place(url_of(NEWEST))
     store = place.store()
     url, schema = store.database.url, store.database.schema
     try:

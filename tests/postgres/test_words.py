@@ -14,8 +14,7 @@ from leasehold.cli.app import run
 from leasehold.stores.postgres.faults import cannot_connect
 from leasehold.stores.postgres.rights import missing_right
 
-from .fixtures import url_of
-from .server import INSTALLED
+from .fixtures import NEWEST, url_of
 
 SCHEMA = "words"
 
@@ -23,7 +22,7 @@ SCHEMA = "words"
 @pytest.fixture
 def url() -> Iterator[str]:
     """The newest server, without the schema."""
-    found = url_of(max(INSTALLED))
+    found = url_of(NEWEST)
     with psycopg.connect(found, autocommit=True) as connection:
         connection.execute(f"drop schema if exists {SCHEMA} cascade")
         yield found

@@ -36,7 +36,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
-from tests.postgres.fixtures import url_of
+from tests.postgres.fixtures import NEWEST, url_of
 from tests.stateful.beside import Postgres, Sqlite
 from tests.stateful.both import Both
 from tests.stateful.draws import (
@@ -292,7 +292,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 def on_a_server(every: int) -> type[StoresAgree]:
     """The same rules with PostgreSQL beside memory. It takes longer over a look at everything than over a step."""
-    url = url_of("18")
+    url = url_of(NEWEST)
     return type("PostgresAgrees", (StoresAgree,), {"other": staticmethod(lambda: Postgres(url, every=every))})
 
 
@@ -307,7 +307,7 @@ def test_postgresql_agrees_too() -> None:
 
 def test_a_refused_operator_is_named() -> None:
     """As the other stores do."""
-    there, clock = Postgres(url_of("18")), ManualClock()
+    there, clock = Postgres(url_of(NEWEST)), ManualClock()
     try:
         for store in (MemoryStore(clock=clock), there.open(clock, trace=False)):
             store.add([new_job("a")])

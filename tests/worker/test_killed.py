@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.postgres.fixtures import Place, path_of, url_of
+from tests.postgres.fixtures import NEWEST, Place, path_of, url_of
 
 from leasehold import Retry, Router, Status
 
@@ -59,7 +59,7 @@ def sqlite_scene(tmp_path: Path) -> Scene:
 @pytest.fixture
 def postgres_scene() -> Iterator[Scene]:
     """A schema on a server."""
-    place = Place(url_of("18"))
+    place = Place(url_of(NEWEST))
     try:
         store = place.store()
         with place.connect(store, autocommit=True) as connection:

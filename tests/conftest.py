@@ -1,0 +1,16 @@
+"""What holds for the whole run."""
+
+from __future__ import annotations
+
+import signal
+
+
+def pytest_configure() -> None:
+    """
+    Let Ctrl-C mean what it means at a terminal.
+
+    A shell starts what it runs in the background with SIGINT ignored. Python then installs no handler, every process
+    that a test starts inherits that, and a test of Ctrl-C waits for an end that nothing brings about.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
