@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold import InvalidArgument, Lease, Router, StaleEpoch, Status, UnknownJob
 from leasehold.aio import Facade
@@ -32,7 +33,6 @@ NOT_VERBS = {
         "active",  # asks no store: `with lease.active():` is right in async code too
     },
 }
-PATIENCE_SECONDS = 10  # of a test, with what should be done at once
 
 
 @pytest.fixture

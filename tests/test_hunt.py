@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold.errors import InvalidArgument
 from leasehold.stores.postgres import schema as making
@@ -385,7 +386,7 @@ def test_ctrl_c_ends_a_hunt_with_its_summary(tmp_path: Path) -> None:
         while not (tmp_path / "hunt.db").exists():
             assert hunting.poll() is None
         os.killpg(hunting.pid, signal.SIGINT)
-        said, _ = hunting.communicate(timeout=60)
+        said, _ = hunting.communicate(timeout=PATIENCE_SECONDS)
 
     assert hunting.returncode == 0
     facts = json.loads(said)

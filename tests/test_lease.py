@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold import (
     Conflict,
@@ -243,7 +244,7 @@ def test_wait_lost_waits_for_the_loss_or_for_the_time(
     waiting = threading.Thread(target=lambda: answers.append(lease.wait_lost(600)))
     waiting.start()
     overtaken(router, clock)
-    waiting.join(20)
+    waiting.join(PATIENCE_SECONDS)
 
     assert answers == [True]
     assert lease.wait_lost(600)

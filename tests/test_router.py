@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold import (
     Event,
@@ -281,11 +282,11 @@ def test_a_claim_waits_on_although_a_worker_stops_beside_it(router: Router) -> N
     router.store.claim = claim  # type: ignore[method-assign]
     waiting = threading.Thread(target=lambda: leases.append(router.claim("agent", wait_seconds=60)))
     waiting.start()
-    assert asked.acquire(timeout=10)
+    assert asked.acquire(timeout=PATIENCE_SECONDS)
     while waiting.is_alive() and not asked.acquire(timeout=0.01):
         router.store.wake()
     router.add("a")
-    waiting.join(10)
+    waiting.join(PATIENCE_SECONDS)
 
     [lease] = leases
     assert lease is not None

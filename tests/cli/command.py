@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE_SECONDS
+
 COMMAND = [sys.executable, "-m", "leasehold"]
 TOP = Path(__file__).parents[2]
 
@@ -19,7 +21,7 @@ def leasehold(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedP
 
 def run(command: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run *command* with the package of this checkout, wherever it is run."""
-    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
 
 def in_the_foreground(*arguments: str) -> subprocess.Popen[str]:

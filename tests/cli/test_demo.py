@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.cli.command import COMMAND, environment, in_the_foreground, leasehold
 from tests.cli.command import run as in_a_process
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold import Router
 from leasehold.cli.app import run
@@ -187,7 +188,7 @@ def test_ctrl_c_ends_the_demo_without_a_trace_of_it(scene: str, tmp_path: Path) 
         assert played.stdout is not None
         line = next(line for line in played.stdout if scene in line)
         os.killpg(played.pid, signal.SIGINT)  # as a terminal does: everybody in the foreground
-        _, said = played.communicate(timeout=60)
+        _, said = played.communicate(timeout=PATIENCE_SECONDS)
 
     assert played.returncode == 130
     assert said.strip() == "leasehold: interrupted"

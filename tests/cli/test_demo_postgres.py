@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from tests.cli.command import COMMAND, TOP, in_the_foreground, leasehold
 from tests.cli.command import run as in_a_process
+from tests.patience import PATIENCE_SECONDS
 from tests.postgres.fixtures import NEWEST, url_of
 
 from leasehold import StaleEpoch, StoreUnavailable
@@ -91,7 +92,7 @@ def test_ctrl_c_leaves_no_schema(url: str) -> None:
         assert next(line for line in played.stdout if "job-B  worker-1  e+2   claims it" in line)
         [schema] = schemas(url)
         os.killpg(played.pid, signal.SIGINT)  # as a terminal does: everybody in the foreground
-        _, said = played.communicate(timeout=60)
+        _, said = played.communicate(timeout=PATIENCE_SECONDS)
 
     assert (played.returncode, said.strip()) == (130, "leasehold: interrupted")
     assert schema.startswith("leasehold_demo_")

@@ -18,6 +18,7 @@ import pytest
 from tests.cli.command import leasehold
 from tests.cli.test_worker import held
 from tests.cli.working import APP, Working, begun, until
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold import Router
 from leasehold.cli.app import run
@@ -40,7 +41,7 @@ def health(working: Working, path: str = "/") -> tuple[int, dict[str, Any]]:
     working.says("health is at ")
     [address] = re.findall(r"health is at (http://127.0.0.1:\d+)/", working.said)
     try:
-        with urllib.request.urlopen(address + path, timeout=30) as answer:
+        with urllib.request.urlopen(address + path, timeout=PATIENCE_SECONDS) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as answer:
         with answer:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.cli.command import COMMAND, environment
-
-PATIENCE_SECONDS = 60.0
+from tests.patience import PATIENCE_SECONDS
 
 APP = '''
 import pathlib, threading, time

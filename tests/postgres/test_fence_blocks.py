@@ -277,7 +277,7 @@ def test_what_one_process_did_not_come_to_end_another_one_ends(place: Place, sto
         assert [grant.owner for grant in taker.claim("b")] == ["b"]
         assert outlived(store) == 1
         with psycopg.connect(store.database.url) as waiting:
-            waiting.execute("set statement_timeout = '15s'")  # so that this test ends in any case
+            waiting.execute("set statement_timeout = '100s'")  # so that this test ends in any case
             insert = Call(lambda: waiting.execute("insert into results values ('next')").rowcount)
             until(lambda: blocked(store))
 
@@ -381,7 +381,7 @@ def test_two_who_end_the_same_transaction_do_not_end_each_other(store: PostgresS
             assert ending.result() == [(0,)]  # and its transaction stays open
 
         with session(store) as late:
-            late.connection.execute("set local lock_timeout = '10s'")
+            late.connection.execute("set local lock_timeout = '100s'")
             second = Call(lambda: late.ask("end_fenced", None))
             until(lambda: blocked(store) or not second.waits)
             assert other.connection.execute("select 1").fetchall() == [(1,)]

@@ -22,7 +22,7 @@ from .staging import ISOLATIONS, Call, until
 pytestmark = pytest.mark.usefixtures("kept_sessions")
 
 STEPS = ["begun", "fenced", "written", "completed"]
-AT_ONCE_MS = 3000  # what waits for longer than that, waits for somebody
+AT_ONCE_MS = 30_000  # what waits for longer than that, waits for somebody
 
 # All of it for psycopg; of the other libraries each step once, and each isolation; the rest where it may take longer.
 STOPPED = [

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold import Router, StoreIncompatible
 from leasehold.stores.postgres import PostgresStore
@@ -46,7 +47,7 @@ class Old:
         """Let it end."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(20)
+        self.process.wait(PATIENCE_SECONDS)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -101,7 +102,7 @@ def test_this_release_works_before_during_and_after_the_next_ones_migration(
             assert old.does("commit during") == "done"
             # No verb may be given up in favour of the migration, whenever it begins.
             assert [old.does(f"round during-{n}") for n in range(5)] == ["done"] * 5
-            said, _ = migrating.communicate(timeout=60)
+            said, _ = migrating.communicate(timeout=PATIENCE_SECONDS)
 
         assert migrating.returncode == 0
         assert f"went from version {latest()} to version {NEXT}" in said
@@ -197,7 +198,7 @@ def test_many_migrations_at_once_are_one(server_url: str, nowhere: str, compatib
     command = ("store", "migrate", server_url, "--schema", nowhere, "--json")
 
     running = [compatible.command(*command) for _ in range(4)]
-    answers = [(process.communicate(timeout=120)[0], process.returncode) for process in running]
+    answers = [(process.communicate(timeout=PATIENCE_SECONDS)[0], process.returncode) for process in running]
 
     assert [code for _, code in answers] == [0] * 4
     assert sorted(len(json.loads(said)["steps"]) for said, _ in answers) == [0] * 3 + [1]

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold import Router, StaleEpoch
 from leasehold.core.job import new_job
@@ -63,7 +64,7 @@ def pooler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
     finally:
         running.terminate()
-        running.wait(20)
+        running.wait(PATIENCE_SECONDS)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from tests.patience import PATIENCE_SECONDS
 
 import leasehold.stores.postgres.sql as files
 from leasehold import InvalidArgument, Router, StoreIncompatible, StoreUnavailable, Unsupported
@@ -94,7 +95,7 @@ def test_twenty_first_starts_at_once_make_one_store(server_url: str, nowhere: st
         subprocess.Popen([*command, f"job-{number}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for number in range(20)
     ]
-    answers = [starter.communicate(timeout=120) for starter in starters]
+    answers = [starter.communicate(timeout=PATIENCE_SECONDS) for starter in starters]
 
     assert [error for _, error in answers if error] == []
     assert len({said.split()[1] for said, _ in answers}) == 1

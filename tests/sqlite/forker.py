@@ -16,10 +16,12 @@ import traceback
 from collections.abc import Callable
 from contextvars import Context
 
+from tests.patience import PATIENCE_SECONDS
+
 from leasehold import Lease, Router, StoreUnavailable
 from leasehold.stores.sqlite import SqliteStore
 
-LIFE_SECONDS = 30  # of each side: if the other one dies, nobody may wait for ever
+LIFE_SECONDS = 110  # of each side: if the other one dies, nobody may wait for ever
 
 
 class Turn:
@@ -118,12 +120,12 @@ def inside_a_write(url: str) -> None:
     def point(where: str) -> None:
         if where == "before commit" and not inside.is_set():
             inside.set()
-            forking.wait(20)
+            forking.wait(PATIENCE_SECONDS)
 
     router.store.database.point = point
     thread = threading.Thread(target=router.add, args=("b",))
     thread.start()
-    assert inside.wait(20)
+    assert inside.wait(PATIENCE_SECONDS)
     before_fork = router.store.database.before_fork
 
     def noticed() -> bool:

@@ -13,10 +13,9 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
+from tests.patience import PATIENCE_SECONDS
 
 T = TypeVar("T")
-
-PATIENCE_SECONDS = 20  # of a test, with a thread that should be done at once
 
 
 class Caller:

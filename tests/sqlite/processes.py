@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from tests.patience import PATIENCE_SECONDS
+
 T = TypeVar("T")
 
 HERE = Path(__file__).parent
-PATIENCE_SECONDS = 20  # with what should happen soon, on a machine that has much to do
 
 
 def start(program: str, *arguments: object, errors: Path | None = None) -> subprocess.Popen[bytes]:

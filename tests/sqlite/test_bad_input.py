@@ -15,6 +15,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime
@@ -546,29 +547,32 @@ def test_a_full_disk_says_so_and_changes_nothing(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A folder that every user can reach: those of `tmp_path` are their maker's alone, and shared with other runs."""
+    with tempfile.TemporaryDirectory(prefix="leasehold-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.mark.skipif(not hasattr(os, "setuid"), reason="needs users")
 @pytest.mark.parametrize("there", [False, True], ids=["a folder", "a folder with a store"])
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, there: bool) -> None:
+def test_a_folder_that_cannot_be_written_is_named(open_path: Path, there: bool) -> None:
     """For a user who may not; root may, so root becomes nobody first."""
-    folder = tmp_path / "locked"
+    folder = open_path / "locked"
     folder.mkdir()
     if there:
         with Router(f"sqlite:///{folder / 'jobs.db'}") as router:
             router.add("a")
         (folder / "jobs.db").chmod(0o444)
     folder.chmod(0o555)
-    way = [each for each in folder.parents if each.stat().st_mode & 0o111 != 0o111]
-    modes = [each.stat().st_mode for each in way]
-    for each, mode in zip(way, modes, strict=True):
-        each.chmod(mode | 0o111)  # pytest's folders are their maker's alone
     before = sorted(folder.iterdir())
     process = start("nobody.py", f"sqlite:///{folder / 'jobs.db'}")
     try:
         said = hear(process)
     finally:
         end(process)
-        for each, mode in zip(way, modes, strict=True):
-            each.chmod(mode)
+        folder.chmod(0o755)
 
     assert said.startswith("StoreUnavailable ")
     assert str(folder) in said

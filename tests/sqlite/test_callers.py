@@ -23,6 +23,7 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
+from tests.patience import PATIENCE_SECONDS
 from tests.sqlite.joining import (
     AUTOCOMMITTING,
     CALLERS,
@@ -480,7 +481,7 @@ def test_a_thread_that_meets_a_fenced_transaction_waits_and_then_succeeds(router
 
     with lease.transaction():
         elsewhere = Elsewhere(add)
-        assert started.wait(10)
+        assert started.wait(PATIENCE_SECONDS)
         order.append("end of the block")
     elsewhere.result()
 
@@ -501,10 +502,10 @@ def test_a_thread_past_its_transaction_is_not_refused_for_that_of_another(
     def transaction() -> None:
         with other.transaction():
             entered.set()
-            assert leave.wait(10)
+            assert leave.wait(PATIENCE_SECONDS)
 
     elsewhere = Elsewhere(transaction)
-    assert entered.wait(10)
+    assert entered.wait(PATIENCE_SECONDS)
     database = router.store.database  # type: ignore[attr-defined]  # a SqliteStore
     write = database.write
 
@@ -1141,7 +1142,7 @@ def test_a_cancelled_wait_for_an_async_block_leaves_no_lock_behind(router: Route
     def transaction() -> None:
         with other.transaction():
             entered.set()
-            assert leave.wait(10)
+            assert leave.wait(PATIENCE_SECONDS)
 
     async def wait() -> None:
         async with lease.aio.transaction():

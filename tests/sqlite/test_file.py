@@ -27,6 +27,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_SECONDS
 from tests.sqlite.forker import CASES
 from tests.sqlite.processes import end, hear, is_stopped, start, tell, until
 
@@ -82,7 +83,7 @@ def test_many_processes_start_on_a_file_that_is_not_there(path: Path, router: Ro
         for process in starters:
             tell(process, "go")
         epochs = [int(hear(process)) for process in starters]
-        assert [process.wait(20) for process in starters] == [0] * count
+        assert [process.wait(PATIENCE_SECONDS) for process in starters] == [0] * count
     finally:
         for process in starters:
             end(process)
@@ -324,7 +325,7 @@ def test_a_fork_shares_no_connection(path: Path, case: str) -> None:
     process = start("forker.py", case, f"sqlite:///{path}")
     try:
         assert hear(process) == "ok"
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     finally:
         end(process)
 
@@ -336,7 +337,7 @@ def test_a_fork_shares_no_connection(path: Path, case: str) -> None:
 def waiter(router: Router) -> Iterator[subprocess.Popen[bytes]]:
     """Another process, whose claim waits."""
     router.add("in another queue", queue="other")
-    process = start("waiter.py", router.url, 30, "default")
+    process = start("waiter.py", router.url, PATIENCE_SECONDS, "default")
     try:
         assert hear(process) == "waiting"
         yield process
@@ -362,7 +363,7 @@ def test_a_claim_is_woken_by_the_end_of_another_ones_lease(path: Path) -> None:
         router.add("a")
         lease = router.claim("worker-0", lease_seconds=60)
         assert lease is not None
-        process = start("waiter.py", router.url, 30)
+        process = start("waiter.py", router.url, PATIENCE_SECONDS)
         try:
             assert hear(process) == "waiting"
             lease.renew(0.3)
@@ -497,7 +498,7 @@ def test_the_death_of_whoever_moved_a_job_proves_nothing_about_its_owner(router:
     mover = start("mover.py", router.url, "a", before.epoch, "agent-b")
     try:
         epoch = int(hear(mover))
-        assert mover.wait(20) == 0
+        assert mover.wait(PATIENCE_SECONDS) == 0
     finally:
         end(mover)
 

@@ -25,6 +25,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
+from tests.patience import PATIENCE_SECONDS
 from tests.sqlite.joining import in_thread
 
 from leasehold import (
@@ -252,6 +253,7 @@ def test_a_verb_that_is_interrupted_anywhere_leaves_all_of_itself_or_nothing(
     assert set(router.snapshot()) == {"a", "a/next"}
 
 
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")  # that is the point
 def test_a_connection_that_was_dropped_is_not_kept(path: str, router: Router) -> None:
     """CPython closes it, which rolls back; the file is not locked for as long as the process lives."""
     for connect in (lambda: sqlite3.connect(path), create_engine(f"sqlite:///{path}").connect):
@@ -410,7 +412,7 @@ def test_turns_exclude_each_other_and_lose_nobody() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_SECONDS)
     assert count == [4_000]
 
 
@@ -421,7 +423,7 @@ def test_a_turn_may_be_given_back_by_another_thread() -> None:
     taken.__enter__()
     thread = threading.Thread(target=taken.__exit__, args=(None, None, None))
     thread.start()
-    thread.join(10)
+    thread.join(PATIENCE_SECONDS)
     with turn.taken(0):
         pass
 

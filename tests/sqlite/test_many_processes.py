@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.patience import PATIENCE_SECONDS
 from tests.sqlite.processes import Line, end, hear, is_stopped, logged, read_log, start, until
 
 from leasehold import Job, Retry, Router
@@ -93,7 +94,7 @@ class Crew:
         for process in self.members.values():
             process.terminate()
         for owner, process in self.members.items():
-            assert process.wait(20) == 0, (self.folder / f"{owner}.err").read_text()
+            assert process.wait(PATIENCE_SECONDS) == 0, (self.folder / f"{owner}.err").read_text()
 
     def end(self) -> None:
         """Let nobody outlive the test."""

@@ -16,7 +16,7 @@ from .staging import our_threads, until
 def _nothing_is_left() -> Iterator[None]:
     before = our_threads()
     yield
-    until(lambda: our_threads() <= before, f"threads to end: {our_threads()}", 5)
+    until(lambda: our_threads() <= before, f"threads to end: {our_threads()}")
 
 
 @pytest.fixture

@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_SECONDS
 from tests.worker import process_tasks as tasks
 
 from leasehold import Job, Status
 from leasehold.core.clock import patience
 from leasehold.stores import open_store
+from leasehold.testing import ManualClock
+from leasehold.worker.worker import Worker
+
+from .staging import has_looked
 
 router = tasks.router
 
@@ -30,13 +35,22 @@ def kept(url: str | None, folder: Path) -> Iterator[None]:
         router.close()
 
 
-def until(holds: Callable[[], Any], seconds: float = 20) -> Any:
+def until(holds: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
     """Wait until something holds, and return it."""
     left, pause = patience(seconds), threading.Event()
     while not (found := holds()):
         assert left() > 0, "waited in vain"
         pause.wait(0.01)
     return found
+
+
+def renewed(worker: Worker, clock: ManualClock, id: str, times: int = 1) -> None:
+    """Let a third of a lease of 600 s pass on the worker's own *clock*, and wait for the renewal; so many times."""
+    for _ in range(times):
+        until(lambda: has_looked(worker, clock))
+        before = router.job(id).expires_at
+        clock.advance(201)
+        until(lambda: router.job(id).expires_at != before)  # noqa: B023 (it is called at once)
 
 
 def done(*ids: str) -> list[Job]:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
+from tests.patience import PATIENCE_SECONDS as PATIENCE
+
 from leasehold import Clock, Job, Router, Status
 from leasehold.store import Store
 from leasehold.worker.worker import Worker
-
-PATIENCE = 10.0
 
 T = TypeVar("T")
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold import Conflict, InvalidArgument, Lease, Retry, Router, StaleEpoch, Status, Unsupported, current_lease
 from leasehold.testing import ManualClock, take_over
 from leasehold.worker import draining
 
-PATIENCE_SECONDS = 10  # of a test, with what should be done at once
 marked: ContextVar[str] = ContextVar("marked", default="nothing")
 pids: list[int] = []
 
@@ -394,7 +394,7 @@ def test_ctrl_c_while_an_async_handler_is_waited_for_cancels_it(router: Router) 
     async def work() -> None:
         try:
             signal.raise_signal(signal.SIGINT)
-            await asyncio.sleep(3600)
+            await asyncio.sleep(PATIENCE_SECONDS)
         finally:
             cleaned_up.set()
 

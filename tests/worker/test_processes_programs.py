@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_SECONDS
 from tests.worker import process_tasks as tasks
-from tests.worker.processes import done, is_running, kept, named, router, until
+from tests.worker.processes import done, is_running, kept, named, renewed, router, until
+from tests.worker.staging import working
 
-from leasehold import Reason, Router, Status
+from leasehold import Reason, Status
+from leasehold.testing import ManualClock
 
 HERE = Path(__file__).parents[2]
 
@@ -61,11 +64,12 @@ def program(folder: Path, text: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_handler_that_holds_the_interpreters_lock_in_a_process_is_never_taken_over(fifo: Path) -> None:
-    """For three times its lease and more: the worker renews for it, whatever it does."""
-    router.add_many([tasks.holds.options(id="j", lease_seconds=1).job(str(fifo))])
-    with router.worker(concurrency=1), Router(router.url) as other:
+    """The worker renews for it, whatever it does."""
+    clock = ManualClock()
+    router.add_many([tasks.holds.options(id="j", lease_seconds=600).job(str(fifo))])
+    with working(router, steady=clock, concurrency=1) as worker:
         until(lambda: is_held(fifo))
-        assert other.claim("other", wait_seconds=3.2) is None
+        renewed(worker, clock, "j", times=4)
         let_go(fifo)
         done("j")
     assert (router.job("j").result, router.job("j").attempt) == ("held", 0)
@@ -79,14 +83,14 @@ def test_a_handler_that_holds_it_on_a_thread_is_taken_over_and_its_late_result_i
     text = "from tests.worker.process_tasks import router\nrouter.work(concurrency=1, name='late')\n"
     with program(tmp_path, text) as worker:
         until(lambda: is_held(fifo))
-        mine = router.claim("other", wait_seconds=20, lease_seconds=600)
+        mine = router.claim("other", wait_seconds=PATIENCE_SECONDS, lease_seconds=600)
         assert mine is not None
         assert mine.reason == Reason.TIMEOUT
         let_go(fifo)
         until(lambda: router.events(id="j", kind="refused"))
         mine.complete("mine")
         worker.terminate()
-        assert worker.wait(20) == 0
+        assert worker.wait(PATIENCE_SECONDS) == 0
     assert router.job("j").result == "mine"
 
 
@@ -118,7 +122,7 @@ def test_a_task_of_the_main_module_outlives_ctrl_c_until_the_worker_has_let_it_e
         [pid] = until(lambda: named(tmp_path, "began"))
         os.killpg(worker.pid, signal.SIGINT)
         (tmp_path / "go").touch()
-        assert worker.wait(20) == 0
+        assert worker.wait(PATIENCE_SECONDS) == 0
     assert router.job("j").result == "went in __mp_main__"
     assert not is_running(pid)
 
@@ -133,8 +137,8 @@ def test_processes_end_with_a_worker_that_is_killed(tmp_path: Path) -> None:
         until(lambda: not is_running(pid))
         started = int((tmp_path / "program").read_text())
         until(lambda: not is_running(started))
-        worker.wait(20)
-        mine = router.claim("other", wait_seconds=20)
+        worker.wait(PATIENCE_SECONDS)
+        mine = router.claim("other", wait_seconds=PATIENCE_SECONDS)
     assert mine is not None
     assert mine.reason == Reason.RECOVERY
 
@@ -145,7 +149,7 @@ def test_a_program_that_does_not_guard_its_main_module_ends_with_one_sentence(tm
     router.add("j", {"folder": str(tmp_path)}, task="main_waits")
     text = MAIN.replace('if __name__ == "__main__":', f"{before}\nif True:")
     with program(tmp_path, text) as worker:
-        assert worker.wait(20) == 1
+        assert worker.wait(PATIENCE_SECONDS) == 1
     said = (tmp_path / "stderr").read_text()
     assert said.count("Traceback") == 1
     last = said.splitlines()[-1]
@@ -168,7 +172,7 @@ def test_a_worker_in_the_background_stops_claiming_and_says_why_if_the_main_modu
         "        while worker.health().consuming: time.sleep(0.01)\n",
     )
     with program(tmp_path, text) as worker:
-        assert worker.wait(20) == 1
+        assert worker.wait(PATIENCE_SECONDS) == 1
     assert "Unsupported: no process can begin" in (tmp_path / "stderr").read_text().splitlines()[-1]
 
 
@@ -181,6 +185,6 @@ def test_a_program_that_forgets_to_stop_its_worker_ends_all_the_same(tmp_path: P
         f"    while not glob.glob({str(tmp_path / 'began-*')!r}): time.sleep(0.01)\n"
     )
     with program(tmp_path, text) as worker:
-        assert worker.wait(20) == 0
+        assert worker.wait(PATIENCE_SECONDS) == 0
     [pid] = named(tmp_path, "began")
     assert not is_running(pid)

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from leasehold import Lease, Reason, Router, StoreUnavailable
 from leasehold.testing import ManualClock
+from leasehold.worker.worker import Worker
 
 from .staging import PATIENCE, Gate, Tampered, ended, has_looked, until, working
+
+
+def renewed_over_two_leases(router: Router, worker: Worker, store: Tampered, clock: ManualClock) -> None:
+    """Let two leases of 30 s pass, with a renewal in each third of them, while others look for what has expired."""
+    for count in range(1, 7):
+        until(lambda: has_looked(worker, clock), "the keepers to sleep")
+        clock.advance(10.1)
+        until(lambda: len(store.asked["renew"]) >= count, "a renewal")  # noqa: B023 (it is called at once)
+        assert router.reclaim() == []
 
 
 def test_a_job_runs_for_many_times_its_lease_and_runs_once() -> None:
@@ -125,23 +135,24 @@ def test_a_job_that_comes_while_others_are_renewed_is_renewed_in_its_own_time() 
             ended(router, "long", "short")
 
 
-def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(router: Router) -> None:
+def test_a_handler_that_blocks_the_event_loop_keeps_its_lease() -> None:
     """It sleeps for several leases, on the very loop that all async handlers share; others look for expired jobs."""
-    blocked, go_on = threading.Event(), threading.Event()
-    store = Tampered(router.store)
+    clock, blocked, go_on = ManualClock(), threading.Event(), threading.Event()
+    with Router(clock=clock, lease_seconds=30) as router:
+        store = Tampered(router.store)
 
-    @router.task(lease_seconds=0.3)
-    async def block() -> str:
-        blocked.set()
-        assert go_on.wait(PATIENCE)  # as time.sleep would, it lets nobody else onto the loop
-        return "kept"
+        @router.task
+        async def block() -> str:
+            blocked.set()
+            assert go_on.wait(PATIENCE)  # as time.sleep would, it lets nobody else onto the loop
+            return "kept"
 
-    block.options(id="a").add()
-    with working(router, store=store):
-        assert blocked.wait(PATIENCE)
-        until(lambda: router.reclaim() or len(store.asked["renew"]) >= 6, "six renewals")
-        go_on.set()
-        [job] = ended(router, "a")
+        block.options(id="a").add()
+        with working(router, store=store, steady=clock) as worker:
+            assert blocked.wait(PATIENCE)
+            renewed_over_two_leases(router, worker, store, clock)
+            go_on.set()
+            [job] = ended(router, "a")
 
     assert (job.result, job.attempt, job.reclaims) == ("kept", 0, 0)
 
@@ -360,18 +371,28 @@ def test_one_lease_that_the_store_cannot_renew_now_does_not_cost_the_others() ->
     assert cancelled == ["locked"]
 
 
-def test_other_work_on_the_machine_does_not_cost_a_lease(sqlite_router: Router) -> None:
-    """Forty handlers on as many threads, each longer than its lease, while others look for what has expired."""
-    ran: list[int] = []
+def test_handlers_that_never_pause_do_not_cost_a_lease(tmp_path: Path) -> None:
+    """Forty of them on as many threads, four of which spin: whoever renews must still get the interpreter's lock."""
+    clock, free, ran = ManualClock(), threading.Event(), []
+    with Router(f"sqlite:///{tmp_path}/jobs.db?synchronous=normal", clock=clock, lease_seconds=30) as router:
+        store = Tampered(router.store)
 
-    @sqlite_router.task(lease_seconds=0.5)
-    def work(number: int) -> None:
-        ran.append(number)
-        time.sleep(1.2)
+        @router.task
+        def work(number: int) -> None:
+            ran.append(number)
+            while number < 4 and not free.is_set():
+                pass
+            assert free.wait(PATIENCE)
 
-    sqlite_router.add_many([{"id": f"j{n}", "task": "work", "payload": {"number": n}} for n in range(40)])
-    with working(sqlite_router, concurrency=40) as worker:
-        until(lambda: sqlite_router.reclaim() or worker.tally.done == 40, "all")
+        router.add_many([{"id": f"j{n}", "task": "work", "payload": {"number": n}} for n in range(40)])
+        try:
+            with working(router, store=store, steady=clock, concurrency=40) as worker:
+                until(lambda: len(ran) == 40, "all of them to run")
+                renewed_over_two_leases(router, worker, store, clock)
+                free.set()
+                until(lambda: worker.tally.done == 40, "all to be done")
+        finally:
+            free.set()
 
-    assert sorted(ran) == list(range(40))
-    assert all(job.reclaims == 0 for job in sqlite_router.jobs())
+        assert sorted(ran) == list(range(40))
+        assert all(job.reclaims == 0 for job in router.jobs())

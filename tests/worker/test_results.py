@@ -9,11 +9,10 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold import InvalidArgument, JobFailed, NotFinished, Retry, Router, Status, UnknownJob
 from leasehold.worker import results
-
-PATIENCE_SECONDS = 10  # of a test, with what should be done at once
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -211,7 +210,7 @@ def test_the_async_form_holds_no_thread_between_two_looks(router: Router, monkey
 
     monkeypatch.setattr(Router, "result", look)
     with pytest.raises(NotFinished):
-        asyncio.run(router.aio.result("a", wait_seconds=0.05))
+        asyncio.run(router.aio.result("a", wait_seconds=0.5))
 
     assert len(waits) >= 3
     assert set(waits) == {0}

@@ -4,44 +4,53 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
-from leasehold import Router
+import pytest
 
-from .staging import Most, Tampered, until, working
+from leasehold import Router
+from leasehold.testing import ManualClock
+
+from .staging import PATIENCE, Most, Tampered, has_looked, until, working
 
 MANY = 1000
 
 
-def test_a_thousand_jobs_that_sleep_for_a_second_run_at_the_same_time_and_every_lease_is_renewed(
-    any_router: Router,
-) -> None:
-    """Each lease lasts for less than its job: without renewals every one of them would be taken back."""
-    store, most, renewed, ran = Tampered(any_router.store), Most(), Counter[str](), Counter[int]()
+@pytest.mark.parametrize("url", ["memory:", "sqlite:///{}/jobs.db?synchronous=normal"], ids=["memory", "sqlite"])
+def test_a_thousand_async_jobs_run_at_the_same_time_and_every_lease_is_renewed(url: str, tmp_path: Path) -> None:
+    """Each job lasts for longer than its lease: without renewals every one of them would be taken back."""
+    clock, most, renewed, ran = ManualClock(), Most(), Counter[str](), Counter[int]()
 
     def renew(real: Any, renewals: Any) -> Any:
         renewed.update(renewal.job_id for renewal in renewals)
         return real(renewals)
 
-    store.tampers["renew"] = renew
-    together = asyncio.Event()
+    with Router(url.format(tmp_path), clock=clock, lease_seconds=30) as router:
+        store, loops, go_on = Tampered(router.store), set[asyncio.AbstractEventLoop](), asyncio.Event()
+        store.tampers["renew"] = renew
 
-    @any_router.task(lease_seconds=0.6)
-    async def nap(number: int) -> int:
-        ran[number] += 1
-        with most:
-            if most.most == MANY:
-                together.set()
-            await asyncio.wait_for(together.wait(), 30)
-            await asyncio.sleep(1)
-        return number
+        @router.task
+        async def nap(number: int) -> int:
+            ran[number] += 1
+            loops.add(asyncio.get_running_loop())
+            with most:
+                await asyncio.wait_for(go_on.wait(), PATIENCE)
+            return number
 
-    any_router.add_many([nap.options(id=f"j{number}").job(number) for number in range(MANY)])
-    with working(any_router, store=store, concurrency=MANY) as worker:
-        until(lambda: any_router.reclaim() or worker.tally.done == MANY, "all", 40)
+        router.add_many([nap.options(id=f"j{number}").job(number) for number in range(MANY)])
+        with working(router, store=store, steady=clock, concurrency=MANY) as worker:
+            until(lambda: most.most == MANY, "all of them to run")
+            for count in range(1, 5):
+                until(lambda: has_looked(worker, clock), "the keepers to sleep")
+                clock.advance(10.1)
+                until(lambda: len(renewed) == MANY and min(renewed.values()) >= count, "all renewals")  # noqa: B023 (it is called at once)
+                assert router.reclaim() == []
+            [loop] = loops
+            loop.call_soon_threadsafe(go_on.set)
+            until(lambda: worker.tally.done == MANY, "all to be done")
 
-    jobs = any_router.jobs()
-    assert most.most == MANY
+        jobs = router.jobs()
     assert set(ran.values()) == {1}
     assert all(job.result == number for number, job in enumerate(jobs))
     assert all(job.attempt == job.reclaims == job.errors == 0 for job in jobs)

@@ -1,0 +1,106 @@
+"""How the scripts run the tests many times: what they print, how they end, and that they leave nothing running."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.postgres.server import _runs, wait_until
+
+TOP = Path(__file__).parents[1]
+RUN = [sys.executable, "-P", str(TOP / "scripts" / "_run.py")]
+
+
+def started(*arguments: str | Path, title: str = "") -> subprocess.Popen[str]:
+    """Run tests through the script, with a marker in the environment by which all of its processes can be found."""
+    command = [*RUN, *(["--title", title] if title else []), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0)
+
+
+def offspring(pid: int) -> list[int]:
+    """The processes that *pid* has started, and those that these have started."""
+    found: list[int] = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            child, parent = int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            found += [child, *offspring(child)]
+    return found
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """A suite of two tests: one passes, and the other when a file is there."""
+    (tmp_path / "test_it.py").write_text(
+        "from pathlib import Path\n"
+        f"def test_yes(): Path({str(tmp_path / 'ran')!r}).open('a').write('x')\n"
+        f"def test_maybe(): assert Path({str(tmp_path / 'good')!r}).exists()\n"
+    )
+    return tmp_path
+
+
+def test_a_run_is_a_line_and_all_of_them_a_summary(suite: Path) -> None:
+    """Green is 0."""
+    (suite / "good").touch()
+    with started("--repeat", "2", "--load", "1", "--", suite) as running:
+        said, _ = running.communicate()
+
+    assert running.returncode == 0, said
+    run = r"run {} of 2: green, 2 passed, \d+ s\n"
+    assert re.fullmatch(
+        run.format(1) + run.format(2) + r"2 runs beside 1 busy loops: 2 green, 0 red; \d+ to \d+ s\n", said
+    )
+    assert (suite / "ran").read_text() == "xx"
+
+
+def test_a_red_run_names_its_tests_and_keeps_its_output(suite: Path) -> None:
+    """Red is 1."""
+    with started("--", suite, title="Python 3") as running:
+        said, _ = running.communicate()
+
+    assert running.returncode == 1
+    assert re.match(r"Python 3: RED, 1 failed, 1 passed, \d+ s\n    FAILED .*::test_maybe", said)
+    output = Path(said.rpartition("the whole output: ")[2].strip())
+    assert "test_maybe" in output.read_text()
+    output.unlink()
+    output.parent.rmdir()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+def test_nothing_is_left_running(tmp_path: Path, how: signal.Signals) -> None:
+    """Ctrl-C goes to the group, as at a terminal; of a kill only the busy loops can learn."""
+    (tmp_path / "test_it.py").write_text(
+        "import threading\n"
+        "from pathlib import Path\n"
+        f"def test_long(): Path({str(tmp_path / 'begun')!r}).touch(); threading.Event().wait(60)\n"
+    )
+    with started("--repeat", "3", "--load", "2", "--", tmp_path) as running:
+        wait_until((tmp_path / "begun").exists)
+        others = offspring(running.pid)
+        assert len(others) >= 5, "two loops, pytest and its two workers"
+        if how == signal.SIGINT:
+            os.killpg(running.pid, how)
+        else:
+            running.send_signal(how)
+        if how == signal.SIGKILL:
+            os.killpg(running.pid, how)  # pytest, too
+        running.communicate()
+        wait_until(lambda: not any(map(_runs, others)))
+
+    assert running.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[how]
+
+
+@pytest.mark.parametrize("script", ["test", "test-all"])
+def test_the_scripts_explain_themselves(script: str) -> None:
+    """Without installing anything first."""
+    said = subprocess.run([str(TOP / "scripts" / script), "--help"], capture_output=True, text=True, check=True)
+
+    assert said.stdout.startswith(f"Usage: ./scripts/{script}")
+    assert "PYTEST-ARGUMENTS" in said.stdout
