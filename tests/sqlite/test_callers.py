@@ -523,12 +523,14 @@ def test_a_thread_past_its_transaction_is_not_refused_for_that_of_another(
     assert router.job("c").status is Status.PENDING
 
 
+# Not Explicit: its BEGIN IMMEDIATE has the write lock before the read.
+@pytest.mark.parametrize(
+    "caller", [kind for kind in CALLERS if kind is not Explicit], indirect=True, ids=lambda kind: kind.__name__
+)
 def test_a_stale_read_is_a_snapshot_error_and_can_be_run_again(
     caller: Caller, router: Router, hasty: Router, lease: Lease, path: str
 ) -> None:
     """The caller read, somebody else wrote, and then the fence: SQLite lets that transaction write no more."""
-    if type(caller) is Explicit:
-        pytest.skip("BEGIN IMMEDIATE has the write lock before the read")
 
     async def body(disturb: bool) -> None:
         async with caller.transaction() as connection:
