@@ -17,7 +17,7 @@ RUN = [sys.executable, "-P", str(TOP / "scripts" / "_run.py")]
 
 
 def started(*arguments: str | Path, title: str = "") -> subprocess.Popen[str]:
-    """Run tests through the script, with a marker in the environment by which all of its processes can be found."""
+    """Run tests through the script."""
     command = [*RUN, *(["--title", title] if title else []), *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0)
 
@@ -49,7 +49,7 @@ def suite(tmp_path: Path) -> Path:
 def test_a_run_is_a_line_and_all_of_them_a_summary(suite: Path) -> None:
     """Green is 0."""
     (suite / "good").touch()
-    with started("--repeat", "2", "--load", "1", "--", suite) as running:
+    with started("--repeat", "2", "--load", "1", "--", suite, "-n", "0") as running:
         said, _ = running.communicate()
 
     assert running.returncode == 0, said
@@ -62,7 +62,7 @@ def test_a_run_is_a_line_and_all_of_them_a_summary(suite: Path) -> None:
 
 def test_a_red_run_names_its_tests_and_keeps_its_output(suite: Path) -> None:
     """Red is 1."""
-    with started("--", suite, title="Python 3") as running:
+    with started("--", suite, "-n", "0", title="Python 3") as running:
         said, _ = running.communicate()
 
     assert running.returncode == 1
@@ -95,6 +95,14 @@ def test_nothing_is_left_running(tmp_path: Path, how: signal.Signals) -> None:
         wait_until(lambda: not any(map(_runs, others)))
 
     assert running.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[how]
+
+
+def test_ctrl_c_is_tested_in_the_background_too() -> None:
+    """There a shell has SIGINT ignored, which every process inherits; tests of Ctrl-C would wait for ever."""
+    tests = [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/worker/test_drain.py", "-k", "ctrl_c"]
+    ran = subprocess.run(["sh", "-c", 'trap "" INT; exec "$@"', "sh", *tests], cwd=TOP, capture_output=True, text=True)
+
+    assert "3 passed" in ran.stdout, ran.stdout
 
 
 @pytest.mark.parametrize("script", ["test", "test-all"])

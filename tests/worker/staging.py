@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from tests.patience import PATIENCE_SECONDS as PATIENCE
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold import Clock, Job, Router, Status
 from leasehold.store import Store
 from leasehold.worker.worker import Worker
+
+PATIENCE = float(PATIENCE_SECONDS)
 
 T = TypeVar("T")
 

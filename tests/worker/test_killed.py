@@ -105,12 +105,13 @@ class Crew:
                 self.stopped += 1
         time.sleep(self._random.uniform(0.3, 1.7) * self._blow_seconds)
 
-    def wake(self) -> None:
-        """Let those go on whose time has come."""
+    def woken(self) -> bool:
+        """Let those go on whose time has come, and return True."""
         for number, at in list(self._woken_at.items()):
             if time.monotonic() >= at:
                 self._processes[number].send_signal(signal.SIGCONT)
                 del self._woken_at[number]
+        return True
 
     def kill_an_owner(self, router: Router) -> bool:
         """Kill a process that has begun jobs, and return whether there was one."""
@@ -155,7 +156,7 @@ def harmed(scene: Scene, count: int, nap_seconds: float, blow_seconds: float, se
             while (done := router.counts().done) < count:
                 crew.harm()
                 # On a slow machine they would else be killed before they have begun, over and over.
-                until(lambda: crew.wake() or router.counts().done > done, f"something to be done, seed {seed}")
+                until(lambda: crew.woken() and router.counts().done > done, f"something to be done, seed {seed}")
         finally:
             ended = crew.end()
 
