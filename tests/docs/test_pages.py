@@ -51,6 +51,20 @@ def run_block(source: str, names: dict[str, Any], page: str) -> int:
     return checks.found
 
 
+def run_blocks(sources: list[str], names: dict[str, Any], page: str) -> int:
+    """Run the blocks of a page, and close every router that they make: a later one may have the name of an earlier."""
+    routers: list[Router] = []
+    found = 0
+    try:
+        for source in sources:
+            found += run_block(source, names, page)
+            routers += [value for value in names.values() if isinstance(value, Router)]
+    finally:
+        for router in routers:
+            router.close()
+    return found
+
+
 def shows(value: object, shown: str, line: int) -> None:
     assert repr(value) == shown, f"line {line} of the block"
 
@@ -61,13 +75,10 @@ def test_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page", "_shows": shows}
 
-    found = sum(run_block(source, names, page.name) for source in _BLOCK.findall(page.read_text()))
+    found = run_blocks(_BLOCK.findall(page.read_text()), names, page.name)
 
     written = len(re.findall(r"#\s*->", "".join(_BLOCK.findall(page.read_text()))))
     assert found == written, "a `# ->` stands where nothing compares it"
-    for value in names.values():
-        if isinstance(value, Router):
-            value.close()
 
 
 def test_a_wrong_value_on_a_page_is_noticed() -> None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from psycopg import sql
-from tests.docs.test_pages import PAGES, TOP, run_block, shows
+from tests.docs.test_pages import PAGES, TOP, run_blocks, shows
 
 from .fixtures import database
 
@@ -42,11 +42,7 @@ def test_a_page_does_what_it_says_on_a_server(
     names: dict[str, Any] = {"__name__": "page", "_shows": shows}
     blocks = [block for block in _BLOCK.findall(page.read_text()) if not _ELSEWHERE.search(block)]
 
-    try:
-        found = sum(run_block(_URL.sub(url, block), names, page.name) for block in blocks)
-    finally:
-        if "router" in names:
-            names["router"].close()
+    found = run_blocks([_URL.sub(url, block) for block in blocks], names, page.name)
 
     assert found == len(re.findall(r"#\s*->", "".join(blocks)))
     assert names["router"].url == url
