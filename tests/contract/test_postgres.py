@@ -8,14 +8,19 @@ from tests.postgres.fixtures import Place, database, each_version, kept_sessions
 from leasehold.store import Store
 from leasehold.stores.postgres import PostgresStore
 from leasehold.testing.store_contract import AlarmClock, StoreContract
+from leasehold.testing.store_contract.adding import Adding
+from leasehold.testing.store_contract.claiming import Claiming
+from leasehold.testing.store_contract.owning import Owning
+from leasehold.testing.store_contract.settling import Settling
+from leasehold.testing.store_contract.support import Contract
 
 __all__ = ["kept_sessions", "place", "server_url"]  # fixtures
 
 
 @each_version
 @pytest.mark.usefixtures("kept_sessions")
-class TestPostgresStore(StoreContract):
-    """Every clause, on a server."""
+class OnAServer(Contract):
+    """How the contract opens its stores on a server."""
 
     @pytest.fixture(autouse=True)
     def where(self, place: Place) -> None:
@@ -41,3 +46,16 @@ class TestPostgresStore(StoreContract):
     def connect_autocommit(self, store: Store) -> Any:
         assert isinstance(store, PostgresStore)
         return self.place.connect(store, autocommit=True)
+
+
+class TestPostgresStore(OnAServer, StoreContract):
+    """Every clause."""
+
+
+class TestWithACursor(OnAServer, Adding, Claiming, Owning, Settling):
+    """The same answers where psycopg lacks what the fast path of `Connection.ask` needs."""
+
+    @pytest.fixture(autouse=True)
+    def without_generators(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let every statement go through a cursor of psycopg's."""
+        monkeypatch.setattr("leasehold.stores.postgres.connection.execute", None)

@@ -1,8 +1,10 @@
-"""The short way to ask: what is sent, what comes back, and what is prepared."""
+"""The fast path to ask: what is sent, what comes back, and what is prepared."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -40,8 +42,13 @@ def connection(place: Place) -> Iterator[Connection]:
         ("bigint[]", []),
     ],
 )
-def test_a_value_comes_back_as_it_was(connection: Connection, kind: str, value: Any) -> None:
+@pytest.mark.parametrize("cursor", [False, True], ids=["directly", "with a cursor"])
+def test_a_value_comes_back_as_it_was(
+    connection: Connection, kind: str, value: Any, cursor: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sent as text, without the driver's own adaptation; also once the statement is prepared."""
+    if cursor:
+        monkeypatch.setattr("leasehold.stores.postgres.connection.execute", None)
     for _ in range(10):
         assert connection.ask(f"select $1::{kind}, null, true", [value]) == [(value, None, True)]
 
@@ -67,6 +74,42 @@ def test_an_error_is_the_drivers(connection: Connection) -> None:
 
     assert raised.value.sqlstate == "22012"
     assert connection.ask("select 1", []) == [(1,)]
+
+
+WITHOUT_GENERATORS = """
+import sys
+import psycopg
+import psycopg.generators
+
+del psycopg.generators.execute  # as in a release that has moved it: psycopg's own modules have theirs already
+used = []
+
+class Counting(psycopg.RawCursor):
+    def execute(self, query, *args, **options):
+        used.append(query)
+        return super().execute(query, *args, **options)
+
+psycopg.RawCursor = Counting
+
+from leasehold import Router
+
+with Router(sys.argv[1], schema=sys.argv[2]) as router:
+    router.add("a")
+    lease = router.claim("worker")
+    lease.progress(0.5, checkpoint={"page": 1})
+    lease.renew()
+    lease.complete({"it's": "done"}, then=[{"id": "next"}])
+    print(router.job("a").result, router.counts().pending, bool(used))
+"""
+
+
+def test_a_psycopg_without_its_generators_is_used_through_its_cursors(place: Place) -> None:
+    """The store works, only slower, with a release in which they are elsewhere."""
+    database = place.store().database
+    command = [sys.executable, "-c", WITHOUT_GENERATORS, database.url, database.schema]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ran.stdout, ran.stderr) == ("{\"it's\": 'done'} 1 True\n", "")
 
 
 def prepared(connection: Connection) -> list[str]:
