@@ -247,10 +247,6 @@ MUTANTS = {
             ("WHERE seq = j.seq AND epoch = s.epoch AND epoch > j.epoch", "WHERE seq = j.seq AND epoch > j.epoch"),
         ],
     ),
-    "the settlement of one by its id alone": (
-        "complete_job",
-        [("WHERE id = p_id AND epoch < p_epoch) AND epoch = p_epoch", "WHERE id = p_id)")],
-    ),
     "a renewal by the job's id alone": (
         "renew",
         [
@@ -288,10 +284,6 @@ MUTANTS = {
     "a key freed by a completion that wakes nobody": (
         "complete",
         [("INSERT INTO leasehold.freed (lock) SELECT unnest(v_locks);", "PERFORM 1;")],
-    ),
-    "a key freed by the completion of one that wakes nobody": (
-        "complete_job",
-        [("INSERT INTO leasehold.freed (lock) VALUES (l.lock);", "PERFORM 1;")],
     ),
     "a checkpoint under any epoch": (
         "progress",

@@ -205,7 +205,7 @@ def test_a_lost_reply_and_then_a_refusal(proxy: Proxy, stage: Stage) -> None:
         if what == "settle" and proxy.cuts:
             raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
 
-    proxy.cut(Where.AFTER, ".complete_job(")
+    proxy.cut(Where.AFTER, ".complete(")
     store.database.point = exhaust
     try:
         with pytest.raises(StoreUnavailable, match=r"may or may not have happened.*Asked again, it answered") as raised:

@@ -182,7 +182,7 @@ def test_trap_8_a_key_that_becomes_free_late_is_seen_to(store: PostgresStore, ti
     [holder] = store.claim("worker")
     ids(store, 4)  # all that there are; and the other one is parked
     with session(store) as other:
-        assert other.call("complete_job", "holder", holder.epoch, "null", "complete", 1000) == [(True,)]
+        assert other.call("complete", ["holder"], [holder.epoch], None, None, 1000) == [(None,)]
         [(number,)] = other.connection.execute(
             sql.SQL("select number from {}").format(sql.Identifier(store.database.schema, "freed"))
         ).fetchall()

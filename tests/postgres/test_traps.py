@@ -105,14 +105,13 @@ def test_trap_2_an_epoch_is_never_issued_by_an_asynchronous_commit(store: Postgr
         assert setting == "on"
 
 
-@pytest.mark.parametrize("function", ["complete_job", "complete", "settle"])
+@pytest.mark.parametrize("function", ["complete", "settle"])
 def test_trap_2_a_settlement_is_never_an_asynchronous_commit(store: PostgresStore, function: str) -> None:
     """What an owner was told is done; nor does it run in an isolation in which it would not see who came first."""
     store.add([new_job("a")])
     held = one(store)
     said = as_json([settlement(completed(held))])
     args = {
-        "complete_job": ("a", held.epoch, "null", "complete", 1000),
         "complete": (["a"], [held.epoch], None, None, 1000),
         "settle": (said, 1000, False),
     }[function]

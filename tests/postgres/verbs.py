@@ -285,7 +285,7 @@ VERBS = [
     ),
     Verb(
         "complete, and nothing else",
-        ".complete_job(",
+        ".complete(",
         ANSWERS,
         ANSWERS,
         lambda stage: stage.lease(),

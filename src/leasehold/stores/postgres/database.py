@@ -48,7 +48,6 @@ _COMMON = {
     "add_alike": "add",
     "claim_next": "claim",
     "complete": "settle",
-    "complete_job": "settle",
 }  # the common cases of a verb, which is what a test waits for
 _READ_COMMITTED = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _CHANGED = {"42883", "42P01", "42703", "42704"}  # a function, a table, a column or a type is not there

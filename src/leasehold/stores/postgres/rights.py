@@ -50,7 +50,6 @@ KINDS = {
             "add_children",
             "settle",
             "complete",
-            "complete_job",
             "was_said",
             "begin_effect",
             "end_effect",

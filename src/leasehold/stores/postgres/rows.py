@@ -103,13 +103,6 @@ def settlement(said: Settlement) -> dict[str, Any]:
     return item
 
 
-def completion_of(said: Settlement) -> tuple[str, int, str, str] | None:
-    """Return what the function `complete_job` takes, or None if there is more to say than that the job is done."""
-    if said.outcome is not _COMPLETE or said.then or said.result is None:
-        return None
-    return said.job_id, said.epoch, said.result, said.fingerprint()
-
-
 def completions(settlements: Sequence[Settlement]) -> tuple[str, str, str | None, str | None] | None:
     """Return what the function `complete` takes, or None if there is more to say than that different jobs are done."""
     count = len(settlements)

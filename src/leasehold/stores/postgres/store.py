@@ -40,7 +40,6 @@ from .rows import (
     alike,
     array,
     as_json,
-    completion_of,
     completions,
     event_of,
     grant_of,
@@ -292,11 +291,7 @@ class PostgresStore:
 
     def _settle(self, settlements: Sequence[Settlement], patience_ms: int) -> list[Refusal | None]:
         left = list(range(len(settlements)))
-        if not self._trace and len(left) == 1 and (one := completion_of(settlements[0])) is not None:
-            [(done,)] = self._call("complete_job", *one, patience_ms, again=True)
-            if done:
-                return [None]
-        elif not self._trace and (plain := completions(settlements)) is not None:
+        if not self._trace and (plain := completions(settlements)) is not None:
             [(done,)] = self._call("complete", *plain, patience_ms, again=True)
             if done is None:
                 return [None] * len(settlements)
