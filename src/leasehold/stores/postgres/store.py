@@ -148,15 +148,16 @@ class PostgresStore:
         named = None if queues is None else sorted(set(queues))
         woken = self._woken
         text = array(named) if named else None if named is None else "{}"
-        asked = (owner, limit, text, lease_us, default_lease_us, claim_id, *(process or _NOBODY))
+        asked = (text, lease_us, default_lease_us, claim_id, *(process or _NOBODY))
+        plain = limit == 1 and not self._trace
         until, again = self._timer.now() + wait_us, 0  # how long to wait is the caller's affair, and on its clock
         while True:
             floors = self._floors.lent()
-            if floors is not None and len(floors[3]) == 1 and named in (None, floors[3]) and not self._trace:
+            if plain and floors is not None and len(floors[3]) == 1 and named in (None, floors[3]):
                 *looked, [queue], [rank], [run_at], [seq] = floors
-                rows = self._call("claim_next", *asked, *looked, queue, rank, run_at, seq)
+                rows = self._call("claim_next", owner, *asked, *looked, queue, rank, run_at, seq)
             else:
-                rows = self._call("claim", *asked, *places(floors), self._trace)
+                rows = self._call("claim", owner, limit, *asked, *places(floors), self._trace)
             now, fenced, more, bottom, next_us, found = told(rows[0], floors)
             self._floors.keep(found, lent=floors, bottom=bottom)
             if fenced:
