@@ -208,7 +208,7 @@ class Outcome(StrEnum):
 
 
 _COMPLETE = Outcome.COMPLETE  # in Python 3.11 an enum's member is found through its metaclass, ten times slower
-_new_tuple = tuple.__new__  # a NamedTuple's own constructor is a Python function around it
+_new_tuple = tuple.__new__  # a NamedTuple's own constructor is a Python function around it (gain not measured)
 
 
 class Settlement(NamedTuple):

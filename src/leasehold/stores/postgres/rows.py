@@ -18,7 +18,6 @@ from ...store import Refusal
 
 Row = Sequence[Any]
 
-_new_tuple = tuple.__new__  # a NamedTuple's own constructor is a Python function around it
 _SHORT = 200  # of what is remembered: many jobs have the same, and a checkpoint may be a megabyte
 _COMPLETE = Outcome.COMPLETE  # in Python 3.11 an enum's member is found through its metaclass, ten times slower
 _REASONS: dict[str, Reason] = {reason.value: reason for reason in Reason}
@@ -208,21 +207,20 @@ def granted(
     usual = lease_us or default_us
     mostly = Reason.CLAIM, 0, 0, None, claim_id, process, now, now + usual, usual  # of a Grant's, behind the owner
     grants = []
-    # No function is called for each grant, nor a NamedTuple's own constructor: it would be a tenth of a claim.
     for epoch, id_, document, task, queue, other in zip(
         epochs, ids, documents, tasks or repeat(None), queues or repeat("default"), others or repeat(None), strict=False
     ):
         if other is None:
-            spec = _new_tuple(NewJob, (id_, document, task, queue, *plain))
-            grants.append(_new_tuple(Grant, (spec, epoch, owner, *mostly)))
+            spec = NewJob(id_, document, task, queue, *plain)
+            grants.append(Grant(spec, epoch, owner, *mostly))
             continue
         said = _other(other) if len(other) <= _SHORT else json.loads(other)
         reason, attempt, errors, priority, lock, unique, retry, asked_us, stall_us, parent, checkpoint = said
         lasts = lease_us or asked_us or default_us
         rest = priority, None, 0, lock, unique, retry_of(retry), asked_us, stall_us, parent
-        spec = _new_tuple(NewJob, (id_, document, task, queue, *rest))
+        spec = NewJob(id_, document, task, queue, *rest)
         held = _REASONS[reason], attempt, errors, checkpoint, claim_id, process, now, now + lasts, lasts
-        grants.append(_new_tuple(Grant, (spec, epoch, owner, *held)))
+        grants.append(Grant(spec, epoch, owner, *held))
     return grants
 
 

@@ -59,22 +59,13 @@ class Claiming(Moving):
             leases.append(
                 (seq, epoch, owner, reason, claim_id, number, spec.lock, now, until, lasts, stalls, stall_us, now)
             )
-            # The tuple's own constructor: a NamedTuple's is a Python function around it.
-            why = REASONS[reason]
-            facts = (spec, epoch, owner, why, attempt, errors, checkpoint, claim_id, process, now, until, lasts)
-            grants.append(tuple.__new__(Grant, facts))
+            held = REASONS[reason], attempt, errors, checkpoint, claim_id, process, now, until, lasts
+            grants.append(Grant(spec, epoch, owner, *held))
             if self.trace:
                 yield from self.record(
                     "claimed", spec.id, now, epoch=epoch, owner=owner, reason=reason, attempt=attempt
                 )
-        first_epoch = epoch - len(taken) + 1
-        if _alike(leases):
-            seqs = json.dumps([lease[0] for lease in leases])
-            yield one(
-                self.sql.insert_leases, first_epoch, owner, reason, claim_id, number, now, until, lasts, now, seqs
-            )
-        else:
-            yield many(self.sql.insert_lease, leases)
+        yield many(self.sql.insert_lease, leases)
         return grants, more
 
     def _take(self, limit: int, queues: Sequence[str]) -> Program[tuple[list[Candidate], bool]]:
@@ -99,10 +90,7 @@ class Claiming(Moving):
                 keys.update(key for (key,) in (yield one(self.sql.held_locks, json.dumps(sorted(wanted)))))
                 free, blocked = _divided(first, wanting, keys)
             taken += free
-            if len(queues) == 1 and len(free) == len(first):
-                yield one(self.sql.delete_first_ready, queues[0], *free[-1][:3])
-            else:
-                yield many(self.sql.delete_ready, [(row[10], row[0], row[1], row[2]) for row in free + blocked])
+            yield many(self.sql.delete_ready, [(row[10], row[0], row[1], row[2]) for row in free + blocked])
             if blocked:
                 yield many(self.sql.insert_parked, [(row[12], row[10], *row[:3]) for row in blocked])
                 parked += len(blocked)
@@ -115,12 +103,6 @@ class Claiming(Moving):
             heads += yield one(self.sql.heads, queue, count)
         heads.sort()
         return (yield one(self.sql.chosen, json.dumps([seq for _, _, seq in heads[:count]])))
-
-
-def _alike(leases: Sequence[tuple[Any, ...]]) -> bool:
-    """Return whether they differ in job and epoch alone, and hold no key; and are more than one."""
-    _, _, *rest = leases[0]
-    return len(leases) > 1 and rest[4] is None and rest[8] is None and all(lease[2:] == tuple(rest) for lease in leases)
 
 
 def _divided(candidates: Sequence[Candidate], wanting: int, keys: set[str]) -> tuple[list[Candidate], list[Candidate]]:

@@ -51,10 +51,6 @@ INSERT INTO leasehold_ready (queue, rank, run_at, seq) VALUES (?, ?, ?, ?);
 -- name: delete_ready
 DELETE FROM leasehold_ready WHERE queue = ? AND rank = ? AND run_at = ? AND seq = ?;
 
--- name: delete_first_ready
--- The same for the first of a queue, up to one of them.
-DELETE FROM leasehold_ready WHERE queue = ? AND (rank, run_at, seq) <= (?, ?, ?);
-
 -- name: insert_scheduled
 INSERT INTO leasehold_scheduled (run_at, seq, queue) VALUES (?, ?, ?);
 
@@ -134,13 +130,6 @@ SELECT j.id, l.epoch, l.seq FROM leasehold_leases AS l JOIN leasehold_jobs AS j 
 INSERT INTO leasehold_leases (
     seq, epoch, owner, reason, claim_id, process, lock, granted_at, expires_at, lease_us, stalls_at, stall_us, updated_at
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
-
--- name: insert_leases
--- The same for many that differ in their jobs alone; their epochs follow each other. One statement for all of them:
--- Python lets other threads run at each row that it writes, and then waits for its turn again.
-INSERT INTO leasehold_leases (
-    epoch, owner, reason, claim_id, process, granted_at, expires_at, lease_us, updated_at, seq
-) SELECT ? + key, ?, ?, ?, ?, ?, ?, ?, ?, value FROM json_each(?);
 
 -- name: delete_leases
 DELETE FROM leasehold_leases WHERE seq IN (SELECT value FROM json_each(?));
