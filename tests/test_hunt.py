@@ -225,7 +225,7 @@ MUTANTS = {
     # What is wrong: in which function, and what it says and would say then.
     "a fence that does not compare": (
         "at_commit",
-        [("IF NOT FOUND AND NOT leasehold.settled_here(NEW.job_id, NEW.epoch) THEN", "IF false THEN")],
+        [("IF NOT FOUND THEN\n            v_refusal :=", "IF false THEN\n            v_refusal :=")],
     ),
     "a fence that looks, and holds nothing": (
         "at_commit",

@@ -237,7 +237,7 @@ def test_wait_lost_waits_for_the_loss_or_for_the_time(
     lease: Lease, router: Router, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever comes first; afterwards it asks nobody."""
-    monkeypatch.setattr("leasehold.lease._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("leasehold.lease.lease._LOOK_SECONDS", 0.01)
     assert not lease.wait_lost(0)
     assert not lease.wait_lost(0.001)
     answers: list[bool] = []

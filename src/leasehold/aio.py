@@ -18,6 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from .errors import Unsupported
 from .store import Store, Transactions
+from .transaction import Joined, is_anything_open, refuse_inside, remember
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -98,11 +99,23 @@ def transactions_of(store: Store, what: str) -> Transactions:
     return store.transactions
 
 
+def alone(store: Store) -> Store:
+    """Return *store*, for a verb that commits by itself; refuse it inside a transaction that its caller has open."""
+    if is_anything_open() and store.transactions is not None:
+        refuse_inside(store.transactions.database)
+    return store
+
+
 def joined(
-    store: Store, connection: Any, program: Callable[[Transactions], Generator[Any, Any, R]], *, savepoint: bool
+    store: Store,
+    connection: Any,
+    program: Callable[[Transactions], Generator[Any, Any, R]],
+    *,
+    savepoint: bool,
+    note: Callable[[Joined], None] = remember,
 ) -> R:
     """
-    Run *program* in the transaction of *connection* and return its value.
+    Run *program* in the transaction of *connection* and return its value; *note* keeps in mind that it is open.
 
     On a connection of an event loop the value is a coroutine, which only the async form of a verb may await.
     """
@@ -112,5 +125,5 @@ def joined(
             raise Unsupported(
                 f"{type(connection).__name__} belongs to an event loop: await the async form of this verb (`.aio`)."
             )
-        return cast(R, transactions.run_async(connection, program(transactions), savepoint=savepoint))
-    return transactions.run(connection, program(transactions), savepoint=savepoint)
+        return cast(R, transactions.run_async(connection, program(transactions), savepoint=savepoint, note=note))
+    return transactions.run(connection, program(transactions), savepoint=savepoint, note=note)

@@ -29,12 +29,13 @@ C9.   The store's clock is the only one that counts.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from .core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
 from .core.ownership import Event, Ownership, Process
 from .errors import StaleEpoch, UnknownJob
+from .transaction import Joined, remember
 
 Refusal = StaleEpoch | UnknownJob
 
@@ -337,7 +338,21 @@ class Transactions(Protocol):
           transaction with its first write is in one afterwards. One to another database is `InvalidArgument`, and one
           of a kind that the store does not know is `Unsupported`.
     C44.  A refusal is recorded after the caller's transaction, and apart from it.
+    C46.  Progress and its checkpoint commit and roll back with the caller's transaction, and move the stall deadline
+          from its commit on. A renewal in between fails none of it.
+    C47.  After a settlement, every later verb of that lease in the same transaction is `Settled`; a savepoint that is
+          rolled back takes the settlement with it.
     """
+
+    @property
+    def database(self) -> Hashable:
+        """What is equal for two stores if they share a database, as far as one can tell."""
+        ...
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether an open transaction keeps out every other writer, so that nobody takes a job over meanwhile."""
+        ...
 
     def begin(self, job_id: str, epoch: int, *, idle_us: int | None = None) -> Any:
         """
@@ -347,8 +362,8 @@ class Transactions(Protocol):
         """
         ...
 
-    def enter(self, connection: Any) -> None:
-        """Remember, in the caller's context, that it has a transaction open; a verb outside would wait for itself."""
+    def entered(self, connection: Any) -> None:
+        """Note that the caller has what `begin` opened, and will end it."""
         ...
 
     def commit(self, connection: Any) -> None:
@@ -375,6 +390,22 @@ class Transactions(Protocol):
         """The program of `Store.add_children`."""
         ...
 
+    def check(self, job_id: str, epoch: int) -> Program[None]:
+        """
+        The program that raises the refusal if this transaction has settled the lease.
+
+        Where transactions are `exclusive`, also if the epoch is not current.
+        """
+        ...
+
+    def renew(self, renewal: Renewal) -> Program[int]:
+        """The program of `Store.renew`, for one lease, where transactions are `exclusive`; it raises the refusal."""
+        ...
+
+    def progress(self, report: Progress) -> Program[None]:
+        """The program of `Store.progress`, for one lease; it raises the refusal."""
+        ...
+
     def settle(self, settlement: Settlement) -> Program[None]:
         """The program of `Store.settle`, for one lease; it raises the refusal."""
         ...
@@ -383,15 +414,31 @@ class Transactions(Protocol):
         """Return whether *connection* belongs to an event loop, so that only `run_async` can use it."""
         ...
 
-    def run(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:
+    def run(
+        self,
+        connection: Any,
+        program: Program[T],
+        *,
+        savepoint: bool = False,
+        note: Callable[[Joined], None] = remember,
+    ) -> T:
         """
         Run *program* inside the transaction that *connection* has open, and return its value.
+
+        *note* is told of the transaction, unless it is one that `begin` opened.
 
         Inside a savepoint, where the library or the server knows of it, that is a `Conflict` unless *savepoint*:
         it may be rolled back, and the transaction commit without what the program wrote.
         """
         ...
 
-    async def run_async(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:
+    async def run_async(
+        self,
+        connection: Any,
+        program: Program[T],
+        *,
+        savepoint: bool = False,
+        note: Callable[[Joined], None] = remember,
+    ) -> T:
         """Run *program* likewise, on an async connection."""
         ...

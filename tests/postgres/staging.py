@@ -6,9 +6,10 @@ A verb is one function, so a second session can call it, stay in its transaction
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, TypeVar
 
 import psycopg
@@ -100,3 +101,14 @@ def blocked(store: PostgresStore) -> bool:
     """Whether some session waits for a lock that another one has."""
     [(count,)] = store.database.ask("select count(*) from pg_locks where not granted")
     return bool(count)
+
+
+@contextmanager
+def entered_elsewhere(block: AbstractContextManager[T]) -> Iterator[T]:
+    """Enter *block* as another thread would: outside of the transactions that are open here."""
+    context = contextvars.Context()
+    value = context.run(block.__enter__)
+    try:
+        yield value
+    finally:
+        context.run(block.__exit__, None, None, None)

@@ -11,6 +11,7 @@ import pytest
 
 from leasehold import Router, StoreUnavailable
 from leasehold.stores.postgres import PostgresStore
+from leasehold.testing import elsewhere
 
 from .fixtures import Place
 from .staging import Call, blocked, until
@@ -82,7 +83,7 @@ def test_a_child_likewise(router: Router, monkeypatch: pytest.MonkeyPatch) -> No
     lease = router.claim("worker")
     assert lease is not None
     with held(router), pytest.raises(StoreUnavailable, match=KEPT):
-        lease.add("child", unique="key")
+        elsewhere(lease.add, "child", unique="key")
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])

@@ -16,8 +16,10 @@ from sqlalchemy.orm import Session
 from leasehold import Conflict, Lease, NotInTransaction, Router, Settled, StaleEpoch, Unsupported
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.fenced import FencedConnection
+from leasehold.testing import elsewhere
 
 from .fixtures import Place, path_of, without_path
+from .staging import entered_elsewhere
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
 
@@ -162,7 +164,7 @@ def test_a_refusal_at_the_commit_is_found_in_the_librarys_error(router: Router, 
 
     def work(connection: Any) -> None:
         lease.complete(connection=connection)
-        router.transfer(lease.job_id, epoch=lease.epoch, to="b", by="ops")
+        elsewhere(router.transfer, lease.job_id, epoch=lease.epoch, to="b", by="ops")
 
     with pytest.raises(Exception, match="is refused") as refused:
         in_sync(router, how, work)
@@ -182,7 +184,7 @@ def test_a_refusal_at_the_commit_is_found_on_a_loop(router: Router, how: str) ->
 
     async def work(connection: Any) -> None:
         await lease.aio.fence(connection)
-        await router.aio.transfer(lease.job_id, epoch=lease.epoch, to="b", by="ops")
+        elsewhere(router.transfer, lease.job_id, epoch=lease.epoch, to="b", by="ops")
 
     with pytest.raises(Exception, match="is refused") as refused:
         in_async(router, how, work)
@@ -300,13 +302,13 @@ def test_the_connection_of_a_block_that_was_refused_is_lent_to_one_at_a_time(rou
 
     def outlived() -> None:
         with lease.transaction():
-            router.transfer("a", to="other", epoch=lease.epoch, by="ops")
+            elsewhere(router.transfer, "a", to="other", epoch=lease.epoch, by="ops")
 
     with pytest.raises(StaleEpoch):
         outlived()
     b, c = lease_of(router, "b"), lease_of(router, "c")
 
-    with b.transaction() as one, c.transaction() as another:
+    with b.transaction() as one, entered_elsewhere(c.transaction()) as another:
         assert one is not another
 
 
@@ -349,12 +351,12 @@ def test_a_block_that_is_refused_at_its_end_leaves_no_connection_to_two_others(r
     """Refused, it is undone too: were it kept for the next one twice, two owners would share one transaction."""
     lease = lease_of(router)
     with pytest.raises(StaleEpoch), lease.transaction():
-        router.cancel(router.job("a"), by="operator")
+        elsewhere(router.cancel, router.job("a"), by="operator")
     router.add("b")
     router.add("c")
     one, other = router.claim_many("worker", limit=2)
 
-    with one.transaction() as first, other.transaction() as second:
+    with one.transaction() as first, entered_elsewhere(other.transaction()) as second:
         assert first is not second
 
 
@@ -400,7 +402,7 @@ def test_a_block_that_fails_takes_back_the_numbers_of_its_own_children_only(rout
     def failing() -> None:
         with lease.transaction() as connection:
             lease.add("inside", connection=connection)
-            lease.add("outside")
+            elsewhere(lease.add, "outside")
             raise KeyError("mine")
 
     with pytest.raises(KeyError):

@@ -14,6 +14,7 @@ from tests.django_connection import django_connection
 
 from leasehold import Conflict, InvalidArgument, Lease, NotInTransaction, Router, StaleEpoch, Unsupported
 from leasehold.stores.postgres import PostgresStore
+from leasehold.testing import elsewhere
 
 from .fixtures import Place
 from .libraries import django_of
@@ -152,7 +153,7 @@ def test_trap_13_an_inner_atomic_that_is_rolled_back_takes_no_fence_with_it(rout
                 connection.check_constraints()
                 transaction.set_rollback(True)
             insert()
-            router.transfer("a", epoch=lease.epoch, to="b", by="ops")
+            elsewhere(router.transfer, "a", epoch=lease.epoch, to="b", by="ops")
 
     with pytest.raises(DatabaseError) as refused:
         overtaken()
@@ -173,7 +174,7 @@ def test_trap_15_check_constraints_holds_up_no_takeover(router: Router) -> None:
             insert()
             lease.complete(connection=connection)
             connection.check_constraints()
-            router.transfer("a", epoch=lease.epoch, to="b", by="ops")
+            elsewhere(router.transfer, "a", epoch=lease.epoch, to="b", by="ops")
 
     with pytest.raises(DatabaseError) as refused:
         overtaken()
@@ -192,7 +193,7 @@ def test_an_owner_whose_session_was_ended_finds_out_why(router: Router) -> None:
         with transaction.atomic():
             lease.fence(connection)
             insert()
-            router.transfer("a", epoch=lease.epoch, to="b", by="ops")
+            elsewhere(router.transfer, "a", epoch=lease.epoch, to="b", by="ops")
 
     with pytest.raises(DatabaseError) as ended:
         overtaken()

@@ -22,6 +22,7 @@ import pytest
 
 from leasehold import Lease, Retry, Router, StaleEpoch, StoreUnavailable, UnknownJob
 from leasehold.cli.app import run
+from leasehold.testing import elsewhere
 
 from .fixtures import NEWEST, VERSIONS, must_have
 from .marks import MANY, Mark, claimed
@@ -173,7 +174,7 @@ def after(shared: Cluster) -> Aftermath:
     cluster.mark.seal([later, late, *forgotten])
     lease = forgotten.pop()
     block = lease.transaction()
-    block.__enter__().execute("create table unfenced (what text)")
+    elsewhere(block.__enter__).execute("create table unfenced (what text)")
     cluster.fail_over(cluster.standbys[0])
     return Aftermath(cluster, router, known, (taken, later), forgotten, late, (lease, block))
 

@@ -19,10 +19,11 @@ from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.database import REPLY_SECONDS
 from leasehold.stores.postgres.faults import sqlstate_of
 from leasehold.stores.postgres.rights import KINDS
+from leasehold.testing import elsewhere
 
 from .fixtures import NEWEST, Place, path_of, url_of, with_path
 from .proxy import Proxy, Where
-from .staging import Call, session, until
+from .staging import Call, entered_elsewhere, session, until
 from .verbs import VERBS, Stage, Verb
 
 
@@ -117,6 +118,7 @@ def test_every_function_that_a_verb_calls_is_cut_somewhere() -> None:
     apart = {
         "await_jobs",  # below, with the claim that waits
         "end_fenced",  # below, with the takeover
+        "settled_in",  # in a block, before a renewal or check
         "fence_children",  # in a caller's transaction, whose connection is the caller's
         "known_processes",  # below, with the sweep
         "record_refusal",  # below
@@ -165,11 +167,11 @@ def test_a_takeover_is_done_whatever_becomes_of_ending_the_old_owners_session(
     connection = block.__enter__()
     proxy.cut(where, ".end_fenced(")
 
-    moved = stage.router.transfer(stage.seen.job("a"), to="b", by="ann")
+    moved = elsewhere(stage.router.transfer, stage.seen.job("a"), to="b", by="ann")
 
     assert proxy.cuts == 1
     assert stage.seen.job("a").epoch == moved.epoch
-    stage.seen.reclaim()
+    elsewhere(stage.seen.reclaim)
     until(lambda: not connection.is_alive())
     with pytest.raises(StaleEpoch):
         block.__exit__(None, None, None)
@@ -312,7 +314,7 @@ def test_a_refused_transactions_connection_is_lent_to_one_at_a_time(stage: Stage
         del store_of(stage)._end_fenced
         del stage.seen.store._end_fenced  # type: ignore[attr-defined]  # the same
 
-    with kept.transaction() as first, kept.transaction() as second:
+    with kept.transaction() as first, entered_elsewhere(kept.transaction()) as second:
         assert first is not second
 
 

@@ -21,9 +21,10 @@ from leasehold.errors import StaleSnapshot
 from leasehold.lease import Lease
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.sql import functions
+from leasehold.testing import elsewhere
 
 from .fixtures import Place
-from .staging import ISOLATIONS, Call, blocked, session, until
+from .staging import ISOLATIONS, Call, blocked, entered_elsewhere, session, until
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_a_connection_is_lent_to_one_block_at_a_time(store: PostgresStore) -> No
         overtaken(store, refused)
     assert refused.lost
 
-    with lease_of(store).transaction() as one, lease_of(store).transaction() as two:
+    with lease_of(store).transaction() as one, entered_elsewhere(lease_of(store).transaction()) as two:
         assert one.info.backend_pid != two.info.backend_pid
 
 
@@ -305,11 +306,11 @@ def test_a_sweep_ends_no_current_owner(place: Place, store: PostgresStore) -> No
         mine.transaction() as current,
         psycopg.connect(store.database.url) as innocent,
     ):
-        lost.fence(paused)
+        elsewhere(lost.fence, paused)
         # Somebody else's lock, of a name that looks like a fence of an epoch that is over.
         innocent.execute("select pg_advisory_lock_shared(%s)", [mine.epoch + 5])
         new = Lease(store, store.transfer(lost.job_id, lost.epoch, to="b", by="ops"))
-        with new.transaction() as successor:
+        with entered_elsewhere(new.transaction()) as successor:
             place.again(store).reclaim()
 
             assert current.execute("select 1").fetchall() == [(1,)]
@@ -560,13 +561,13 @@ def test_a_job_that_is_gone_is_unknown_at_the_commit(store: PostgresStore) -> No
     unended(store)
 
     def forgotten(connection: Any) -> None:
-        Lease(store, store.lease("a", "b")).complete()
+        elsewhere(Lease(store, store.lease("a", "b")).complete)
         assert store.prune(0) == 1
 
     with psycopg.connect(store.database.url) as connection:
         lease.fence(connection)
         with pytest.raises(UnknownJob):
-            overtaken(store, lease, forgotten)
+            elsewhere(overtaken, store, Lease(store, lease._grant), forgotten)
         with pytest.raises(psycopg.Error) as refused:
             connection.commit()
 

@@ -11,9 +11,10 @@ import pytest
 from psycopg import IsolationLevel
 
 from leasehold import StaleEpoch
-from leasehold.core.job import Grant, new_job
+from leasehold.core.job import Grant, Progress, new_job
 from leasehold.lease import Lease
 from leasehold.stores.postgres import PostgresStore
+from leasehold.testing import elsewhere
 
 from .fixtures import Place
 from .libraries import LIBRARIES, Transaction, transaction
@@ -177,9 +178,9 @@ def test_an_owner_that_takes_long_is_not_refused(
         for before, step in zip([None, *STEPS], STEPS, strict=False):
             go(opened, lease, after=before, until=step)
             lease.renew()
-            lease.progress(0.5, checkpoint={"at": step})
+            store.progress([Progress(lease.job_id, lease.epoch, 0.5, None, f'{{"at":"{step}"}}')])
             other.reclaim()
-        Lease(other, one(other, "somebody else")).complete()  # the job b
+        elsewhere(Lease(other, one(other, "somebody else")).complete)  # the job b
         lease.renew(0.000_001)
 
         opened.commit()

@@ -19,6 +19,7 @@ from psycopg import sql
 
 from leasehold import Lease, Router, StaleEpoch
 from leasehold.cli.app import run
+from leasehold.testing import elsewhere
 
 from .fixtures import NEWEST, VERSIONS, must_have, url_of
 from .marks import MANY, Mark, claimed
@@ -149,7 +150,7 @@ def test_the_fence_comes_with_the_dump(version: str, tmp_path: Path) -> None:
             def outlived() -> None:
                 with lease.transaction() as connection:
                     connection.execute("create table written (what text)")
-                    restored.transfer(lease.job_id, to="other", epoch=lease.epoch, by="ops")
+                    elsewhere(restored.transfer, lease.job_id, to="other", epoch=lease.epoch, by="ops")
 
             with pytest.raises(StaleEpoch):
                 outlived()

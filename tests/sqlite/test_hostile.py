@@ -40,7 +40,7 @@ from leasehold import (
 from leasehold.stores.sqlite import SqliteStore
 from leasehold.stores.sqlite.callers import FencedConnection
 from leasehold.stores.sqlite.database import Database
-from leasehold.stores.sqlite.inside import Turn
+from leasehold.stores.sqlite.turn import Turn
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 needs_alarm = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")

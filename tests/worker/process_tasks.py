@@ -127,11 +127,15 @@ def rows(lease: Lease, how: str) -> None:
     with suppress(KeyError), lease.transaction() as connection:
         connection.execute("create table if not exists results (job text)")
         connection.execute("insert into results values (?)", (lease.job_id,))
-        if how == "waits for itself":
+        if how == "refused":
             try:
-                lease.progress(0.5)
+                router.add("beside")
             except Conflict as error:
                 raise KeyError("refused") from error
+        if how == "joined":
+            lease.progress(0.5)
+            lease.complete(how)
+            return
         if how != "rows only":
             lease.complete(how, connection=connection)
         if how == "swallowed":

@@ -129,7 +129,8 @@ def test_a_handler_may_settle_its_job_itself(worker: Worker) -> None:
         ("rows only", Status.DONE, 1),
         ("with the job", Status.DONE, 1),
         ("swallowed", Status.FAILED, 0),
-        ("waits for itself", Status.DONE, 0),  # a verb without the connection would: it is refused at once
+        ("joined", Status.DONE, 1),
+        ("refused", Status.DONE, 0),  # the router's verbs are not part of the block
     ],
 )
 def test_a_handler_writes_its_own_rows_with_the_job(how: str, status: Status, written: int, folder: Path) -> None:

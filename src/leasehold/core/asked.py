@@ -55,3 +55,24 @@ def status(named: Status | str) -> Status:
         return Status(named)
     except ValueError:
         raise InvalidArgument(f"no status is called {named!r}: there are {', '.join(Status)}.") from None
+
+
+def effect(name: object, call: object, in_doubt: object, undone: object) -> bool:
+    """Check the arguments of `Lease.once`; return whether an effect in doubt is brought about again."""
+    values.name(name, "the name of an effect")
+    if not callable(call):
+        raise InvalidArgument(f"once() calls a function with the effect's key, and {call!r} is not callable.")
+    if not isinstance(undone, tuple) or not all(isinstance(k, type) and issubclass(k, BaseException) for k in undone):
+        raise InvalidArgument(f"undone is a tuple of exception classes, such as (CardDeclined,), not {undone!r}.")
+    if in_doubt not in ("raise", "retry"):
+        raise InvalidArgument(f'in_doubt is "raise" or "retry", not {in_doubt!r}.')
+    return in_doubt == "retry"
+
+
+def fraction(value: object) -> float | None:
+    """Check how much of the work is done, and return it."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InvalidArgument(f"progress is a number from 0 to 1, not {value!r}.")
+    return float(value)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar, Unpack, overload
 
-from ..aio import joined
+from ..aio import alone, joined
 from ..core import asked, values
 from ..core.clock import Clock, Countdown, SystemClock
 from ..core.job import (
@@ -197,7 +197,7 @@ class Router:
         refuse_in_an_import("a job was added")
         if connection is not None:
             return joined(self._store, connection, lambda verbs: self._adding(verbs, jobs, one), savepoint=savepoint)
-        added = self._compared(jobs, self._store.add(jobs))
+        added = self._compared(jobs, alone(self._store).add(jobs))
         return added[0] if one else added
 
     def _adding(self, verbs: Transactions, jobs: list[NewJob], one: bool) -> Generator[Any, Any, Any]:
@@ -293,7 +293,7 @@ class Router:
         countdown = Countdown(self._clock, wait_us)
         try:
             while True:
-                grants = self._store.claim(
+                grants = alone(self._store).claim(
                     values.name(owner, "owner"),
                     limit=limit,
                     queues=queues,
@@ -430,7 +430,7 @@ class Router:
         is finished or another job holds its lock.
         """
         job_id, seen = asked.seen(job, epoch)
-        grant = self._store.transfer(
+        grant = alone(self._store).transfer(
             job_id,
             seen,
             to=values.name(to, "to"),
@@ -443,7 +443,7 @@ class Router:
 
     def cancel(self, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
         """End the job as cancelled. Whoever had it is refused. Raises as `transfer` does."""
-        return self._store.cancel(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
+        return alone(self._store).cancel(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
 
     def replay(self, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
         """
@@ -451,14 +451,14 @@ class Router:
 
         Raises as `transfer` does; `Conflict` if it is not finished, or an unfinished job has its unique key.
         """
-        return self._store.replay(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
+        return alone(self._store).replay(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
 
     def complete(
         self, job: Job | str, *, by: str, result: object = None, epoch: int | None = None, note: str | None = None
     ) -> Job:
         """Complete the job by hand. Whoever had it is refused. Raises as `transfer` does."""
         document = values.encode(result, "result")
-        return self._store.finish(
+        return alone(self._store).finish(
             *asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note), result=document
         )
 
@@ -479,7 +479,7 @@ class Router:
         The next owner's `once` returns the outcome without calling, or begins anew. Raises as `transfer` does;
         `Conflict` if the effect is not in doubt.
         """
-        return self._store.resolve(
+        return alone(self._store).resolve(
             *asked.seen(job, epoch),
             values.name(name, "the name of an effect"),
             by=values.name(by, "by"),
@@ -489,7 +489,7 @@ class Router:
 
     def reclaim(self) -> list[Ownership]:
         """Take back what expired, stalled, or whose process is gone; claims do it too. Return the ended ownerships."""
-        return self._store.reclaim()
+        return alone(self._store).reclaim()
 
     def prune(self, *, keep_seconds: float) -> int:
         """
@@ -501,7 +501,7 @@ class Router:
         keep, removed = values.microseconds(keep_seconds, "keep_seconds", zero=True), 0
         oldest: list[Event] = []
         while True:
-            batch = self._store.prune(keep)
+            batch = alone(self._store).prune(keep)
             removed += batch
             if not batch:
                 left = self._store.events(limit=1)
@@ -516,7 +516,7 @@ class Router:
         For what no store can see: a backup restored under a running process, a clock that was set back. Owners whose
         epochs are still current stay so.
         """
-        return self._store.advance(values.whole(above, "above", least=0, most=CLOCK_LIMIT - 1))
+        return alone(self._store).advance(values.whole(above, "above", least=0, most=CLOCK_LIMIT - 1))
 
     def verify(self) -> list[str]:
         """Return a sentence for every broken invariant of the store; an empty list is good news."""

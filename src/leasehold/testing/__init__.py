@@ -4,12 +4,13 @@ For the tests of those who use leasehold, and of those who write a store for it.
     ManualClock       time that moves only by hand
     lease             a lease to call a handler with
     take_over         makes a lease stale: somebody else gets its job
+    elsewhere         calls a verb as another process would
     plugin            the fixtures that pytest has once leasehold is installed
     store_contract    the clauses of `leasehold.store`, as tests for any store
     hunt              random owners, takeovers and fenced transactions on a real store, and a judge: a command
 """
 
 from .clock import ManualClock
-from .leases import lease, take_over
+from .leases import elsewhere, lease, take_over
 
-__all__ = ["ManualClock", "lease", "take_over"]
+__all__ = ["ManualClock", "elsewhere", "lease", "take_over"]

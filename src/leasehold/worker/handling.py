@@ -6,6 +6,7 @@ The same for a thread, an event loop, a process of its own and `router.drain`.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import traceback
 from contextvars import copy_context
@@ -68,9 +69,12 @@ def _call(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
                 value = task.function(lease, **arguments) if task.takes_lease else task.function(**arguments)
         else:
             value = task.function(lease, **arguments) if task.takes_lease else task.function(**arguments)
+        lease._refuse_open_transaction()
         return End("null" if value is None else task.encode_result(value))
     except BaseException as error:
         return End(None, _own(error))
+    finally:
+        lease._forget_transactions()
 
 
 async def call_async(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
@@ -84,9 +88,13 @@ async def call_async(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> E
                 value = await (task.function(lease, **arguments) if task.takes_lease else task.function(**arguments))
         else:
             value = await (task.function(lease, **arguments) if task.takes_lease else task.function(**arguments))
+        if lease._joined:  # only then the server may have to be asked
+            await asyncio.to_thread(lease._refuse_open_transaction)
         return End("null" if value is None else task.encode_result(value))
     except BaseException as error:
         return End(None, _own(error))
+    finally:
+        lease._forget_transactions()
 
 
 def _own(error: BaseException) -> BaseException:

@@ -20,7 +20,7 @@ import psycopg
 from psycopg import pq
 from psycopg.rows import tuple_row
 
-from ...core.job import Added, NewJob, Settlement
+from ...core.job import Added, NewJob, Progress, Settlement
 from ...core.ownership import Reason
 from ...core.values import shown_url
 from ...errors import (
@@ -30,14 +30,25 @@ from ...errors import (
     Settled,
     StaleEpoch,
     StoreUnavailable,
-    Unsupported,
     finders,
 )
-from ...store import Program
+from ...store import Program, Renewal
+from ...transaction import Joined, remember
 from .. import django
 from .database import Database, inherited, outlive_fork
 from .faults import explained, is_lost, sqlstate_of
 from .fenced import ENDED, FencedConnection
+from .libraries import (
+    ASYNC_SESSIONS,
+    ask_on,
+    is_in_transaction,
+    is_piped,
+    refuse_autocommit,
+    rows_of,
+    style_of,
+    types_of,
+    unsupported,
+)
 from .rows import Row, added, as_json, refusal_of, settlement, wishes
 from .sql import in_schema
 
@@ -51,14 +62,19 @@ Steps = Generator[Step, list[Row], T]
 REFUSED_SQLSTATE = "LH001"  # of a fence's refusal inside COMMIT; the facts are in its DETAIL
 _SAVEPOINT: Any = object()  # stands for what whoever runs a program says about savepoints
 _PIPED: Any = object()  # and for whether it waits for answers
+_SCALAR = {"fence", "settled_in"}  # functions that answer with one value
+_NUMBER = "pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text"  # in each row, last: see `_joined`
 
 
 class PostgresTransactions:
     """Runs programs in transactions that somebody else ends."""
 
+    exclusive = False  # renewals and takeovers go on beside an open transaction
+
     def __init__(self, store: PostgresStore, database: Database, now: Callable[[], int | None], *, trace: bool) -> None:
         self._store = store
         self._database = database
+        self.database = database.key
         self._now = now
         self._trace = trace
         self._quoted = {
@@ -142,8 +158,8 @@ class PostgresTransactions:
                     return
         connection.close()
 
-    def enter(self, connection: Any) -> None:
-        """Nothing to remember: a verb outside runs on a connection of its own."""
+    def entered(self, connection: FencedConnection) -> None:
+        """Forget what this thread has begun: its caller has it now, and will end it."""
         self._begun.connection = None
 
     def commit(self, connection: FencedConnection) -> None:
@@ -281,6 +297,23 @@ class PostgresTransactions:
         """The program that makes the transaction commit only if *epoch* is current."""
         yield from self._fence(job_id, epoch, "fence", None)
 
+    def check(self, job_id: str, epoch: int) -> Program[None]:
+        """The program that raises the refusal if this transaction has settled the lease."""
+        [(refused,)] = yield "settled_in", (job_id, epoch, self._now())
+        if refused is not None:
+            self._note(job_id, refused)
+            raise refusal_of(job_id, epoch, "check", refused)
+
+    def renew(self, renewal: Renewal) -> Program[int]:
+        """Not part of a transaction here: a renewal takes effect at once."""
+        raise NotImplementedError
+
+    def progress(self, report: Progress) -> Program[None]:
+        """The program of `Store.progress`, for one lease; it raises the refusal."""
+        job_id, epoch, fraction, note, checkpoint = report
+        said = as_json({"fraction": fraction, "note": note, "checkpoint": checkpoint})
+        yield from self._fence(job_id, epoch, "progress", said)
+
     def settle(self, settlement_: Settlement) -> Program[None]:
         """The program of `Store.settle`, for one lease; it raises the refusal."""
         said = as_json(settlement(settlement_))
@@ -312,85 +345,143 @@ class PostgresTransactions:
             return False
         return isinstance(
             connection,
-            (psycopg.AsyncConnection, *_types("sqlalchemy.ext.asyncio", "AsyncConnection", *_ASYNC_SESSIONS)),
+            (psycopg.AsyncConnection, *types_of("sqlalchemy.ext.asyncio", "AsyncConnection", *ASYNC_SESSIONS)),
         )
 
-    def run(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:
+    def run(
+        self,
+        connection: Any,
+        program: Program[T],
+        *,
+        savepoint: bool = False,
+        note: Callable[[Joined], None] = remember,
+    ) -> T:
         """
         Run *program* inside the transaction that *connection* has open, and return its value.
 
         In psycopg's pipeline mode nobody waits for a fence's answer: a refusal is an error of the pipeline.
         """
         self._database.open()
-        if isinstance(connection, _types("sqlalchemy.orm", "Session", "scoped_session")):
+        if isinstance(connection, types_of("sqlalchemy.orm", "Session", "scoped_session")):
             connection = connection.connection()
         try:
             if isinstance(connection, psycopg.Connection):
-                piped = _is_piped(connection)
-                # Inside `with connection.transaction()` the driver itself knows. (It does not say so to others; if it
-                # keeps it elsewhere one day, the server is asked.)
-                if not (piped and getattr(connection, "_num_transactions", False)):
-                    if piped and connection.autocommit:
-                        with connection.pipeline():
-                            pass  # waits for what was sent: only then is it known whether a transaction is open
-                    refuse_autocommit(connection)
-                cursor = connection.cursor(row_factory=tuple_row)
-
-                def ask(step: Step) -> list[Row]:
-                    sql, params = self._statement(step, savepoint, piped=piped)
-                    if piped and step[0] == "fence":
-                        cursor.execute(sql, params)
-                        rows: list[Row] = [(None,)]  # its answer comes with the pipeline's
-                    else:
-                        rows = _ask(cursor, sql, params)
-                    if isinstance(connection, FencedConnection) and (said := _said(step[1])):
-                        connection.said = said
-                    return rows
-
-                return _run(program, ask)
-            if (wrapper := django.wrapper_of(connection)) is not None:
+                ask = self._asker(connection, savepoint)
+            elif (wrapper := django.wrapper_of(connection)) is not None:
                 django.refuse(wrapper, "postgresql", savepoint=savepoint)
+                connection = wrapper
                 # Through Django's own cursor, which knows whether this transaction can still be used.
                 with wrapper.cursor() as cursor:
-                    return _run(program, lambda step: _ask(cursor, *self._statement(step, savepoint)))
-            if isinstance(connection, _types("sqlalchemy", "Connection")):
+                    return self._noted(
+                        connection, note, program, lambda step: ask_on(cursor, *self._statement(step, savepoint))
+                    )
+            elif isinstance(connection, types_of("sqlalchemy", "Connection")):
                 refuse_autocommit(connection.connection.dbapi_connection)
-                style = _style(connection)
-                return _run(
-                    program,
-                    lambda step: _rows(connection.exec_driver_sql(*self._statement(step, savepoint, style))),
+                style = style_of(connection)
+                ask = lambda step: rows_of(  # noqa: E731
+                    connection.exec_driver_sql(*self._statement(step, savepoint, style))
                 )
+            else:
+                raise unsupported(connection)
+            return self._noted(connection, note, program, ask)
         except Exception as error:
             said = self._explained(error)
             raise said from _cause(said, error)
         finally:
             program.close()
-        raise _unsupported(connection)
 
-    async def run_async(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:
+    def _asker(self, connection: psycopg.Connection[Any], savepoint: bool) -> Callable[[Step], list[Row]]:
+        """Return what runs the steps of a program on a connection of psycopg."""
+        piped = is_piped(connection)
+        # Inside `with connection.transaction()` the driver itself knows. (It does not say so to others; if it keeps it
+        # elsewhere one day, the server is asked.)
+        if not (piped and getattr(connection, "_num_transactions", False)):
+            if piped and connection.autocommit:
+                with connection.pipeline():
+                    pass  # waits for what was sent: only then is it known whether a transaction is open
+            refuse_autocommit(connection)
+        cursor = connection.cursor(row_factory=tuple_row)
+
+        def ask(step: Step) -> list[Row]:
+            sql, params = self._statement(step, savepoint, piped=piped)
+            if piped and step[0] == "fence":
+                cursor.execute(sql, params)
+                rows: list[Row] = [(None, None)]  # its answer comes with the pipeline's
+            else:
+                rows = ask_on(cursor, sql, params)
+            if isinstance(connection, FencedConnection) and (said := _said(step)):
+                connection.said = said
+            return rows
+
+        return ask
+
+    def _noted(
+        self, connection: Any, note: Callable[[Joined], None], program: Program[T], ask: Callable[[Step], list[Row]]
+    ) -> T:
+        """Run *program*; if it is a part of the caller's transaction then, say so to *note*."""
+        number: str | None = None
+
+        def numbered(step: Step) -> list[Row]:
+            nonlocal number
+            rows = ask(step)
+            number = rows[0][-1]
+            return [row[:-1] for row in rows]
+
+        value = _run(program, numbered)
+        if not isinstance(connection, FencedConnection):
+            note(self._joined(connection, number))
+        return value
+
+    def _joined(self, connection: Any, number: str | None, *, awaited: bool = False) -> Joined:
+        """Return the transaction that *connection* has open, which the server knows by *number*."""
+        return Joined(self.database, connection, lambda still: self._is_open(still, number), awaited=awaited)
+
+    def _is_open(self, connection: Any, number: str | None) -> bool:
+        if not is_in_transaction(connection):
+            return False
+        if number is None or self._database.closed:
+            return True
+        # A pool, or its user, may have begun another transaction on the connection since.
+        [(status,)] = self._database.ask("SELECT pg_catalog.pg_xact_status(%s::pg_catalog.xid8)", (number,), again=True)
+        return bool(status == "in progress")
+
+    async def run_async(
+        self,
+        connection: Any,
+        program: Program[T],
+        *,
+        savepoint: bool = False,
+        note: Callable[[Joined], None] = remember,
+    ) -> T:
         """Run *program* likewise, on an async connection."""
         self._database.open()
-        if isinstance(connection, _types("sqlalchemy.ext.asyncio", *_ASYNC_SESSIONS)):
+        if isinstance(connection, types_of("sqlalchemy.ext.asyncio", *ASYNC_SESSIONS)):
             connection = await connection.connection()
+        answer: Any = None
+        number: str | None = None
         try:
             if isinstance(connection, psycopg.AsyncConnection):
-                if _is_piped(connection) and connection.autocommit:
+                callers: Any = connection
+                if is_piped(connection) and connection.autocommit:
                     async with connection.pipeline():
                         pass  # as above
                 refuse_autocommit(connection)
                 style = "%s"
             else:
-                refuse_autocommit(connection.sync_connection.connection.dbapi_connection)
-                style = _style(connection)
-            answer: Any = None
+                callers = connection.sync_connection
+                refuse_autocommit(callers.connection.dbapi_connection)
+                style = style_of(connection)
             while True:
                 sql, params = self._statement(program.send(answer), savepoint, style)
                 if isinstance(connection, psycopg.AsyncConnection):
                     async with connection.cursor(row_factory=tuple_row) as cursor:
-                        answer = await (await cursor.execute(sql, params)).fetchall()
+                        rows: list[Row] = list(await (await cursor.execute(sql, params)).fetchall())
                 else:
-                    answer = _rows(await connection.exec_driver_sql(sql, params))
+                    rows = rows_of(await connection.exec_driver_sql(sql, params))
+                number = rows[0][-1]
+                answer = [row[:-1] for row in rows]
         except StopIteration as end:
+            note(self._joined(callers, number, awaited=True))
             return end.value  # type: ignore[no-any-return]  # typed as the program is
         except Exception as error:
             said = self._explained(error)
@@ -420,8 +511,10 @@ class PostgresTransactions:
             else:
                 params.append(arg)
                 places.append(style if style == "%s" else f"${len(params)}")
-        head = "SELECT" if function == "fence" else "SELECT * FROM"
-        return f"{head} {self._quoted[style]}{function}({', '.join(places)})", tuple(params)
+        call = f"{self._quoted[style]}{function}({', '.join(places)})"
+        if function in _SCALAR:
+            return f"SELECT {call}, {_NUMBER}", tuple(params)
+        return f"SELECT f.*, {_NUMBER} FROM {call} AS f", tuple(params)
 
     def _explained(self, error: BaseException) -> BaseException:
         # What SQLAlchemy and Django raise has the driver's error inside.
@@ -437,26 +530,6 @@ class PostgresTransactions:
                 "the same database can commit together."
             )
         return explained(driver, where, schema)
-
-
-_ASYNC_SESSIONS = ("AsyncSession", "async_scoped_session")
-
-
-def refuse_autocommit(driver: Any) -> None:
-    """Refuse a connection on which each statement would commit by itself."""
-    if not getattr(driver, "autocommit", False):
-        return
-    status = getattr(getattr(driver, "info", None), "transaction_status", pq.TransactionStatus.IDLE)
-    if status == pq.TransactionStatus.IDLE:
-        raise NotInTransaction(
-            "that connection has no transaction open, so each statement commits by itself, and nothing would commit or "
-            "roll back together with this: begin one first (psycopg: connection.transaction(); SQLAlchemy: "
-            "engine.begin(), no AUTOCOMMIT)."
-        )
-
-
-def _is_piped(connection: Any) -> bool:
-    return bool(connection.pgconn.pipeline_status != pq.PipelineStatus.OFF)
 
 
 def _begin(connection: FencedConnection, fence: str, params: tuple[Any, ...], *, idle_us: int | None) -> list[Row]:
@@ -479,14 +552,10 @@ def _run(program: Program[T], run: Callable[[Step], list[Row]]) -> T:
         return end.value  # type: ignore[no-any-return]  # typed as the program is
 
 
-def _ask(cursor: Any, sql: str, params: tuple[Any, ...]) -> list[Row]:
-    cursor.execute(sql, params)
-    return [tuple(row) for row in cursor.fetchall()]
-
-
-def _said(args: tuple[Any, ...]) -> str | None:
+def _said(step: Step) -> str | None:
     """Return how a step settles a lease, if it does: see `PostgresTransactions._fence`."""
-    return args[4] if len(args) == 9 and isinstance(args[4], str) else None
+    function, args = step
+    return args[4] if function == "fence" and args[3] != "progress" and isinstance(args[4], str) else None
 
 
 def _unfinished() -> StoreUnavailable:
@@ -499,28 +568,8 @@ def _first(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _rows(result: Any) -> list[Row]:
-    return [tuple(row) for row in result.fetchall()]
-
-
-def _style(connection: Any) -> str:
-    return "$1" if connection.dialect.driver == "asyncpg" else "%s"
-
-
 def _cause(said: BaseException, error: BaseException) -> BaseException | None:
     return error.__cause__ if said is error else error
-
-
-def _types(module: str, *names: str) -> tuple[type[Any], ...]:
-    loaded: Any = sys.modules.get(module)
-    return tuple(getattr(loaded, name) for name in names if hasattr(loaded, name))
-
-
-def _unsupported(connection: Any) -> Unsupported:
-    return Unsupported(
-        f"connection is a {type(connection).__module__}.{type(connection).__qualname__}, and a PostgreSQL store can "
-        "join psycopg connections, Django's, and SQLAlchemy connections and sessions (async ones through .aio)."
-    )
 
 
 def _refused_at_commit(error: BaseException) -> StaleEpoch | None:

@@ -92,6 +92,8 @@ class Database:
             said = without_secrets(str(error).strip(), url)
             raise InvalidArgument(f"{shown_url(url)} is not a URL that PostgreSQL understands: {said}.") from None
         self.url = url
+        # The same for two stores that share a database, if their URLs name it in the same way.
+        self.key = tuple(self._settings.get(name) for name in ("service", "host", "hostaddr", "port", "dbname"))
         self._now = now
         self.schema = checked(schema)
         self.statements: Statements = statements(schema)

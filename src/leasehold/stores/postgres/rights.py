@@ -55,6 +55,7 @@ KINDS = {
             "end_effect",
             "fence",
             "fence_children",
+            "settled_in",
             "reclaim",
             "known_processes",
             "recover",

@@ -191,7 +191,7 @@ class Base:
         yield one(self.sql.insert_event, *event)
 
 
-class Joined(Base):
+class Joining(Base):
     """The same programs inside a caller's transaction, where a record of the refusal would be rolled back with it."""
 
     def keep(self, event: tuple[Any, ...]) -> Program[None]:

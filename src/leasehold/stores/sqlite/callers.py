@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...core.clock import Clock
-from ...core.job import Added, NewJob, Settlement
+from ...core.job import Added, NewJob, Progress, Settlement
 from ...errors import (
     Conflict,
     InvalidArgument,
@@ -28,11 +28,11 @@ from ...errors import (
     UnknownJob,
     Unsupported,
 )
-from ...store import Refusal
+from ...store import Refusal, Renewal
+from ...transaction import Joined, is_here, refuse_inside, remember
 from .. import django
-from .base import Joined
+from .base import Joining
 from .database import Database, drive, inherited
-from .inside import enter, is_inside, refuse_inside
 from .owning import Owning
 from .rows import Program, Standing, one
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class JoinedVerbs(Joined, Owning):
+class JoinedVerbs(Joining, Owning):
     """Producers' and owners' programs, for a caller's transaction."""
 
     def last_epoch(self) -> Program[int]:
@@ -104,9 +104,12 @@ class FencedConnection(sqlite3.Connection):
 class SqliteTransactions:
     """Runs programs in transactions that somebody else ends."""
 
+    exclusive = True  # a write transaction holds the file's only write lock
+
     def __init__(self, store: SqliteStore, database: Database, clock: Clock, verbs: JoinedVerbs) -> None:
         self._store = store
         self._database = database
+        self.database = database.key
         self._clock = clock
         self._verbs = verbs
         self._open: weakref.ref[FencedConnection] | None = None  # the last one: its turn to write excludes another
@@ -124,7 +127,7 @@ class SqliteTransactions:
         that outlived its block from one job to the next, and opening one takes less than a commit does.
         """
         database = self._database
-        refuse_inside(database.path)
+        refuse_inside(database.key)
         turn = database.writing()  # and no ExitStack, which ties a Ctrl-C into a knot that only the collector undoes
         turn.__enter__()
         try:
@@ -155,13 +158,9 @@ class SqliteTransactions:
         connection.isolation_level = "IMMEDIATE"
         return connection
 
-    def enter(self, connection: Any) -> None:
-        """Remember, in the caller's context, that it has a transaction open."""
+    def entered(self, connection: FencedConnection) -> None:
+        """Forget what this thread has begun: its caller has it now, and will end it."""
         self._begun.connection = None
-        connection = _sync(connection)
-        # Nobody can look at a plain sqlite3.Connection without keeping it alive, and its transaction with it.
-        if type(connection) is not sqlite3.Connection:
-            enter(self._database.path, connection, _watch(connection))
 
     def commit(self, connection: FencedConnection) -> None:
         """Commit what `begin` opened."""
@@ -213,6 +212,23 @@ class SqliteTransactions:
         yield from self._lock()
         return _admitted((yield from self._verbs.add_children(job_id, epoch, jobs, self._clock.now())))
 
+    def check(self, job_id: str, epoch: int) -> Program[None]:
+        """The program of `Store.check`, for one lease, as this transaction sees it; it raises the refusal."""
+        [refusal] = yield from self._verbs.check([(job_id, epoch)], self._clock.now())
+        return _admitted(refusal)
+
+    def renew(self, renewal: Renewal) -> Program[int]:
+        """The program of `Store.renew`, for one lease; it raises the refusal."""
+        yield from self._lock()
+        [reply] = yield from self._verbs.renew([renewal], self._clock.now())
+        return _admitted(reply)
+
+    def progress(self, report: Progress) -> Program[None]:
+        """The program of `Store.progress`, for one lease; it raises the refusal."""
+        yield from self._lock()
+        [refusal] = yield from self._verbs.progress([report], self._clock.now())
+        return _admitted(refusal)
+
     def settle(self, settlement: Settlement) -> Program[None]:
         """The program of `Store.settle`, for one lease; it raises the refusal."""
         yield from self._lock()
@@ -244,13 +260,21 @@ class SqliteTransactions:
         """Return whether *connection* belongs to an event loop."""
         return isinstance(connection, _types("sqlalchemy.ext.asyncio", "AsyncConnection", *_ASYNC_SESSIONS))
 
-    def run(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:
+    def run(
+        self,
+        connection: Any,
+        program: Program[T],
+        *,
+        savepoint: bool = False,
+        note: Callable[[Joined], None] = remember,
+    ) -> T:
         """Run *program* inside the transaction that *connection* has open, and return its value."""
         if isinstance(connection, _types("sqlalchemy.orm", "Session", "scoped_session")):
             connection = connection.connection()
+        callers = connection
         if (wrapper := django.wrapper_of(connection)) is not None:
             django.refuse(wrapper, "sqlite", savepoint=savepoint)
-            connection = wrapper.connection
+            callers, connection = wrapper, wrapper.connection
         if isinstance(connection, _types("sqlalchemy", "Connection")):
             _refuse_nested(connection, savepoint)
             run: Callable[[str, Any], list[Any]] = lambda sql, params: _rows(connection.exec_driver_sql(sql, params))  # noqa: E731
@@ -262,12 +286,20 @@ class SqliteTransactions:
         try:
             if _must_begin(connection):
                 run("BEGIN IMMEDIATE", ())
-            self.enter(connection)
+            if not isinstance(connection, FencedConnection):
+                note(Joined(self.database, callers, _watch(callers)))
             return _run(_whole(program), run)
         except Exception as error:
             raise self._explained(error) from _cause(error)
 
-    async def run_async(self, connection: Any, program: Program[T], *, savepoint: bool = False) -> T:
+    async def run_async(
+        self,
+        connection: Any,
+        program: Program[T],
+        *,
+        savepoint: bool = False,
+        note: Callable[[Joined], None] = remember,
+    ) -> T:
         """Run *program* likewise, on an async connection."""
         if isinstance(connection, _types("sqlalchemy.ext.asyncio", *_ASYNC_SESSIONS)):
             connection = await connection.connection()
@@ -276,7 +308,8 @@ class SqliteTransactions:
         try:
             if _must_begin(connection):
                 await connection.exec_driver_sql("BEGIN IMMEDIATE")
-            self.enter(connection)
+            callers = _sync(connection)
+            note(Joined(self.database, callers, _watch(callers), awaited=True))
             return await _run_async(_whole(program), connection.exec_driver_sql)
         except Exception as error:
             raise self._explained(error) from _cause(error)
@@ -384,7 +417,11 @@ def _rows(result: Any) -> list[Any]:
 
 def _driver(connection: Any) -> Any:
     """Return the connection of the driver below SQLAlchemy's layers."""
-    return connection if isinstance(connection, sqlite3.Connection) else _sync(connection).connection.driver_connection
+    if isinstance(connection, sqlite3.Connection):
+        return connection
+    if django.wrapper_of(connection) is not None:
+        return connection.connection
+    return _sync(connection).connection.driver_connection
 
 
 def _sync(connection: Any) -> Any:
@@ -397,23 +434,24 @@ def _begins_by_itself(driver: Any) -> bool:
     return driver.isolation_level is not None and getattr(driver, "autocommit", -1) not in (True, False)
 
 
-def _watch(connection: Any) -> Callable[[], bool]:
-    """Return what says whether the transaction that is open on *connection* now still is, and keeps nothing alive."""
-    here = weakref.ref(connection)
-    if isinstance(connection, FencedConnection):
-        return lambda: (still := here()) is not None and still.turn is not None
+def _watch(connection: Any) -> Callable[[Any], bool]:
+    """Return what says whether the transaction that is open on *connection* now still is; it keeps nothing alive."""
+    if isinstance(connection, sqlite3.Connection) or django.wrapper_of(connection) is not None:
+        return _is_open
+    root = weakref.ref(connection.get_transaction())
 
-    root = None if isinstance(connection, sqlite3.Connection) else weakref.ref(connection.get_transaction())
-
-    def is_open() -> bool:
-        still = here()
-        begun: Any = None if root is None else root()
-        try:
-            return still is not None and (root is None or begun.is_active) and bool(_driver(still).in_transaction)
-        except Exception:  # closed or dropped, in whatever words the driver has for it
-            return False
+    def is_open(connection: Any) -> bool:
+        begun: Any = root()
+        return begun is not None and begun.is_active and _is_open(connection)
 
     return is_open
+
+
+def _is_open(connection: Any) -> bool:
+    try:
+        return bool(_driver(connection).in_transaction)
+    except Exception:  # closed or dropped, in whatever words the driver has for it
+        return False
 
 
 def _must_begin(connection: Any) -> bool:
@@ -436,11 +474,7 @@ def _refuse_nested(connection: Any, savepoint: bool) -> None:
             "that connection is inside a savepoint: if it is rolled back, the outer transaction would commit without "
             "what was joined here. Call this outside of it, or pass savepoint=True if you know that it will not be."
         )
-    if (
-        connection.in_nested_transaction()
-        and _begins_by_itself(_driver(connection))
-        and not is_inside(_sync(connection))
-    ):
+    if connection.in_nested_transaction() and _begins_by_itself(_driver(connection)) and not is_here(_sync(connection)):
         # A savepoint is no write, so the driver has not begun for it; if it came first, it is the transaction.
         raise Conflict(
             "that connection is inside a savepoint, and sqlite3 may not have begun a transaction around it: its end "

@@ -18,12 +18,13 @@ from typing import Any, TypeVar
 
 from ...core.clock import Clock
 from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
+from ...transaction import refuse_inside
 from ..migrating import Migrated, refuse_newer, refuse_older
 from .base import Base
-from .inside import Turn, refuse_inside
 from .log_file import LogFile
 from .rows import Program, one
 from .sql import Migration, Statements, migrations
+from .turn import Turn
 
 log = logging.getLogger("leasehold")
 
@@ -61,6 +62,7 @@ class Database:
                 "With normal, a power cut may take back what was last committed; anything less could damage the file."
             )
         self.path = os.path.abspath(path)
+        self.key = os.path.realpath(self.path)  # the same for every name of the file
         self.busy_seconds = busy_seconds
         self._sql = sql
         self._schema = schema
@@ -257,7 +259,7 @@ class Database:
             except sqlite3.OperationalError as error:
                 if last or error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                     raise
-                refuse_inside(self.path)
+                refuse_inside(self.key)
                 threading.Event().wait(0.01)
         if mode != "wal":
             raise StoreIncompatible(
@@ -299,7 +301,7 @@ class Database:
         try:
             if drive(connection, schema_version(self._sql, self.path, steps)):
                 return
-            refuse_inside(self.path)
+            refuse_inside(self.key)
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 drive(connection, migrate(self._sql, self.path, steps, self._clock.now()))
@@ -379,7 +381,7 @@ class Database:
         """Let go of the file, after the write under way; return False if that does not end, or is this thread's own."""
         with ExitStack() as turns:
             try:
-                refuse_inside(self.path)
+                refuse_inside(self.key)
                 turns.enter_context(self._write_turn.taken(self.busy_seconds))
                 turns.enter_context(self._read_turn.taken(self.busy_seconds))
             except LeaseholdError:

@@ -18,11 +18,11 @@ from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
 from ...errors import LeaseholdError, StaleEpoch, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
+from ...transaction import is_inside, refuse_inside
 from ..migrating import Migrated
 from .callers import JoinedVerbs, SqliteTransactions
 from .claiming import Claiming
 from .database import Database
-from .inside import holds, refuse_inside
 from .reading import Reading
 from .rows import Program
 from .sql import statements
@@ -66,12 +66,8 @@ class SqliteStore:
 
     # Running programs
 
-    def refuse_inside(self) -> None:
-        """Refuse a verb that would wait for the caller's own transaction, also if another process executes it."""
-        refuse_inside(self.database.path)
-
     def _write(self, make: Callable[[int], Program[T]]) -> T:
-        refuse_inside(self.database.path)
+        refuse_inside(self.database.key)
         value = self.database.write(make, self._verbs)
         if self._awaited:
             self.changed()
@@ -89,7 +85,7 @@ class SqliteStore:
 
         That may be the very transaction in which they happened, so a reader does not wait for it.
         """
-        if self._verbs.apart and not holds(self.database.path):
+        if self._verbs.apart and not is_inside(self.database.key):
             try:
                 self.database.write_soon(lambda now: _nothing(), self._verbs)
             except LeaseholdError as error:

@@ -62,8 +62,8 @@ def draw(rng: random.Random, tables: Tables, may_release: Callable[[], bool]) ->
         steps.insert(rng.randrange(steps.index("mark"), len(steps)) + 1, "immediate")
     if steps[0] == "pause" and isolation is not None:
         steps = [*steps[1:], "pause"]
-    if "fence" in steps and "settle" in steps and ("immediate" in steps or not tables.deferred):
-        # Where a settlement takes effect at once, a fence behind it is refused, and rightly.
+    if "fence" in steps and "settle" in steps:
+        # A fence behind the settlement is refused, and rightly.
         steps.remove("settle")
         steps.insert(rng.randrange(steps.index("fence"), len(steps)) + 1, "settle")
     pause = (

@@ -1,4 +1,4 @@
-"""C41 to C44: the owner's own rows, in the store's database, under the store's epoch."""
+"""C41 to C47: the owner's own rows, in the store's database, under the store's epoch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from ...core.job import Grant, new_child, new_job
+from ...core.job import Grant, Progress, new_child, new_job
 from ...errors import InvalidArgument, NotInTransaction, Settled, StaleEpoch
-from ...store import Program, Store, Transactions
+from ...store import Program, Renewal, Store, Transactions
 from .support import AlarmClock, Contract, all_of, completed, expire, failed, ids, last_event, one, released, settle
 
 # Every program, under the epoch of a lease on job "a".
 PROGRAMS: dict[str, Callable[[Transactions, Grant], Program[Any]]] = {
     "fence": lambda verbs, grant: verbs.fence("a", grant.epoch),
     "add_children": lambda verbs, grant: verbs.add_children("a", grant.epoch, [new_child("a", new_job("child"), 1)]),
+    "progress": lambda verbs, grant: verbs.progress(Progress("a", grant.epoch, 0.5, "half", '{"row":1}')),
     "complete": lambda verbs, grant: verbs.settle(completed(grant, "7", (new_child("a", new_job("then"), 1),))),
     "fail": lambda verbs, grant: verbs.settle(failed(grant)),
     "release": lambda verbs, grant: verbs.settle(released(grant)),
@@ -328,3 +329,119 @@ class InTransactions(Contract):
 
         [event] = store.events(kind="refused")
         assert (event.facts["presented"], event.facts["reason"]) == (old.epoch, "cancellation")
+
+    def test_c46_progress_commits_with_the_rows(self, store: Store, verbs: Transactions, connection: Any) -> None:
+        """Fraction, note and checkpoint; before the commit nobody sees any of it, and the next owner finds it all."""
+        grant = one(store)
+        connection.execute("begin")
+        connection.execute("insert into results values ('mine')")
+        verbs.run(connection, PROGRAMS["progress"](verbs, grant))
+        before = store.job("a")
+        connection.commit()
+
+        job = store.job("a")
+        assert (before.progress, before.note, before.checkpoint) == (None, None, None)
+        assert (job.progress, job.note, job.checkpoint) == (0.5, "half", {"row": 1})
+        assert self.rows(store) == ["mine"]
+        settle(store, released(grant))
+        assert one(store).checkpoint == '{"row":1}'
+
+    def test_c46_progress_rolls_back_with_the_rows(self, store: Store, verbs: Transactions, connection: Any) -> None:
+        """What was reported before, with or without a transaction, is as it was."""
+        grant = one(store)
+        store.progress([Progress("a", grant.epoch, 0.25, "quarter", '{"row":0}')])
+        connection.execute("begin")
+        verbs.run(connection, PROGRAMS["progress"](verbs, grant))
+        connection.rollback()
+
+        job = store.job("a")
+        assert (job.progress, job.note, job.checkpoint) == (0.25, "quarter", {"row": 0})
+
+    @pytest.mark.parametrize("joined", [True, False], ids=["in a transaction", "by itself"])
+    def test_c46_the_later_report_counts(
+        self, store: Store, verbs: Transactions, connection: Any, joined: bool
+    ) -> None:
+        """Wherever it was made; and what it leaves out stays as it was."""
+        grant = one(store)
+        first, second = Progress("a", grant.epoch, 0.25, "quarter", None), Progress("a", grant.epoch, 0.75, None, None)
+        for report, inside in ((first, not joined), (second, joined)):
+            if inside:
+                assert self.attempt(verbs, connection, verbs.progress(report)) is None
+            else:
+                assert store.progress([report]) == [None]
+
+        job = store.job("a")
+        assert (job.progress, job.note) == (0.75, "quarter")
+        settle(store, completed(grant))
+        assert (store.job("a").progress, store.job("a").note) == (0.75, "quarter")
+
+    def test_c46_progress_moves_the_stall_deadline_from_the_commit_on(
+        self, store: Store, verbs: Transactions, connection: Any, clock: AlarmClock
+    ) -> None:
+        """A job that reports only inside transactions does not stall."""
+        settle(store, completed(one(store)))
+        store.add([new_job("s", stall_seconds=10)])
+        grant = one(store, lease_us=10**9)
+        clock.advance(8)
+        report = Progress("s", grant.epoch, 0.5, None, None)
+        assert self.attempt(verbs, connection, verbs.progress(report)) is None
+
+        clock.advance(8)
+        assert store.reclaim() == []
+        clock.advance(3)
+        assert [(ended.job_id, ended.ended) for ended in store.reclaim()] == [("s", "stall")]
+
+    def test_c46_a_renewal_in_between_fails_nothing(self, store: Store, verbs: Transactions, connection: Any) -> None:
+        """Where it can be made beside the transaction at all, and whatever the transaction's isolation."""
+        grant = one(store)
+        connection.execute("begin")
+        if not verbs.exclusive:
+            connection.execute("set transaction isolation level repeatable read")
+        connection.execute("select * from results")
+        if not verbs.exclusive:
+            assert isinstance(store.renew([Renewal("a", grant.epoch, 10**9)])[0], int)
+        verbs.run(connection, PROGRAMS["progress"](verbs, grant))
+        if not verbs.exclusive:
+            assert isinstance(store.renew([Renewal("a", grant.epoch, 2 * 10**9)])[0], int)
+        connection.commit()
+
+        assert store.job("a").progress == 0.5
+
+    @pytest.mark.parametrize("first", ["complete", "fail", "release"])
+    @pytest.mark.parametrize("second", PROGRAMS)
+    def test_c47_after_a_settlement_every_later_verb_of_the_transaction_is_settled(
+        self, store: Store, verbs: Transactions, connection: Any, first: str, second: str
+    ) -> None:
+        """The same one too. Caught, it spoils nothing: the settlement and the rows commit."""
+        grant = one(store)
+        connection.execute("begin")
+        connection.execute("insert into results values ('mine')")
+        verbs.run(connection, PROGRAMS[first](verbs, grant))
+        with pytest.raises(Settled) as refused:
+            verbs.run(connection, PROGRAMS[second](verbs, grant))
+        with pytest.raises(Settled):
+            verbs.run(connection, verbs.check("a", grant.epoch))
+        connection.commit()
+
+        assert (refused.value.presented, refused.value.current) == (grant.epoch, grant.epoch)
+        assert self.rows(store) == ["mine"]
+        assert store.job("a").status == {"complete": "done"}.get(first, "pending")
+        assert "a/child" not in {job.id for job in store.jobs()}
+
+    @pytest.mark.parametrize("second", ["fence", "progress", "complete"])
+    def test_c47_a_savepoint_that_is_rolled_back_takes_the_settlement_with_it(
+        self, store: Store, verbs: Transactions, connection: Any, second: str
+    ) -> None:
+        """The lease is as it was, and may be settled after all."""
+        grant = one(store)
+        connection.execute("begin")
+        verbs.run(connection, verbs.fence("a", grant.epoch))
+        connection.execute("savepoint undone")
+        verbs.run(connection, PROGRAMS["release"](verbs, grant), savepoint=True)
+        connection.execute("rollback to savepoint undone")
+        connection.execute("release savepoint undone")
+        verbs.run(connection, verbs.check("a", grant.epoch))
+        verbs.run(connection, PROGRAMS[second](verbs, grant))
+        connection.commit()
+
+        assert store.job("a").status == ("done" if second == "complete" else "running")

@@ -73,6 +73,7 @@ LANGUAGE plpgsql AS $lh$
 DECLARE
     l leasehold.leases;
     v_ended leasehold.taken_back;
+    v_moved bigint;
 BEGIN
     FOR l IN
         SELECT * FROM leasehold.leases WHERE expires_at <= p_now ORDER BY expires_at, seq LIMIT p_most
@@ -87,6 +88,12 @@ BEGIN
         SELECT * FROM leasehold.leases WHERE stalls_at <= p_now ORDER BY stalls_at, seq LIMIT p_most
         FOR UPDATE SKIP LOCKED
     LOOP
+        -- A report inside a transaction of the owner's has not moved this deadline.
+        v_moved := (SELECT moved_at FROM leasehold.checkpoints WHERE seq = l.seq AND epoch = l.epoch);
+        IF v_moved + l.stall_us > p_now THEN
+            UPDATE leasehold.leases SET stalls_at = v_moved + l.stall_us WHERE seq = l.seq;
+            CONTINUE;
+        END IF;
         v_ended := leasehold.take_back(l, 'stall', p_now);
         IF v_ended.epoch IS NOT NULL THEN
             RETURN NEXT v_ended;

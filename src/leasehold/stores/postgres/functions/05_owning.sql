@@ -132,6 +132,10 @@ BEGIN
             INSERT INTO leasehold.checkpoints (seq, checkpoint) VALUES (l.seq, r.checkpoint)
             ON CONFLICT (seq) DO UPDATE SET checkpoint = excluded.checkpoint;
         END IF;
+        -- What was reported before, in a transaction of the owner's, counts no more.
+        UPDATE leasehold.checkpoints AS c SET
+            progress = CASE WHEN r.fraction IS NULL THEN c.progress END, note = CASE WHEN r.note IS NULL THEN c.note END
+        WHERE c.seq = l.seq AND (r.fraction IS NOT NULL AND c.progress IS NOT NULL OR r.note IS NOT NULL AND c.note IS NOT NULL);
         IF p_trace THEN
             PERFORM leasehold.record(
                 'progressed', r.id, v_now, r.epoch, l.owner, jsonb_build_object('progress', r.fraction, 'note', r.note)

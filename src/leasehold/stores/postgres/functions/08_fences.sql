@@ -26,6 +26,7 @@ BEGIN
     SELECT p_id, p_epoch, p_verb, p_said, p_now, p_trace
     FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
     WHERE j.id = p_id AND l.epoch = p_epoch AND p_store = (SELECT id FROM leasehold.store)
+      AND NOT leasehold.has_settled(p_epoch)
       -- While this is held, a takeover knows that somebody may be paused in here.
       AND pg_try_advisory_xact_lock_shared(leasehold.fence_of(p_epoch))
     -- A row written in a savepoint has the savepoint's own transaction id.
@@ -42,7 +43,41 @@ BEGIN
     IF v_sub AND NOT p_savepoint THEN
         RAISE EXCEPTION USING ERRCODE = 'LH006', MESSAGE = 'this is a savepoint';
     END IF;
+    IF p_said IS NOT NULL AND p_verb <> 'progress' THEN
+        PERFORM set_config('lease.settled', leasehold.settled_here() || leasehold.fence_of(p_epoch) || ' ', true);
+    END IF;
     RETURN NULL;
+END
+$lh$;
+
+-- The epochs that this transaction will settle at its COMMIT, as ' n1 n2 ': every later verb under one of them is refused.
+-- A setting of the transaction, since a savepoint that is rolled back takes it along, as it does the settlement.
+CREATE OR REPLACE FUNCTION leasehold.settled_here() RETURNS text
+LANGUAGE sql STABLE AS $lh$
+    SELECT coalesce(nullif(current_setting('lease.settled', true), ''), ' ')
+$lh$;
+
+CREATE OR REPLACE FUNCTION leasehold.has_settled(p_epoch bigint) RETURNS boolean
+LANGUAGE sql STABLE AS $lh$
+    SELECT position(' ' || leasehold.fence_of(p_epoch) || ' ' IN leasehold.settled_here()) > 0
+$lh$;
+
+-- The refusal of a verb under an epoch that this transaction will settle, or null if it will not.
+CREATE OR REPLACE FUNCTION leasehold.settled_in(p_id text, p_epoch bigint, p_now bigint) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+BEGIN
+    RETURN CASE WHEN leasehold.has_settled(p_epoch) THEN leasehold.settled_refusal(p_id, p_epoch, 'check', p_now) END;
+END
+$lh$;
+
+CREATE OR REPLACE FUNCTION leasehold.settled_refusal(p_id text, p_epoch bigint, p_verb text, p_now bigint) RETURNS text
+LANGUAGE plpgsql AS $lh$
+BEGIN
+    RETURN jsonb_build_object(
+        'presented', p_epoch, 'current', p_epoch, 'verb', p_verb, 'reason', NULL, 'alarm', false, 'owner', NULL,
+        'by', (SELECT owner FROM leasehold.seen WHERE id = p_id AND epoch = p_epoch), 'settled', true,
+        'now', leasehold.instant(p_now)
+    )::text;
 END
 $lh$;
 
@@ -57,6 +92,9 @@ DECLARE
     v_latest boolean := current_setting('transaction_isolation') = 'read committed';
 BEGIN
     PERFORM leasehold.same_store(p_store);
+    IF leasehold.has_settled(p_epoch) THEN
+        RETURN leasehold.settled_refusal(p_id, p_epoch, p_verb, p_now);
+    END IF;
     SELECT epoch, status = 'running' INTO v_seen, v_running FROM leasehold.seen WHERE id = p_id;
     IF v_seen = p_epoch AND v_running THEN
         -- Somebody is taking the job over at this moment, and has looked for fences already. Wait for the outcome.
@@ -130,6 +168,7 @@ SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
     v_refusal text;
     v_place tid;
+    v_seq bigint;
 BEGIN
     IF current_query() NOT IN ('COMMIT', 'commit', 'COMMIT;', 'commit;') THEN
         IF current_query() ~*
@@ -152,7 +191,7 @@ BEGIN
             RETURN NULL;
         END IF;
     END IF;
-    IF NEW.said IS NOT NULL THEN
+    IF NEW.said IS NOT NULL AND NEW.verb <> 'progress' THEN
         SELECT leasehold.settle_one(
             NEW.job_id, NEW.epoch, s.outcome, s.result, s.error, s.retry, s.delay, s.said, s.followed_by, true, NEW.trace,
             leasehold.instant(NEW.now)
@@ -165,10 +204,12 @@ BEGIN
     ELSE
         -- FOR KEY SHARE waits for a takeover, which deletes the row, and makes it wait; a renewal does neither, at any
         -- isolation. (FOR SHARE let an owner's own renewal end its transaction under REPEATABLE READ: trap 14.)
-        PERFORM FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
+        SELECT l.seq INTO v_seq FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
         WHERE j.id = NEW.job_id AND l.epoch = NEW.epoch FOR KEY SHARE OF l;
-        IF NOT FOUND AND NOT leasehold.settled_here(NEW.job_id, NEW.epoch) THEN
+        IF NOT FOUND THEN
             v_refusal := leasehold.refusal(NEW.job_id, NEW.epoch, NEW.verb, leasehold.instant(NEW.now), false);
+        ELSIF NEW.said IS NOT NULL THEN
+            PERFORM leasehold.progress_in_commit(v_seq, NEW);
         END IF;
     END IF;
     IF v_refusal IS NOT NULL THEN
@@ -178,16 +219,28 @@ BEGIN
 END
 $lh$;
 
--- Whether this very transaction has settled the epoch: a fence and a completion in one transaction are one owner's.
-CREATE OR REPLACE FUNCTION leasehold.settled_here(p_id text, p_epoch bigint) RETURNS boolean
-LANGUAGE plpgsql VOLATILE AS $lh$
+-- Keeps a report of progress that was made in a caller's transaction: in a row of its own, since a renewal may have changed
+-- the lease's since the snapshot of that transaction, and then REPEATABLE READ would let nobody write it.
+CREATE OR REPLACE FUNCTION leasehold.progress_in_commit(p_seq bigint, f leasehold.fences) RETURNS void
+LANGUAGE plpgsql AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := leasehold.instant(f.now);
+    r record;
 BEGIN
-    RETURN EXISTS (
-        SELECT FROM leasehold.jobs AS j
-        LEFT JOIN leasehold.ownerships AS o ON o.seq = j.seq AND o.epoch = p_epoch
-        WHERE j.id = p_id AND j.epoch = p_epoch AND (j.settlement IS NOT NULL OR o.settlement IS NOT NULL)
-          AND j.xmin::text = (pg_current_xact_id()::xid)::text
-    );
+    SELECT * INTO r FROM json_to_record(f.said) AS s(fraction double precision, note text, checkpoint text);
+    INSERT INTO leasehold.checkpoints AS c (seq, checkpoint, epoch, progress, note, moved_at)
+    VALUES (p_seq, r.checkpoint, f.epoch, r.fraction, r.note, v_now)
+    ON CONFLICT (seq) DO UPDATE SET
+        checkpoint = coalesce(excluded.checkpoint, c.checkpoint), epoch = excluded.epoch,
+        progress = coalesce(excluded.progress, c.progress), note = coalesce(excluded.note, c.note),
+        moved_at = excluded.moved_at;
+    IF f.trace THEN
+        PERFORM leasehold.record(
+            'progressed', f.job_id, v_now, f.epoch, (SELECT owner FROM leasehold.seen WHERE id = f.job_id),
+            jsonb_build_object('progress', r.fraction, 'note', r.note)
+        );
+    END IF;
 END
 $lh$;
 

@@ -143,7 +143,13 @@ CREATE UNIQUE INDEX leases_lock ON leasehold.leases (lock) WHERE lock IS NOT NUL
 -- Apart from the job, so that a long checkpoint is not rewritten with every other change.
 CREATE TABLE leasehold.checkpoints (
     seq         bigint PRIMARY KEY,
-    checkpoint  text NOT NULL
+    checkpoint  text,
+    -- What was reported last inside a transaction of the owner's: it counts before what the lease and the job say, until
+    -- the next report outside of one takes its place.
+    epoch       bigint,
+    progress    double precision,
+    note        text,
+    moved_at    bigint
 );
 
 -- Processes that have claimed jobs here, so that their death can be proved.
@@ -226,8 +232,9 @@ SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.ret
        CASE WHEN j.status <> 'unfinished' THEN j.status WHEN l.seq IS NULL THEN 'pending' ELSE 'running' END AS status,
        coalesce(l.epoch, j.epoch) AS epoch, l.owner, coalesce(l.reason, j.reason) AS reason,
        j.attempt, j.errors, j.reclaims, j.run_at, l.granted_at, l.expires_at,
-       coalesce(l.progress, j.progress) AS progress, coalesce(l.note, j.note) AS note, c.checkpoint,
-       j.result, j.last_error, j.created_at, coalesce(l.updated_at, j.updated_at) AS updated_at, j.finished_at, j.seq
+       coalesce(c.progress, l.progress, j.progress) AS progress, coalesce(c.note, l.note, j.note) AS note, c.checkpoint,
+       j.result, j.last_error, j.created_at, greatest(l.updated_at, j.updated_at, c.moved_at) AS updated_at, j.finished_at,
+       j.seq
 FROM leasehold.jobs AS j
 -- A lease that is not above its job has been ended by a transaction that could not remove it.
 LEFT JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch

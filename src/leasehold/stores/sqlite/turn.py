@@ -1,14 +1,11 @@
-"""Who has what open here: a call that would wait for its own caller is refused at once."""
+"""Whose turn it is, in this process: a call that would wait for its own thread is refused at once."""
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from ...core.clock import patience
 from ...errors import Conflict, StoreUnavailable
@@ -18,41 +15,6 @@ _LOOK_SECONDS = 0.05
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class _Joined(NamedTuple):
-    path: str
-    # Weak: a strong one would keep a connection open, and the file locked, that its user has dropped.
-    connection: weakref.ref[Any]
-    is_open: Callable[[], bool]
-
-
-_joined: ContextVar[tuple[_Joined, ...]] = ContextVar("leasehold_joined", default=())
-
-
-def enter(path: str, connection: Any, is_open: Callable[[], bool]) -> None:
-    """Remember that this context has a transaction on the file at *path*, for as long as *is_open* says so."""
-    still = [one for one in _joined.get() if one.connection() is not connection and one.is_open()]
-    _joined.set((*still, _Joined(os.path.realpath(path), weakref.ref(connection), is_open)))
-
-
-def is_inside(connection: Any) -> bool:
-    """Return whether the transaction that *connection* has open has been joined in this context."""
-    return any(one.connection() is connection and one.is_open() for one in _joined.get())
-
-
-def holds(path: str) -> bool:
-    """Return whether this very context is known to hold the write lock of the file at *path*."""
-    return any(one.is_open() for one in _joined.get() if one.path == os.path.realpath(path))
-
-
-def refuse_inside(path: str) -> None:
-    """Refuse to wait for the write lock of the file at *path* if this very context holds it."""
-    if _joined.get() and holds(path):
-        raise Conflict(
-            "a transaction is open here, which holds the file's only write lock: pass connection=… to join it, "
-            "or end it first. Without, this call would wait for itself."
-        )
 
 
 class _Ticket(NamedTuple):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import random
 import threading
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
-from .aio import Facade, abandonable, joined, threaded, transactions_of
-from .core import values
-from .core.job import (
+from ..aio import alone, joined, transactions_of
+from ..core import asked, values
+from ..core.job import (
     Added,
     Child,
     Effect,
@@ -31,53 +28,33 @@ from .core.job import (
     handed_back,
     new_child,
 )
-from .core.ownership import Reason
-from .core.retry import Retry
-from .errors import InDoubt, InvalidArgument, LeaseholdError, NoLease, StaleEpoch, StoreUnavailable, UnknownJob
-from .store import Renewal, Store, Transactions
+from ..core.ownership import Reason
+from ..core.retry import Retry
+from ..errors import (
+    Conflict,
+    InDoubt,
+    InvalidArgument,
+    LeaseholdError,
+    NotInTransaction,
+    StaleEpoch,
+    StoreUnavailable,
+    UnknownJob,
+)
+from ..store import Program, Renewal, Store, Transactions
+from ..transaction import Block, Joined, block_of, inside, is_here, remember
+from .children import Children
+from .current import _current
+
+if TYPE_CHECKING:
+    from .aio import AsyncLease
 
 T = TypeVar("T")
-
-_current: ContextVar[Lease] = ContextVar("leasehold_current_lease")
 
 log = logging.getLogger("leasehold")
 
 IDLE_SECONDS = 3600.0  # of `lease.transaction()`: so long that only who was stopped is silent for it
 _LOOK_SECONDS = 1.0
-_counting = threading.Lock()  # held for an instant, by leases that count their children
-
-
-def current_lease() -> Lease:
-    """
-    Return the lease of the handler that is running here, or raise `NoLease`.
-
-    It follows awaits and `asyncio` tasks; a thread that you start yourself does not inherit it.
-    """
-    try:
-        return _current.get()
-    except LookupError:
-        raise NoLease(
-            "no lease is active here: call this from a handler, or inside `with lease.active():`. "
-            "A thread of your own does not inherit its starter's lease; hand the lease to it."
-        ) from None
-
-
-def lease_here() -> Lease | None:
-    """Return what `current_lease` returns, or None."""
-    return _current.get(None)
-
-
-class _Children(Counter[str]):
-    """How many children of each name a lease has added, and which of them in transactions that are still open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside: dict[int, list[tuple[str, int]]] = {}  # by the id of the connection
-
-    def uncount(self, name: str, nth: int) -> None:
-        """Count a child no more, unless another one of that name has been counted after it."""
-        if self[name] == nth:
-            self[name] -= 1
+_making = threading.Lock()  # held for an instant, by a lease that begins to count its children
 
 
 class Lease:
@@ -92,7 +69,18 @@ class Lease:
     now (`outcome_unknown` tells whether it may have happened), and `InvalidArgument` for a wrong argument.
     """
 
-    __slots__ = ("__weakref__", "_added", "_asked_us", "_expires_us", "_grant", "_lost", "_moves", "_settled", "_store")
+    __slots__ = (
+        "__weakref__",
+        "_asked_us",
+        "_children",
+        "_expires_us",
+        "_grant",
+        "_joined",
+        "_lost",
+        "_moves",
+        "_settled",
+        "_store",
+    )
 
     def __init__(self, store: Store, grant: Grant) -> None:
         self._store = store
@@ -100,7 +88,8 @@ class Lease:
         self._expires_us = grant.expires_us
         self._asked_us = 0  # by a renewal of its owner's own; a worker's do not make it shorter again
         self._lost = False
-        self._added: _Children | None = None
+        self._children: Children | None = None
+        self._joined: tuple[Joined, ...] = ()  # the caller's own transactions, as long as they may be open
         self._moves = 0  # how often the work was said to move
         self._settled: bool | None = False  # None: in a transaction of the caller's, which may have rolled back
 
@@ -210,47 +199,80 @@ class Lease:
     @property
     def aio(self) -> AsyncLease:
         """The same verbs for async callers."""
+        from .aio import AsyncLease  # which stands on this module
+
         return AsyncLease(self)
 
     # Verbs
 
     def check(self) -> None:
         """Return if this is still the current epoch; the answer may be old at once. Raises `StaleEpoch` otherwise."""
+        if (block := self._block()) is not None:
+            # What the block has settled is settled for its own verbs, before it commits.
+            with suppress(NotInTransaction):
+                self._told_by(lambda: block.run(lambda verbs: verbs.check(self.job_id, self.epoch)))
+            if block.exclusive:
+                return
         self._raise(self._store.check([(self.job_id, self.epoch)])[0])
 
     def renew(self, seconds: float | None = None) -> datetime:
         """
         Keep the job for *seconds* from now, or for as long as it was granted for; return the new `expires_at`.
 
+        On PostgreSQL it takes effect at once, also inside a transaction of this lease. On SQLite, where nobody else can
+        take the job before that transaction ends, it is part of it.
+
         Raises `StaleEpoch` if the job has moved on. After `StoreUnavailable` the lease is not lost: renew again.
         """
         lasts = None if seconds is None else values.microseconds(seconds, "seconds")
-        reply = self._store.renew([Renewal(self.job_id, self.epoch, lasts)])[0]
-        if not isinstance(reply, int):
-            raise self._told(reply)
-        self._expires_us = reply
+        renewal = Renewal(self.job_id, self.epoch, lasts)
+        expires_us = self._told_by(lambda: self._renewed(renewal))
+        self._expires_us = expires_us
         self._asked_us = lasts or 0
         return self.expires_at
 
-    def progress(self, fraction: float | None = None, *, note: str | None = None, checkpoint: object = None) -> None:
+    def _renewed(self, renewal: Renewal) -> int:
+        if (block := self._block()) is not None:
+            if block.exclusive:
+                return block.run(lambda verbs: verbs.renew(renewal))
+            with suppress(NotInTransaction):
+                block.run(lambda verbs: verbs.check(self.job_id, self.epoch))
+        for joined_ in self._joined:
+            # Beside it, the renewal would wait for the caller's own transaction.
+            if not joined_.awaited and is_here(joined_.connection) and self._transactions().exclusive:
+                return self._join(joined_.connection, lambda verbs: verbs.renew(renewal))
+        reply = self._store.renew([renewal])[0]
+        if not isinstance(reply, int):
+            raise reply
+        return reply
+
+    def progress(
+        self,
+        fraction: float | None = None,
+        *,
+        note: str | None = None,
+        checkpoint: object = None,
+        connection: Any = None,
+        savepoint: bool = False,
+    ) -> None:
         """
         Record that the work moves. A *checkpoint* is durable on return, and the next owner finds it.
 
+        With *connection*, the report is part of that transaction: rows and how far they go are one commit.
+
         Raises `StaleEpoch` if the job has moved on; then nothing was recorded.
         """
-        if fraction is not None:
-            if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-                raise InvalidArgument(f"progress is a number from 0 to 1, not {fraction!r}.")
-            fraction = float(fraction)
         report = Progress(
             self.job_id,
             self.epoch,
-            fraction,
+            asked.fraction(fraction),
             None if note is None else values.text(note, "note"),
             None if checkpoint is None else values.encode(checkpoint, "checkpoint"),
         )
-        self._raise(self._store.progress([report])[0])
         self._moves += 1
+        return self._write(
+            connection, savepoint, lambda verbs: verbs.progress(report), lambda: self._store.progress([report])[0]
+        )
 
     def add(
         self,
@@ -273,38 +295,30 @@ class Lease:
         if isinstance(name, NewJob) and (payload is not None or options):
             raise InvalidArgument("a NewJob brings its payload and options along: pass it alone.")
         child, name = as_child(name if isinstance(name, NewJob) else {"id": name, "payload": payload, **options})
-        if connection is not None:
-            inside = id(connection)
-            return self._join(connection, lambda verbs: self._added_in(verbs, name, child, inside), savepoint=savepoint)
-        with self._counted(name) as nth:
-            child = new_child(self.job_id, child, nth)
-            [added] = self._told_by(lambda: self._store.add_children(self.job_id, self.epoch, [child]))
+        block = self._block()
+        within = id(connection if connection is not None or block is None else block.connection)
+        return self._write(
+            connection,
+            savepoint,
+            lambda verbs: self._added_in(verbs, name, child, within),
+            lambda: self._added_alone(name, child),
+        )
+
+    def _added_alone(self, name: str, child: NewJob) -> Added:
+        with self._counter().counted(name) as nth:
+            [added] = self._store.add_children(self.job_id, self.epoch, [new_child(self.job_id, child, nth)])
         return self._mine(added)
 
     def _added_in(self, verbs: Transactions, name: str, child: NewJob, inside: int) -> Generator[Any, Any, Added]:
-        with self._counted(name, inside) as nth:
+        with self._counter().counted(name, inside) as nth:
             [added] = yield from verbs.add_children(self.job_id, self.epoch, [new_child(self.job_id, child, nth)])
         return self._mine(added)
 
-    @contextmanager
-    def _counted(self, name: str, inside: int | None = None) -> Iterator[int]:
-        """Count one more child of that name, before it is asked for: two threads must not ask for the same one."""
-        with _counting:
-            if self._added is None:
-                self._added = _Children()
-            added = self._added
-            added[name] += 1
-            nth = added[name]
-        try:
-            yield nth
-        except BaseException:
-            # A call that is repeated after a lost reply must ask for the same id.
-            with _counting:
-                added.uncount(name, nth)
-            raise
-        if inside is not None:
-            with _counting:
-                added.inside.setdefault(inside, []).append((name, nth))
+    def _counter(self) -> Children:
+        if self._children is None:
+            with _making:
+                self._children = self._children or Children()
+        return self._children
 
     def _mine(self, added: Added) -> Added:
         if added.job.parent != self.job_id and not added.job.unique:
@@ -344,18 +358,11 @@ class Lease:
         return values.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
 
     def _begin(self, name: str, call: object, in_doubt: str, undone: object) -> Effect:
-        values.name(name, "the name of an effect")
         # Looked at before the intent is recorded: a slip must not leave an effect in doubt that was never tried.
-        if not callable(call):
-            raise InvalidArgument(f"once() calls a function with the effect's key, and {call!r} is none.")
-        if not isinstance(undone, tuple) or not all(
-            isinstance(k, type) and issubclass(k, BaseException) for k in undone
-        ):
-            raise InvalidArgument(f"undone is a tuple of exception classes, such as (CardDeclined,), not {undone!r}.")
-        if in_doubt not in ("raise", "retry"):
-            raise InvalidArgument(f'in_doubt is "raise" or "retry", not {in_doubt!r}.')
-        again = in_doubt == "retry"
-        effect, fresh = self._told_by(lambda: self._store.begin_effect(self.job_id, self.epoch, name, again=again))
+        again = asked.effect(name, call, in_doubt, undone)
+        effect, fresh = self._told_by(
+            lambda: alone(self._store).begin_effect(self.job_id, self.epoch, name, again=again)
+        )
         if not (effect.known or fresh):
             raise InDoubt(self.job_id, name, key=effect.key, epoch=effect.epoch)
         return effect
@@ -407,14 +414,21 @@ class Lease:
         return self._settle(handed_back(self._grant, delay), connection, savepoint)
 
     def _settle(self, said: Settlement, connection: Any, savepoint: bool) -> None:
-        self._settled = None
-        if connection is not None:
-            return self._join(connection, lambda verbs: verbs.settle(said), savepoint=savepoint)
+        before, self._settled = self._settled, None
+        try:
+            return self._write(
+                connection, savepoint, lambda verbs: verbs.settle(said), lambda: self._settle_alone(said)
+            )
+        except Conflict:
+            self._settled = before  # nothing has happened
+            raise
+
+    def _settle_alone(self, said: Settlement) -> Exception | None:
+        self._refuse_settling_beside()
         refusal = self._store.settle([said])[0]
-        if refusal is not None:
-            raise self._told(refusal)
-        self._settled = True
-        return None
+        if refusal is None:
+            self._settled = True
+        return refusal
 
     # In the caller's own transaction
 
@@ -423,7 +437,8 @@ class Lease:
         """
         Open a transaction on the store's database that commits at the end of the block only if the epoch is current.
 
-        An exception rolls it back. Give this lease's verbs `connection=` inside the block.
+        An exception rolls it back. Inside the block this lease's verbs are part of it: rows, checkpoint and completion
+        are one commit. Other leases and the router need `connection=…` there; without it they are refused (`Conflict`).
 
         A PostgreSQL server ends the transaction once nothing was sent to it for *idle_seconds* at a stretch, an hour by
         default, so that a process that was stopped does not keep its rows locked for ever. That refuses a current owner
@@ -433,14 +448,16 @@ class Lease:
         Raises `StoreUnavailable` with `outcome_unknown` if the reply to COMMIT was lost, `Conflict` for a COMMIT or
         ROLLBACK of your own inside, and `Unsupported` on a memory store.
         """
-        verbs = transactions_of(self._store, "lease.transaction()")
-        idle = _idle(idle_seconds)
+        verbs = self._transactions("lease.transaction()")
+        idle = idle_us(idle_seconds)
         connection = None
         try:
+            alone(self._store)
             connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch, idle_us=idle))
-            verbs.enter(connection)
-            with self._uncounted_if_it_fails(connection):
-                yield connection
+            verbs.entered(connection)
+            with self._counter().uncounted_on_failure(id(connection)):
+                with inside(Block(verbs, (self.job_id, self.epoch), connection)):
+                    yield connection
                 self._told_by(lambda: verbs.commit(connection))
         except BaseException as error:
             # Also None: Ctrl-C may have come when it had begun, before it returned.
@@ -463,24 +480,6 @@ class Lease:
         except BaseException:
             self._undo(verbs, connection, error)
 
-    @contextmanager
-    def _uncounted_if_it_fails(self, connection: Any) -> Iterator[None]:
-        # A child that was rolled back is not there, and the next attempt must ask for the same id. Only those of this
-        # block: another thread may be adding children under the same lease.
-        inside = id(connection)
-        try:
-            yield
-        except BaseException:
-            with _counting:
-                if (added := self._added) is not None:
-                    for name, nth in reversed(added.inside.get(inside, ())):
-                        added.uncount(name, nth)
-            raise
-        finally:
-            with _counting:
-                if self._added is not None:
-                    self._added.inside.pop(inside, None)
-
     def fence(self, connection: Any, *, savepoint: bool = False) -> None:
         """
         Make the transaction that *connection* has open commit only if this epoch is current.
@@ -492,10 +491,71 @@ class Lease:
         """
         return self._join(connection, lambda verbs: verbs.fence(self.job_id, self.epoch), savepoint=savepoint)
 
-    def _join(
-        self, connection: Any, program: Callable[[Transactions], Generator[Any, Any, T]], *, savepoint: bool = False
+    def _write(
+        self,
+        connection: Any,
+        savepoint: bool,
+        program: Callable[[Transactions], Program[T]],
+        separately: Callable[[], T | Exception],
     ) -> T:
-        return joined(self._store, connection, lambda verbs: self._marked(program(verbs)), savepoint=savepoint)
+        """Run a verb where it belongs: in the caller's transaction, in this lease's open block, or separately."""
+        if connection is not None:
+            return self._join(connection, program, savepoint=savepoint)
+        if (block := self._block()) is not None:
+            return self._told_by(lambda: block.run(program, savepoint=savepoint))
+        alone(self._store)
+        reply = self._told_by(separately)
+        if isinstance(reply, Exception):
+            raise self._told(reply)
+        return reply
+
+    def _transactions(self, what: str = "connection=…") -> Transactions:
+        return transactions_of(self._store, what)
+
+    def _block(self) -> Block | None:
+        return block_of((self.job_id, self.epoch), lambda: self._transactions().database)
+
+    def _join(self, connection: Any, program: Callable[[Transactions], Program[T]], *, savepoint: bool = False) -> T:
+        return joined(
+            self._store,
+            connection,
+            lambda verbs: self._marked(program(verbs)),
+            savepoint=savepoint,
+            note=self._remember,
+        )
+
+    def _remember(self, one: Joined) -> None:
+        """Keep in mind that this lease is part of a transaction that the caller will end."""
+        remember(one)
+        self._joined = (*(other for other in self._joined if other.connection not in (None, one.connection)), one)
+
+    def _refuse_settling_beside(self) -> None:
+        """Refuse to settle while another thread has this lease in an open transaction, whose rows would be lost."""
+        if self._has_open_transaction():
+            raise Conflict(
+                f"job {self.job_id!r} has been fenced or settled in a transaction of yours that is still open: pass "
+                "connection=… to make this call part of it, or end it first. By itself this call would commit at once, "
+                "and the rows of that transaction would be lost. Nothing was changed."
+            )
+
+    def _has_open_transaction(self) -> bool:
+        self._joined = tuple(one for one in self._joined if one.is_open())
+        return bool(self._joined)
+
+    # For what runs a handler
+
+    def _refuse_open_transaction(self) -> None:
+        """Raise `Conflict` if the handler has left a transaction open that this lease is part of."""
+        if self._has_open_transaction():
+            raise Conflict(
+                f"the handler of job {self.job_id!r} returned while a transaction that it has joined with connection=… "
+                "is still open: commit it, or roll it back, before the handler returns. What it wrote there will be "
+                "refused at its COMMIT."
+            )
+
+    def _forget_transactions(self) -> None:
+        """Let go of the caller's connections."""
+        self._joined = ()
 
     def _marked(self, program: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         try:
@@ -509,7 +569,7 @@ class Lease:
     def _then(self, items: Iterable[Child]) -> tuple[NewJob, ...]:
         if isinstance(items, str | Mapping | NewJob):
             raise InvalidArgument(f"then is a list of jobs, not {type(items).__name__}.")
-        counted = Counter(self._added or {})
+        counted = self._counter().copy()
         children = []
         for item in items:
             child, name = as_child(item)
@@ -533,67 +593,6 @@ class Lease:
             raise
 
 
-def _idle(seconds: float | None) -> int | None:
+def idle_us(seconds: float | None) -> int | None:
+    """Return *seconds* as stores take them."""
     return None if seconds is None else values.microseconds(seconds, "idle_seconds")
-
-
-class AsyncLease(Facade):
-    """The verbs of a `Lease`, to be awaited."""
-
-    check = threaded(Lease.check)
-    renew = threaded(Lease.renew)
-    progress = threaded(Lease.progress)
-    add = threaded(Lease.add)
-    complete = threaded(Lease.complete)
-    fail = threaded(Lease.fail)
-    release = threaded(Lease.release)
-    fence = threaded(Lease.fence)
-    wait_lost = threaded(Lease.wait_lost)
-
-    async def once(
-        self,
-        name: str,
-        call: Callable[[str], Awaitable[T]],
-        *,
-        in_doubt: Literal["raise", "retry"] = "raise",
-        undone: tuple[type[BaseException], ...] = (),
-    ) -> T:
-        """Bring about a named effect once, and raise, as `Lease.once` does; *call* is awaited."""
-        lease: Lease = self._sync
-
-        def clear(begun: Effect) -> None:
-            # Cancelled before the call was made: so nothing is in doubt, unless it was before.
-            if not begun.known and in_doubt == "raise":
-                lease._conclude(name, None)
-
-        effect = await abandonable(lambda _: lease._begin(name, call, in_doubt, undone), clear)
-        outcome = effect.outcome
-        if not effect.known:
-            try:
-                value = await call(effect.key)
-            except undone:
-                await asyncio.to_thread(lease._conclude, name, None)
-                raise
-            outcome = values.encode(value, f"the outcome of effect {name!r}")
-            await asyncio.to_thread(lease._conclude, name, outcome)
-        return values.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
-
-    @asynccontextmanager
-    async def transaction(self, *, idle_seconds: float | None = IDLE_SECONDS) -> AsyncIterator[Any]:
-        """Open a fenced transaction, and raise, as `Lease.transaction` does; its connection is a synchronous one."""
-        lease: Lease = self._sync
-        verbs = transactions_of(lease._store, "lease.aio.transaction()")
-        idle = _idle(idle_seconds)
-        # On threads of their own: the shared ones may all be waiting for the lock that is to be let go here.
-        connection = await abandonable(
-            lambda _: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch, idle_us=idle)), verbs.rollback
-        )
-        with lease._uncounted_if_it_fails(connection):
-            try:
-                verbs.enter(connection)
-                yield connection
-            except BaseException as error:
-                ended = error  # which is unbound when this clause ends
-                await abandonable(lambda _: lease._undo_elsewhere(verbs, connection, ended))
-                raise
-            await abandonable(lambda _: lease._told_by(lambda: verbs.commit(connection)))

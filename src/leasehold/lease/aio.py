@@ -1,0 +1,80 @@
+"""The verbs of a lease, for async callers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Literal, TypeVar
+
+from ..aio import Facade, abandonable, alone, threaded
+from ..core import values
+from ..core.job import Effect
+from ..transaction import Block, inside
+from .lease import IDLE_SECONDS, Lease, idle_us
+
+T = TypeVar("T")
+
+
+class AsyncLease(Facade):
+    """The verbs of a `Lease`, to be awaited."""
+
+    check = threaded(Lease.check)
+    renew = threaded(Lease.renew)
+    progress = threaded(Lease.progress)
+    add = threaded(Lease.add)
+    complete = threaded(Lease.complete)
+    fail = threaded(Lease.fail)
+    release = threaded(Lease.release)
+    fence = threaded(Lease.fence)
+    wait_lost = threaded(Lease.wait_lost)
+
+    async def once(
+        self,
+        name: str,
+        call: Callable[[str], Awaitable[T]],
+        *,
+        in_doubt: Literal["raise", "retry"] = "raise",
+        undone: tuple[type[BaseException], ...] = (),
+    ) -> T:
+        """Bring about a named effect once, and raise, as `Lease.once` does; *call* is awaited."""
+        lease: Lease = self._sync
+
+        def clear(begun: Effect) -> None:
+            # Cancelled before the call was made: so nothing is in doubt, unless it was before.
+            if not begun.known and in_doubt == "raise":
+                lease._conclude(name, None)
+
+        effect = await abandonable(lambda _: lease._begin(name, call, in_doubt, undone), clear)
+        outcome = effect.outcome
+        if not effect.known:
+            try:
+                value = await call(effect.key)
+            except undone:
+                await asyncio.to_thread(lease._conclude, name, None)
+                raise
+            outcome = values.encode(value, f"the outcome of effect {name!r}")
+            await asyncio.to_thread(lease._conclude, name, outcome)
+        return values.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
+
+    @asynccontextmanager
+    async def transaction(self, *, idle_seconds: float | None = IDLE_SECONDS) -> AsyncIterator[Any]:
+        """Open a fenced transaction, and raise, as `Lease.transaction` does; its connection is a synchronous one."""
+        lease: Lease = self._sync
+        verbs = lease._transactions("lease.aio.transaction()")
+        idle = idle_us(idle_seconds)
+        await asyncio.to_thread(alone, lease._store)
+        # On threads of their own: the shared ones may all be waiting for the lock that is to be let go here.
+        connection = await abandonable(
+            lambda _: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch, idle_us=idle)), verbs.rollback
+        )
+        with lease._counter().uncounted_on_failure(id(connection)):
+            try:
+                verbs.entered(connection)
+                with inside(Block(verbs, (lease.job_id, lease.epoch), connection)):
+                    yield connection
+            except BaseException as error:
+                ended = error  # which is unbound when this clause ends
+                await abandonable(lambda _: lease._undo_elsewhere(verbs, connection, ended))
+                raise
+            await abandonable(lambda _: lease._told_by(lambda: verbs.commit(connection)))

@@ -1,0 +1,168 @@
+"""
+The transactions that this context has open: `lease.transaction()` blocks, and a caller's own that a verb has joined.
+
+A verb that ran beside one of them would commit by itself what its caller means to commit together; on SQLite it would
+wait for its own caller. So the verbs of a block's lease join the block, and every other write is refused until the
+transaction has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Generator, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .errors import Conflict
+
+if TYPE_CHECKING:
+    from .store import Transactions
+
+T = TypeVar("T")
+
+
+class Joined:
+    """A caller's own transaction that a verb has joined, until it has ended."""
+
+    __slots__ = ("__weakref__", "_connection", "_ended", "_is_open", "awaited", "database")
+
+    def __init__(
+        self, database: Hashable, connection: Any, is_open: Callable[[Any], bool], *, awaited: bool = False
+    ) -> None:
+        """*is_open* is asked with the connection, and refers to nothing that keeps it alive."""
+        self.database = database
+        self.awaited = awaited  # whether the connection belongs to an event loop
+        self._is_open = is_open
+        self._ended = False
+        try:
+            # Weak: a strong one would keep a connection open, and its locks held, that its user has dropped.
+            self._connection: Callable[[], Any] = weakref.ref(connection)
+        except TypeError:  # a plain sqlite3.Connection takes no weak reference
+            self._connection = lambda: connection
+
+    @property
+    def connection(self) -> Any:
+        """The caller's connection, or None if it is gone."""
+        return self._connection()
+
+    @property
+    def keeps_connection(self) -> bool:
+        """Whether this keeps the connection alive, so that only its lease may keep this."""
+        return not isinstance(self._connection, weakref.ref)
+
+    def is_open(self) -> bool:
+        """Return whether the transaction has not ended yet. Asked again after that, it costs nothing."""
+        connection = self.connection
+        if not self._ended and (connection is None or not self._is_open(connection)):
+            self._ended = True
+            self._connection = _gone
+        return not self._ended
+
+
+class Block:
+    """An open `lease.transaction()`: in its context, the verbs of its lease run on its connection, one at a time."""
+
+    __slots__ = ("_lock", "_transactions", "connection", "database", "exclusive", "holder", "open")
+
+    def __init__(self, transactions: Transactions, holder: tuple[str, int], connection: Any) -> None:
+        self._transactions = transactions
+        self._lock = threading.Lock()  # tasks and threads that inherit the context are inside, too
+        self.database = transactions.database
+        self.exclusive = transactions.exclusive
+        self.holder = holder
+        self.connection = connection
+        self.open = True
+
+    def is_open(self) -> bool:
+        """Return whether the block has not ended yet."""
+        return self.open
+
+    def run(self, program: Callable[[Transactions], Generator[Any, Any, T]], *, savepoint: bool = False) -> T:
+        """Run *program* in the block's transaction and return its value."""
+        with self._lock:
+            return self._transactions.run(self.connection, program(self._transactions), savepoint=savepoint)
+
+
+Entry = Joined | Block | weakref.ref[Joined]  # weak, where only the lease may keep it
+
+_here: ContextVar[tuple[Entry, ...]] = ContextVar("leasehold_transactions", default=())
+
+
+def remember(joined: Joined) -> None:
+    """Remember, in this context, a transaction that a verb has joined."""
+    others = [entry for entry, found in _entries() if not _is_on(found, joined.connection)]
+    _here.set((*others, weakref.ref(joined) if joined.keeps_connection else joined))
+
+
+@contextmanager
+def inside(block: Block) -> Iterator[None]:
+    """Make *block* the open block of this context, until the end of the `with`."""
+    _here.set((*(entry for entry, _ in _entries()), block))
+    try:
+        yield
+    finally:
+        block.open = False
+        # Not by the token of the `set` above: an async block may end in another copy of the context.
+        _here.set(tuple(entry for entry, found in _entries() if found is not block))
+
+
+def block_of(holder: tuple[str, int], database: Callable[[], Hashable]) -> Block | None:
+    """Return the open block of a lease in this context, or None; *database* is asked for only if there is one."""
+    for entry in reversed(_here.get()):
+        if isinstance(entry, Block) and entry.open and entry.holder == holder and entry.database == database():
+            return entry
+    return None
+
+
+def is_here(connection: Any) -> bool:
+    """Return whether the transaction that *connection* has open has been joined in this context."""
+    return any(_is_on(found, connection) and found.is_open() for _, found in _entries())
+
+
+def is_anything_open() -> bool:
+    """Return whether this context may have a transaction open. Costs next to nothing."""
+    return bool(_here.get())
+
+
+def is_inside(database: Hashable) -> bool:
+    """Return whether this context is known to have a transaction open on *database*."""
+    return any(found.database == database and found.is_open() for _, found in _entries())
+
+
+def refuse_inside(database: Hashable) -> None:
+    """Refuse a call that would run beside a transaction that this context has open on *database*."""
+    if is_anything_open() and is_inside(database):
+        raise Conflict(INSIDE)
+
+
+INSIDE = (
+    "a transaction on this database is open here, and this call would commit beside it, or wait for it: make the call "
+    "part of it with connection=…, where the verb takes one, or call it after the transaction has ended. Inside `with "
+    "lease.transaction()`, that lease's own verbs are part of it without connection=…. Nothing was changed."
+)
+
+
+def _entries() -> Iterator[tuple[Entry, Joined | Block]]:
+    for entry in _here.get():
+        found = entry() if isinstance(entry, weakref.ref) else entry
+        if found is not None and (isinstance(found, Block) or found.connection is not None):
+            yield entry, found
+
+
+def _is_on(found: Joined | Block, connection: Any) -> bool:
+    return found.connection is connection
+
+
+def _gone() -> None:
+    pass
+
+
+def _forked() -> None:
+    _here.set(())  # they are the parent's
+
+
+if hasattr(os, "register_at_fork"):  # where a process can fork
+    os.register_at_fork(after_in_child=_forked)
