@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from leasehold import InvalidArgument, Router, Status
+from leasehold import Conflict, Router, Status
 from leasehold.core.clock import SystemClock
 from leasehold.core.ownership import Process
 from leasehold.stores.memory import MemoryStore
@@ -68,7 +68,7 @@ def test_a_verb_inside_a_verb_is_refused_and_does_not_hang() -> None:
     made = Router(clock=Handler())
     asked.append(made)
 
-    with pytest.raises(InvalidArgument, match="inside another verb"):
+    with pytest.raises(Conflict, match="inside another verb"):
         made.add("job")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import Lease, Reason, Router, Settled, StaleEpoch, Status, current_lease
+from leasehold import Conflict, Lease, Reason, Router, StaleEpoch, Status, current_lease
 from leasehold.testing import ManualClock, lease, take_over
 
 
@@ -123,7 +123,7 @@ def test_a_successor_can_be_taken_over_in_turn() -> None:
     with pytest.raises(StaleEpoch):
         take_over(mine)
     third.complete()
-    with pytest.raises((Settled, ValueError)):
+    with pytest.raises(Conflict, match="is done"):
         take_over(third)
 
 
