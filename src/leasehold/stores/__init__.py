@@ -29,6 +29,10 @@ _NO_FILE = (
     "names no file: write sqlite:///jobs.db for a file in the current folder, sqlite:////var/lib/jobs.db for an "
     "absolute path."
 )
+_NOT_SHARED = (
+    "is a database in memory, which each of the store's connections would have to itself: write Router() for a store "
+    "in this process, or name a file, as in sqlite:///jobs.db."
+)
 _WORD = string.ascii_letters + string.digits + "+-._"
 
 
@@ -36,9 +40,7 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
     """Return the store that *url* names, with nothing opened yet; its first verb does that."""
     if url is None:
         return MemoryStore(clock=clock, trace=trace)
-    if not isinstance(url, str):
-        got = f"{url!r} ({type(url).__name__})" if isinstance(url, os.PathLike) else f"a {type(url).__name__}"
-        raise InvalidArgument(f"a store is named by a URL or None, not {got}.")
+    _check_spelling(url)
     scheme, colon, _ = url.partition(":")
     if not colon and url.endswith((".db", ".sqlite", ".sqlite3")) and not set("@=") & set(url):
         raise InvalidArgument(f"no store is known by {url!r}, which is a file: did you mean 'sqlite:///{url}'?")
@@ -47,6 +49,8 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
     if scheme in ("postgresql", "postgres"):
         return _open_postgres(url, clock, trace, schema)
     shown = values.shown_url(url)
+    if scheme == "sqlite":
+        _check_file(url)
     if url.startswith("sqlite://") and not url.startswith("sqlite:///"):
         # Before it is taken apart: what urlsplit says of a host, and we of a setting, may be of a password.
         raise InvalidArgument(f"{shown!r} {_NO_FILE}")
@@ -73,6 +77,51 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
         busy_seconds=busy_seconds,
         synchronous=settings.get("synchronous", "full"),
     )
+
+
+def _check_spelling(url: object) -> None:
+    """Refuse what is not a URL, and slips that a URL parser would silently repair or carry into a file's name."""
+    if not isinstance(url, str):
+        # Not the value of just anything: bytes, or a driver's URL object, may hold a password.
+        shown = f"{url!r} ({type(url).__name__})" if isinstance(url, int | float | os.PathLike) else _kind(url)
+        path = os.fspath(url) if isinstance(url, os.PathLike) else None
+        meant = f" Did you mean 'sqlite:///{path}'?" if isinstance(path, str) else ""
+        raise InvalidArgument(f"a store is named by a URL such as 'sqlite:///jobs.db', or None, not {shown}.{meant}")
+    if not url.strip():
+        raise InvalidArgument(
+            "the URL of the store is empty (an environment variable that is not set?). For a store in this process "
+            "write Router(); for a file, Router('sqlite:///jobs.db')."
+        )
+    if url != url.strip() or set("\t\r\n") & set(url):
+        raise InvalidArgument(
+            "the URL of the store begins or ends with a blank, or has a tab or a line break in it: remove it. "
+            "A blank in a file's name is written %20."
+        )
+    if url == ":memory:":
+        raise InvalidArgument(f"':memory:' {_NOT_SHARED}")
+    base, plus, driver = url.partition(":")[0].partition("+")
+    if plus and base in SCHEMES:
+        raise InvalidArgument(
+            f"the URL of the store begins with '{base}+{driver}': leave out '+{driver}', which names a driver for "
+            f"SQLAlchemy, and write {base}://…."
+        )
+
+
+def _kind(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def _check_file(url: str) -> None:
+    """Refuse a SQLite URL without its slashes, and one for a database in memory."""
+    path, mark, query = url.removeprefix("sqlite:").partition("?")
+    if path.endswith(":memory:"):
+        raise InvalidArgument(f"{values.shown_url(url)!r} {_NOT_SHARED}")
+    if path and not path.startswith("//"):
+        # Not guessed: after a lost slash sqlite:/jobs.db is either of two files, and the wrong one begins empty.
+        relative, absolute = f"'sqlite:///{path.lstrip('/')}{mark}{query}'", f"'sqlite:////{path[1:]}{mark}{query}'"
+        meant = f"{absolute} (an absolute path) or {relative} (in the current folder)" if path[0] == "/" else relative
+        raise InvalidArgument(f"{url!r} is missing slashes: did you mean {meant}?")
 
 
 def _unknown(url: str) -> str:
