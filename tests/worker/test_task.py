@@ -620,6 +620,65 @@ def test_a_stale_handler_adds_nothing(router: Router, clock: ManualClock) -> Non
     assert stale.lost
 
 
+def test_a_detached_job_of_a_completion_has_the_id_that_it_was_given(any_router: Router) -> None:
+    """With `then=` and with `lease.add`; a job that has that id is left alone, and without an id it dedupes as ever."""
+
+    @any_router.task
+    def step(n: int) -> None: ...
+
+    any_router.add("parent", retry=Retry(max_errors=5, delay_seconds=0))
+    lease = claimed(any_router)
+    apart = lease.add(step.options(id="apart", parent=None).job(0))
+    assert (apart.id, apart.created, apart.job.parent) == ("apart", True, None)
+    assert not lease.add(step.options(id="apart", parent=None).job(0)).created
+    nameless = lease.add(step.options(parent=None).job(7))
+    assert (nameless.created, nameless.job.parent) == (True, None)
+    lease.fail("once more")
+
+    again = claimed(any_router)
+    assert again.job_id == "parent"
+    assert not again.add(step.options(parent=None).job(7)).created
+    solo, child = step.options(id="solo", parent=None).job(1), step.options(id="mine").job(2)
+    again.complete(then=[solo, child, step.options(id="apart", parent=None).job(9)])
+
+    found = {job.id: (job.parent, job.payload) for job in any_router.jobs() if job.id != "parent"}
+    assert found == {
+        "apart": (None, {"n": 0}),
+        nameless.id: (None, {"n": 7}),
+        "solo": (None, {"n": 1}),
+        "parent/mine": ("parent", {"n": 2}),
+    }
+
+
+def test_a_detached_job_of_a_refused_completion_is_not_there() -> None:
+    """It is part of the completion, whatever its id is."""
+    clock = ManualClock()
+    router = Router(clock=clock, lease_seconds=10)
+
+    @router.task
+    def step(n: int) -> None: ...
+
+    router.add("parent")
+    stale = claimed(router)
+    clock.advance(11)
+    claimed(router)
+    with pytest.raises(StaleEpoch):
+        stale.complete(then=[step.options(id="solo", parent=None).job(1)])
+    assert [job.id for job in router.jobs()] == ["parent"]
+
+
+def test_a_detached_job_can_be_added_by_the_router(any_router: Router) -> None:
+    """Where it would have had no parent anyway."""
+
+    @any_router.task
+    def step(n: int) -> None: ...
+
+    named, nameless = any_router.add_many(
+        [step.options(id="solo", parent=None).job(1), step.options(parent=None).job(2)]
+    )
+    assert (named.id, named.job.parent, nameless.job.parent) == ("solo", None, None)
+
+
 def test_a_lease_of_another_store_is_no_parent() -> None:
     """Its epochs mean nothing there; saying that it is one is refused."""
     here, there = Router(), Router()

@@ -17,6 +17,7 @@ from .ownership import Process, Reason
 from .retry import DEFAULT_RETRY, Retry
 
 PRIORITY_LIMIT = 2**31 - 1
+DETACHED = ""
 
 
 class Status(StrEnum):
@@ -33,7 +34,8 @@ class NewJob(NamedTuple):
     """
     What a producer asks for, checked and in the form that stores keep. Made by `new_job`, and by `task.job`.
 
-    An empty id stands for "none yet", and no store gets to see it: whoever adds the job gives it one.
+    An empty id stands for "none yet", an empty parent for "none, even if an owner adds it" (`DETACHED`). No store gets
+    to see either.
     """
 
     id: str
@@ -155,7 +157,7 @@ def new_child(parent: str, child: NewJob, nth: int) -> NewJob:
     name = f"{parent}/{own}" + (f"#{nth}" if nth > 1 else "")
     if len(name) > values.NAME_LIMIT:
         name = "child:" + hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
-    return child._replace(id=name, parent=parent)
+    return child._replace(id=name, parent=None if child.parent == DETACHED else parent)
 
 
 def child_name(task: str | None, document: str) -> str:
@@ -164,8 +166,10 @@ def child_name(task: str | None, document: str) -> str:
 
 
 def as_child(item: Child) -> tuple[NewJob, str]:
-    """Return the wish for a child, and its name."""
+    """Return the wish for a child, and the name that it is counted by; "" for a detached job with an id of its own."""
     if isinstance(item, NewJob):
+        if item.parent == DETACHED and item.id:
+            return item, ""
         name = item.id or child_name(item.task, item.document)
         return item.like(name, item.document), name
     if not isinstance(item, Mapping):
@@ -423,6 +427,11 @@ class Added(NamedTuple):
 
     job: Job
     created: bool
+
+    @property
+    def id(self) -> str:
+        """The id of the job."""
+        return self.job.id
 
 
 class Counts(NamedTuple):

@@ -306,13 +306,19 @@ class Lease:
 
     def _added_alone(self, name: str, child: NewJob) -> Added:
         with self._counter().counted(name) as nth:
-            [added] = self._store.add_children(self.job_id, self.epoch, [new_child(self.job_id, child, nth)])
-        return self._mine(added)
+            child = self._named(child, name, nth)
+            [added] = self._store.add_children(self.job_id, self.epoch, [child])
+        return self._mine(added, child)
 
     def _added_in(self, verbs: Transactions, name: str, child: NewJob, inside: int) -> Generator[Any, Any, Added]:
         with self._counter().counted(name, inside) as nth:
-            [added] = yield from verbs.add_children(self.job_id, self.epoch, [new_child(self.job_id, child, nth)])
-        return self._mine(added)
+            child = self._named(child, name, nth)
+            [added] = yield from verbs.add_children(self.job_id, self.epoch, [child])
+        return self._mine(added, child)
+
+    def _named(self, child: NewJob, name: str, nth: int) -> NewJob:
+        """Return *child* with its id and parent; without a *name* to count it by, its own id stays and it has none."""
+        return new_child(self.job_id, child, nth) if name else child._replace(parent=None)
 
     def _counter(self) -> Children:
         if self._children is None:
@@ -320,8 +326,8 @@ class Lease:
                 self._children = self._children or Children()
         return self._children
 
-    def _mine(self, added: Added) -> Added:
-        if added.job.parent != self.job_id and not added.job.unique:
+    def _mine(self, added: Added, child: NewJob) -> Added:
+        if child.parent is not None and added.job.parent != child.parent and not added.job.unique:
             log.warning("job %r exists and is no child of %r; it is left as it is", added.job.id, self.job_id)
         return added
 
@@ -574,7 +580,7 @@ class Lease:
         for item in items:
             child, name = as_child(item)
             counted[name] += 1
-            children.append(new_child(self.job_id, child, counted[name]))
+            children.append(self._named(child, name, counted[name]))
         return tuple(children)
 
     def _raise(self, refusal: Exception | None) -> None:

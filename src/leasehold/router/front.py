@@ -15,6 +15,7 @@ from ..aio import alone, joined
 from ..core import asked, values
 from ..core.clock import Clock, Countdown, SystemClock
 from ..core.job import (
+    DETACHED,
     Added,
     Counts,
     Effect,
@@ -185,7 +186,8 @@ class Router:
 
     def _wish(self, job: NewJob | Mapping[str, Any]) -> NewJob:
         if isinstance(job, NewJob):
-            return job if job.id else job.like(self._new_id(), job.document)
+            job = job if job.id else job.like(self._new_id(), job.document)
+            return job._replace(parent=None) if job.parent == DETACHED else job
         if not isinstance(job, Mapping):
             raise InvalidArgument(f"add_many takes mappings with the names of add()'s arguments, not {job!r}.")
         return as_new_job(job if job.get("id") is not None else {**job, "id": self._new_id()})

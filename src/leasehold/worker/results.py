@@ -30,7 +30,7 @@ def result_of(job: Job, tasks: Mapping[str, AnyTask]) -> Any:
 
 def id_of(job: str | Added | Job) -> str:
     """Return the id of what was added or read, or is an id already."""
-    return job.job.id if isinstance(job, Added) else job.id if isinstance(job, Job) else job
+    return job.id if isinstance(job, Added | Job) else job
 
 
 def pauses(wait_seconds: float | None) -> Iterator[float]:

@@ -19,7 +19,7 @@ from typing import (
 )
 
 from ..core import values
-from ..core.job import Added, JobSettings, NewJob, as_new_job
+from ..core.job import DETACHED, Added, JobSettings, NewJob, as_new_job
 from ..errors import InvalidArgument
 from ..lease import Lease, lease_here
 from ..store import Store
@@ -120,11 +120,14 @@ class TaskOptions(Generic[P]):
         """
         Return the job that `add` would add, for `add_many`, `then=` or `lease.add`, which give it an id.
 
+        With `parent=None` it is no child there either, and an id given in the options stays as it is.
+
         Raises `InvalidArgument` for arguments that do not fit, and for options that only `add` can use.
         """
         if self._connection is not None or isinstance(self._parent, Lease):
             raise InvalidArgument("job(…) adds nothing: pass connection= and parent= where the job is added.")
-        return self._job("", args, kwargs)
+        job = self._job("", args, kwargs)
+        return job._replace(parent=DETACHED) if self._parent is None else job
 
     @property
     def aio(self) -> AsyncTask[P]:
