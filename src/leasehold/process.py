@@ -10,8 +10,21 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+from typing import Final
 
 from .core.ownership import Process
+
+
+class _CallingProcess(Process):
+    """The default of `claim(process=…)`, whose repr `help` shows."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<the calling process>"
+
+
+SELF: Final = _CallingProcess("", "", "", 0, 0)
 
 _known: list[Process | None] = []  # this process, once it was asked for; a forked child asks anew
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, assert_type
 
 from leasehold import Added, Lease, NewJob, Retry, Router
+from leasehold.worker.reporting import Tally
 from leasehold.worker.task import Task
 
 router = Router("postgresql://host/db", imports=["app.tasks"])
@@ -118,6 +119,17 @@ def for_later(lease: Lease) -> None:
     lease.complete(then=[resize.job(42), {"id": "a", "payload": 1}])
     resize.job("x")  # type: ignore[arg-type]  # error
     resize.options(queue="q").job(1, 2)  # type: ignore[call-arg, arg-type]  # error
+
+
+def habits_from_elsewhere() -> None:
+    Retry(max_retries=3)  # type: ignore[call-arg]  # error
+    Retry(only=ValueError)  # type: ignore[arg-type]  # error
+    router.work(workers=4)  # type: ignore[call-arg]  # error
+    router.worker(until_empty=True)  # type: ignore[call-arg]  # error
+    router.enqueue("a")  # type: ignore[attr-defined]  # error
+    resize.delay(42)  # type: ignore[attr-defined]  # error
+    assert_type(router.work(concurrency=4), Tally)
+    assert_type(resize.add(42).id, str)
 
 
 def by_kind(errors: int, error: Exception) -> float:

@@ -78,6 +78,12 @@ def hooks() -> list[str]:
     return list(seen)
 
 
+@router.task(process=True, retry=Retry(max_errors=2, delay_seconds=0, only=(Hopeless,)))
+def picky(how: str) -> None:
+    """Raise what is tried again, or something else."""
+    raise Hopeless("of no use", "at all") if how == "only" else ValueError("once")
+
+
 @router.task(process=True, retry=Retry(max_errors=3), final=(NoWay,), delay=delayed)
 def errs(how: str) -> None:
     """Raise."""

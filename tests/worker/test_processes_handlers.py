@@ -54,6 +54,17 @@ def test_results_and_errors_come_back(worker: Worker) -> None:
     assert "the result of task 'ignorant'" in (router.job(unkept).last_error or "")
 
 
+@pytest.mark.usefixtures("worker")
+def test_only_the_exceptions_that_the_task_names_are_tried_again() -> None:
+    """Their classes are known where the task is imported."""
+    only, other = (added.id for added in router.add_many([tasks.picky.job("only"), tasks.picky.job("other")]))
+    done(only, other)
+    assert [(router.job(id).status, router.job(id).errors) for id in (only, other)] == [
+        (Status.FAILED, 2),
+        (Status.FAILED, 1),
+    ]
+
+
 def test_hooks_run_in_the_process_and_its_lifespan_is_once_for_all_its_jobs(worker: Worker, folder: Path) -> None:
     """It is a worker's process. Hooks that another module than the task's gives to the router are there, too."""
     first = now(tasks.hooks.options(id="a").job())

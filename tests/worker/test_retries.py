@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-from leasehold import InvalidArgument, Lease, Retry, Router, Status
+from leasehold import InvalidArgument, Lease, Retry, Router, Status, StoreUnavailable
 
 from .staging import ended, until, with_status, working
 
@@ -90,6 +91,98 @@ def test_an_exception_that_the_task_calls_final_is_not_tried_again(router: Route
         a, b = (with_status(router, name, Status.FAILED) for name in "ab")
 
     assert (a.errors, b.errors) == (1, 2)
+
+
+@pytest.mark.parametrize("kind", ["thread", "loop", "drain"])
+def test_only_the_exceptions_that_the_task_names_are_tried_again(any_router: Router, kind: str) -> None:
+    """Also for jobs with budgets of their own, and a subclass counts; `final` beats `only`."""
+
+    def fail(how: str) -> None:
+        raise {"only": ConnectionResetError, "final": ConnectionAbortedError, "other": ValueError}[how]("no")
+
+    retry = Retry(max_errors=3, delay_seconds=0, only=(ConnectionError, OSError))
+    task = any_router.task(retry=retry, final=(ConnectionAbortedError,), name="work")
+    if kind == "loop":
+
+        async def work(how: str) -> None:
+            fail(how)
+
+        add = task(work)
+    else:
+        add = task(fail)
+    own = add.options(id="own", retry=Retry(max_errors=2, delay_seconds=0))
+    for id, job in {"only": add.options(id="only"), "other": add.options(id="other"), "own": own}.items():
+        job.add("only" if id == "own" else id)
+    add.options(id="final").add("final")
+    if kind == "drain":
+        any_router.drain()
+    else:
+        with working(any_router):
+            for id in ("only", "other", "own", "final"):
+                with_status(any_router, id, Status.FAILED)
+
+    assert {job.id: (job.status, job.errors) for job in any_router.jobs()} == {
+        "only": (Status.FAILED, 3),
+        "other": (Status.FAILED, 1),
+        "own": (Status.FAILED, 2),
+        "final": (Status.FAILED, 1),
+    }
+
+
+def test_a_list_of_exceptions_stays_with_the_task_and_holds_after_a_restart(tmp_path: Path) -> None:
+    """The store keeps nothing of it: it holds for jobs from before, and an older release can read what it adds."""
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with Router(url) as before:
+
+        @before.task(retry=Retry(max_errors=4, delay_seconds=0))
+        def work() -> None:
+            raise ValueError
+
+        work.options(id="a").add()
+        stored = work.job().retry
+
+    with Router(url) as after:
+
+        @after.task(name="work", retry=Retry(max_errors=4, delay_seconds=0, only=(OSError,)))
+        def restarted() -> None:
+            raise ValueError
+
+        assert restarted.job().retry == stored
+        assert "only" not in stored.stored()
+        with working(after):
+            assert with_status(after, "a", Status.FAILED).errors == 1
+
+
+def test_a_list_of_exceptions_cannot_be_stored_with_a_job(router: Router) -> None:
+    """So it is refused there, and so is what is not a tuple of exceptions."""
+
+    @router.task
+    def work() -> None: ...
+
+    for add in (
+        lambda: router.add("a", retry=Retry(only=(OSError,))),
+        lambda: router.add_many([{"id": "a", "retry": Retry(only=(OSError,))}]),
+        lambda: work.options(retry=Retry(only=(OSError,))),
+    ):
+        with pytest.raises(InvalidArgument, match=r"^Retry\(only=…\) is for @router\.task\(retry=…\): exception"):
+            add()
+    anything: Any = Retry
+    for wrong in (OSError, [OSError], ("OSError",)):
+        with pytest.raises(InvalidArgument, match=r"^only is a tuple of exception classes, such as \(ValueError,\)"):
+            anything(only=wrong)
+    assert router.jobs() == []
+
+
+def test_a_store_that_did_not_answer_is_always_tried_again(router: Router) -> None:
+    """A list of the handler's own exceptions does not speak of leasehold's store."""
+
+    @router.task(retry=Retry(max_errors=2, delay_seconds=0, only=(OSError,)))
+    def work() -> None:
+        raise StoreUnavailable("the store did not answer")
+
+    work.options(id="a").add()
+    with working(router):
+        assert with_status(router, "a", Status.FAILED).errors == 2
 
 
 def test_a_delay_function_says_how_long_it_rests(router: Router) -> None:

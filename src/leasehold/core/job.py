@@ -109,6 +109,11 @@ def new_job(
         raise InvalidArgument("a job takes delay_seconds or run_at, not both.")
     if retry is not None and not isinstance(retry, Retry):
         raise InvalidArgument(f"retry must be a Retry(…), not {retry!r}.")
+    if retry is not None and retry.only:
+        raise InvalidArgument(
+            "Retry(only=…) is for @router.task(retry=…): exception classes cannot be stored with a job. The task's own "
+            "`only` holds for all of its jobs."
+        )
     return NewJob(
         values.name(id, "a job's id"),
         values.encode(payload, "payload"),

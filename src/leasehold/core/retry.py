@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidArgument
-from . import values
+from . import suggestions, values
 
 _MOST = 1_000_000
 
@@ -18,6 +19,9 @@ class Retry:
     An error that the owner reports counts against `max_errors`: the last of them is final. A lease that expires,
     stalls or dies with its process counts against `max_reclaims`: one more than that many fails the job. A release,
     a transfer and a replay count against neither. Back-off is for errors only; a reclaimed job is due at once.
+
+    With *only*, a tuple of exception classes, an error of any other class is final. Classes cannot be stored with a
+    job, so that is for `@router.task(retry=…)` alone.
     """
 
     max_errors: int = 5
@@ -26,6 +30,7 @@ class Retry:
     factor: float = 4.0
     max_delay_seconds: float = 3600.0
     jitter: bool = True
+    only: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
         values.whole(self.max_errors, "max_errors", least=1, most=_MOST)
@@ -35,6 +40,7 @@ class Retry:
         values.microseconds(self.max_delay_seconds, "max_delay_seconds", zero=True)
         if not isinstance(self.jitter, bool):
             raise InvalidArgument(f"jitter must be True or False, not {self.jitter!r}.")
+        values.exception_classes(self.only, "only")
 
     def delay(self, errors: int, chance: float) -> float:
         """
@@ -47,6 +53,14 @@ class Retry:
         except OverflowError:
             whole = self.max_delay_seconds
         return whole * chance if self.jitter else whole
+
+    def stored(self) -> dict[str, Any]:
+        """Return what a job keeps of it, by name: everything but `only`."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "only"}
+
+
+if not TYPE_CHECKING:  # a type checker knows what there is
+    Retry.__init__ = suggestions.advising("Retry", suggestions.RETRY)(Retry.__init__)
 
 
 DEFAULT_RETRY = Retry()

@@ -138,6 +138,14 @@ def decode(encoded: str | None) -> Any:
     return None if encoded is None else json.loads(encoded)
 
 
+def exception_classes(value: object, what: str) -> tuple[type[BaseException], ...]:
+    """Return *value*, a tuple of exception classes."""
+    if not isinstance(value, tuple) or not all(isinstance(k, type) and issubclass(k, BaseException) for k in value):
+        got = f"{_shown(value)} ({type(value).__name__})"
+        raise InvalidArgument(f"{what} is a tuple of exception classes, such as (ValueError,), not {got}.")
+    return value
+
+
 def new_id(now: int) -> str:
     """Return a fresh UUID, version 7: ids made later sort later, to the millisecond."""
     raw = (now // 1000).to_bytes(6, "big") + os.urandom(10)

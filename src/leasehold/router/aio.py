@@ -14,8 +14,9 @@ from ..core.job import Added, Job
 from ..core.ownership import Process
 from ..errors import NotFinished, StaleEpoch, StoreUnavailable
 from ..lease import Lease
+from ..process import SELF
 from ..worker.results import pauses
-from .front import SELF, Router
+from .front import Router
 
 
 def _give_back(leases: list[Lease]) -> None:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, Unpack, overload
 
 from ..aio import alone, joined
-from ..core import asked, values
+from ..core import asked, suggestions, values
 from ..core.clock import Clock, Countdown, SystemClock
 from ..core.job import (
     DETACHED,
@@ -31,12 +31,13 @@ from ..core.job import (
 from ..core.ownership import CLOCK_LIMIT, Event, Ownership, Process
 from ..errors import InvalidArgument, NotFinished, StoreUnavailable
 from ..lease import Lease
-from ..process import new_claim_id, this_process
+from ..process import SELF, new_claim_id, this_process
 from ..store import Store, Transactions
 from ..stores import open_store
 from ..worker.hooks import Hook, Hooks
 from ..worker.importing import refuse_in_an_import
 from ..worker.results import id_of, pauses, result_of
+from .unknown_tasks import UnknownTasks
 
 if TYPE_CHECKING:  # imported where they are used: who only adds jobs does without tasks, and most do without a worker
     from ..worker.reporting import Tally
@@ -49,7 +50,6 @@ R = TypeVar("R")
 
 log = logging.getLogger("leasehold")
 
-SELF: Final = Process("", "", "", 0, 0)  # "the process that calls"
 _CLAIM_LIMIT = 10_000
 
 
@@ -86,6 +86,7 @@ class Router:
         self._hooks = Hooks()
         self.imports = asked.modules(imports)
         self._tasks: dict[str, AnyTask] = {}
+        self._unknown_tasks = UnknownTasks(self._tasks)
         self._lease_us = values.microseconds(lease_seconds, "lease_seconds")
         self._trace = trace
         self._schema = schema
@@ -145,6 +146,12 @@ class Router:
 
         return AsyncRouter(self)
 
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse what there is not, with advice on what other libraries call it."""
+            raise suggestions.no_attribute(self, "Router", name, suggestions.ROUTER)
+
     # Producers
 
     def add(
@@ -197,6 +204,8 @@ class Router:
 
     def _add(self, jobs: list[NewJob], connection: Any, savepoint: bool, *, one: bool) -> Any:
         refuse_in_an_import("a job was added")
+        if self._tasks:
+            self._unknown_tasks.warn(jobs)
         if connection is not None:
             return joined(self._store, connection, lambda verbs: self._adding(verbs, jobs, one), savepoint=savepoint)
         added = self._compared(jobs, alone(self._store).add(jobs))
@@ -332,6 +341,7 @@ class Router:
 
     # Workers
 
+    @suggestions.advising("router.worker", suggestions.WORK)
     def worker(
         self,
         *,
@@ -357,6 +367,7 @@ class Router:
             grace_seconds=grace_seconds,
         )
 
+    @suggestions.advising("router.work", suggestions.WORK)
     def work(
         self,
         *,

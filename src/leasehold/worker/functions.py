@@ -167,12 +167,7 @@ def check_parameters(function: Any, parameters: list[inspect.Parameter]) -> None
 
 def final_of(settings: TaskSettings) -> tuple[type[BaseException], ...]:
     """Return the exceptions after which a job is not tried again."""
-    final: Any = settings.get("final", ())
-    if not isinstance(final, tuple) or not all(
-        isinstance(one, type) and issubclass(one, BaseException) for one in final
-    ):
-        raise InvalidArgument(f"final is a tuple of exception classes, such as (ValueError,), not {shown(final)}.")
-    return final
+    return values.exception_classes(settings.get("final", ()), "final")
 
 
 def delay_of(settings: TaskSettings) -> Callable[[int, Any], float] | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..core import failure, values
 from ..core.job import Outcome, Settlement, completion, handed_back
-from ..errors import StaleEpoch
+from ..errors import StaleEpoch, StoreUnavailable
 from ..lease import Lease, _current
 from .hooks import Hooks
 from .log import log
@@ -34,6 +34,14 @@ class End(NamedTuple):
 
 class Crashed(Exception):
     """The process of a handler has ended by itself. The text says how."""
+
+
+class Unsettled(RuntimeError):
+    """The handler returned, and what it settled in a transaction of its own did not commit."""
+
+
+# Not what the handler's own work came to, so an allow list of its exceptions does not speak of it.
+_OWN = (StoreUnavailable, Unsettled)
 
 
 class Raised(Exception):
@@ -129,12 +137,15 @@ def settlement(task: Task[..., ..., Any], lease: Lease, end: End) -> Settlement 
 def failed(task: Task[..., ..., Any], lease: Lease, error: BaseException, text: str | None = None) -> Settlement:
     """Return what records an error of the handler, with its back-off."""
     grant = lease._grant
+    retry = not isinstance(error, (Unstorable, *task.final))
+    if task.only and not isinstance(error, (*_OWN, *task.only)):
+        retry = False
     return Settlement(
         grant.spec.id,
         grant.epoch,
         Outcome.FAIL,
         error=text or described(error),
-        retry=not isinstance(error, (Unstorable, *task.final)),
+        retry=retry,
         delay_us=values.microseconds(_delay(task, lease, error), "delay", zero=True),
     )
 

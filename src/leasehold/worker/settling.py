@@ -17,7 +17,7 @@ from ..core.job import Progress, Settlement
 from ..core.values import counted
 from ..errors import Settled, StoreUnavailable
 from ..store import Refusal, Renewal, Store
-from .handling import Crashed, failed
+from .handling import Crashed, Unsettled, failed
 from .log import log
 from .run import Run
 
@@ -211,4 +211,4 @@ def _unsettled(run: Run, error: BaseException | None) -> Settlement:
     if error is not None:
         return failed(run.task, run.lease, error)
     text = "the handler settled the job in a transaction of its own, which did not commit"
-    return failed(run.task, run.lease, RuntimeError(text), text=text)
+    return failed(run.task, run.lease, Unsettled(text), text=text)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
+from enum import Enum
 from functools import cached_property
+from pathlib import PurePath
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -17,9 +22,11 @@ from typing import (
     Unpack,
     overload,
 )
+from uuid import UUID
 
-from ..core import values
+from ..core import suggestions, values
 from ..core.job import DETACHED, Added, JobSettings, NewJob, as_new_job
+from ..core.retry import Retry
 from ..errors import InvalidArgument
 from ..lease import Lease, lease_here
 from ..store import Store
@@ -47,9 +54,15 @@ P = ParamSpec("P")  # what a job takes: the same without the lease
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-_CURRENT: Final[Any] = object()  # "the lease of the handler that adds it, if there is one"
-_ELSEWHERE = {"delay", "apply_async", "send", "send_with_options", "enqueue", "defer", "schedule", "kiq"}
 
+class _CurrentLease:
+    """Stands for the lease of the handler that adds a job, if there is one."""
+
+    def __repr__(self) -> str:
+        return "<the current lease>"
+
+
+_CURRENT: Final[Any] = _CurrentLease()
 
 _RETURN: Final = "Return what JSON has, or None; the work is done, so the job is not tried again."
 
@@ -182,11 +195,14 @@ class Task(Generic[C, P, R_co]):
         run_seconds = settings.get("run_seconds")
         self.run_us = None if run_seconds is None else values.microseconds(run_seconds, "run_seconds")
         self.final = final_of(settings)
+        self.only: tuple[type[BaseException], ...] = ()
         self._backoff = delay_of(settings)
         parameters = list(signature.parameters.values())[int(self.takes_lease) :]
         self._arguments = Arguments(self.name, self.function, parameters)
         self._router = router
         self._stored: JobSettings = {key: settings[key] for key in _STORED if key in settings}  # type: ignore[literal-required, assignment]  # by name
+        if isinstance(retry := settings.get("retry"), Retry) and retry.only:
+            self.only, self._stored["retry"] = retry.only, replace(retry, only=())
         self._plain = self.options()
         # What a function has, so that a task is shown, documented and pickled as one.
         self.__name__ = self.function.__name__
@@ -203,17 +219,20 @@ class Task(Generic[C, P, R_co]):
 
     def __call__(self, *args: C.args, **kwargs: C.kwargs) -> R_co:
         """Call the function; no job is involved."""
+        if self.takes_lease and _lacks_lease(args, kwargs):
+            own = self.__name__
+            raise TypeError(
+                f"{own}(…) is missing its lease: a call just runs the function, so pass a Lease first, as in "
+                f"{own}(lease, …); leasehold.testing.lease(…) makes one for a test. To add a job: {own}.add(…)."
+            )
         return self.function(*args, **kwargs)
 
     if not TYPE_CHECKING:  # a type checker knows what there is
 
         def __getattr__(self, name: str) -> Any:
             """Refuse what there is not, with advice on what other libraries call `add`."""
-            text = f"task {self.__dict__.get('name', '?')!r} has no attribute {name!r}."
-            if name in _ELSEWHERE:
-                own = self.__name__
-                text += f" Use {own}.add(…); later, {own}.options(delay_seconds=…).add(…)."
-            raise AttributeError(text, name=name, obj=self)
+            what, own = f"task {self.__dict__.get('name', '?')!r}", self.__dict__.get("__name__", "task")
+            raise suggestions.no_attribute(self, what, name, suggestions.TASK, own=own)
 
     # Producers
 
@@ -349,15 +368,23 @@ def make_task(router: Adds, tasks: dict[str, AnyTask], function: Callable[..., A
     return task
 
 
+def _lacks_lease(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call passes no lease: nothing, or what belongs in a payload. A test's stand-in is a lease."""
+    return isinstance(args[0], _PAYLOAD) if args else "lease" not in kwargs
+
+
+_PAYLOAD = (str, int, float, bytes, list, tuple, dict, set, date, UUID, Decimal, PurePath, Enum)
 _STORED = ("queue", "priority", "lease_seconds", "stall_seconds", "retry")
 
 
 def _known(settings: TaskSettings) -> None:
     for key in settings:
         if key not in TaskSettings.__annotations__:
-            elsewhere = (
-                f" It is said for each job: task.options({key}=…)." if key in JobSettings.__annotations__ else ""
-            )
+            elsewhere = ""
+            if key in JobSettings.__annotations__:
+                elsewhere = f" It is said for each job: task.options({key}=…)."
+            elif key in suggestions.RETRY:
+                elsewhere = f" In retry=Retry(…), {suggestions.RETRY[key]}"
             raise InvalidArgument(
                 f"@router.task has no {key!r}: it takes {', '.join(TaskSettings.__annotations__)}.{elsewhere}"
             )

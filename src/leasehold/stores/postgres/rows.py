@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from itertools import repeat
 from operator import attrgetter
@@ -47,7 +46,7 @@ def _wish(job: NewJob) -> dict[str, Any]:
         "max_reclaims": job.retry.max_reclaims,
     }
     if job.retry is not DEFAULT_RETRY and job.retry != DEFAULT_RETRY:
-        wish["retry"] = json.dumps(asdict(job.retry))
+        wish["retry"] = json.dumps(job.retry.stored())
     for name, value in (
         ("task", job.task),
         ("run_at", job.run_us),
@@ -74,7 +73,7 @@ def alike(jobs: Sequence[NewJob]) -> tuple[Any, ...] | None:
         array([job.id for job in jobs]),
         array([job.document for job in jobs]),
         *options[:6],
-        None if retry == DEFAULT_RETRY else json.dumps(asdict(retry)),
+        None if retry == DEFAULT_RETRY else json.dumps(retry.stored()),
         retry.max_errors,
         retry.max_reclaims,
         *options[6:-1],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Generator, Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -100,7 +99,7 @@ def status_of(stored: str, leased: bool) -> Status:
 
 def retry_document(retry: Retry) -> str | None:
     """Return what a job keeps of its retry policy; the default needs no room."""
-    return None if retry is DEFAULT_RETRY or retry == DEFAULT_RETRY else json.dumps(asdict(retry))
+    return None if retry is DEFAULT_RETRY or retry == DEFAULT_RETRY else json.dumps(retry.stored())
 
 
 @lru_cache(maxsize=256)
