@@ -2,6 +2,7 @@
 How async callers use the synchronous core: on threads, except inside a transaction that belongs to an event loop.
 
 `threaded` turns a verb into its async form; there are no hand-kept twins, and a test compares the lists of verbs.
+`warn_on_loops` has the synchronous forms log a warning where an async handler calls them and blocks its loop.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import logging
 import threading
+from asyncio.events import _get_running_loop
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -24,6 +27,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _awaited: contextvars.ContextVar[bool] = contextvars.ContextVar("leasehold_awaited", default=False)
+
+
+log = logging.getLogger("leasehold")
+
+handling_task: contextvars.ContextVar[str | None] = contextvars.ContextVar("leasehold_async_handler", default=None)
+"""The task of the async handler that runs here."""
+
+_warned: set[tuple[str, str]] = set()  # tasks and verbs
 
 
 class Facade:
@@ -55,6 +66,43 @@ def threaded(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any
         return await asyncio.to_thread(verb, self._sync, *args, **kwargs)
 
     return cast(Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], call)
+
+
+def warn_on_loops(sync: type, facade: type[Facade], what: str) -> None:
+    """
+    Have each verb of *sync* that *facade* has too log a warning, once per task, where it blocks a loop of handlers.
+
+    Here and not in the verbs: so none is forgotten, and the facade's own, made of the bare verbs, never warn. A verb
+    with a connection is left alone; its transaction belongs to the caller, who has chosen where it runs.
+    """
+    for name in vars(facade):
+        if not name.startswith("_"):
+            setattr(sync, name, _warning(getattr(sync, name), name, f"{what}.aio.{name}"))
+
+
+def _warning(verb: Callable[P, R], name: str, awaited: str) -> Callable[P, R]:
+    @functools.wraps(verb)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if _get_running_loop() is not None and name != "fence" and kwargs.get("connection") is None:
+            warn_if_it_blocks(name, awaited)
+        return verb(*args, **kwargs)
+
+    return call
+
+
+def warn_if_it_blocks(name: str, awaited: str) -> None:
+    """Log, once per task, that the verb *name* blocks the event loop, if an async handler calls it there."""
+    if _get_running_loop() is None or (task := handling_task.get()) is None or (task, name) in _warned:
+        return
+    _warned.add((task, name))
+    form = f"async with {awaited}(…)" if name == "transaction" else f"await {awaited}(…)"
+    log.warning(
+        "task %r calls %s(…), which blocks the event loop and every handler on it: write `%s`",
+        task,
+        awaited.replace(".aio", ""),
+        form,
+        stacklevel=3,
+    )
 
 
 async def abandonable(call: Callable[[Callable[[], bool]], R], give_back: Callable[[R], None] = lambda _: None) -> R:

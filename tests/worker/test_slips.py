@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import io
 import logging
@@ -205,3 +206,88 @@ def shown(thing: Any) -> str:
     out = io.StringIO()
     pydoc.Helper(output=out).help(thing)
     return " ".join(out.getvalue().split())
+
+
+# Blocking the event loop
+
+
+def test_a_verb_that_blocks_the_loop_of_async_handlers_is_logged_once(
+    sqlite_router: Router, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the form that does not block; the verb itself does what it always did."""
+    router = sqlite_router
+
+    @router.task
+    async def hasty(lease: Lease) -> None:
+        lease.progress(0.1)
+        lease.progress(0.2)
+        lease.check()
+        with lease.transaction():
+            pass
+        router.job(lease.job_id)
+        lease.complete()
+
+    @router.task
+    async def adder(n: int) -> None:
+        if n:
+            adder.add(n - 1)
+
+    hasty.options(id="a").add()
+    hasty.options(id="b").add()
+    adder.add(2)
+    router.work(until_empty=True)
+
+    assert [job.status for job in router.jobs()] == ["done"] * 5
+    assert router.job("a").progress == 0.2
+    logged = [record for record in caplog.records if "blocks the event loop" in record.getMessage()]
+    assert sorted(record.getMessage().rpartition("write ")[2] for record in logged) == [
+        "`async with lease.aio.transaction(…)`",
+        "`await adder.aio.add(…)`",
+        "`await lease.aio.check(…)`",
+        "`await lease.aio.complete(…)`",
+        "`await lease.aio.progress(…)`",
+        "`await router.aio.job(…)`",
+    ]
+    [progress] = [record for record in logged if "progress" in record.getMessage()]
+    assert progress.getMessage() == (
+        "task 'hasty' calls lease.progress(…), which blocks the event loop and every handler on it: write "
+        "`await lease.aio.progress(…)`"
+    )
+    assert progress.pathname == __file__
+
+
+def test_what_does_not_block_the_loop_of_handlers_is_not_logged(
+    sqlite_router: Router, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is awaited, what joins the caller's transaction, what runs on a thread, and what is outside a handler."""
+    router = sqlite_router
+
+    @router.task
+    async def patient(lease: Lease) -> None:
+        await lease.aio.progress(0.5)
+        await asyncio.to_thread(lease.check)
+        await router.aio.job(lease.job_id)
+        await quick.options(id="child").aio.add()
+        assert lease.payload == {}
+        async with lease.aio.transaction() as connection:
+            await lease.aio.complete(connection=connection)
+
+    @router.task
+    def quick(lease: Lease) -> None:
+        lease.progress(0.5)
+        asyncio.run(outside(lease))
+
+    async def outside(lease: Lease) -> None:
+        router.job(lease.job_id)  # on a loop of the handler's own
+
+    patient.options(id="a").add()
+    quick.add()
+    router.work(until_empty=True)
+
+    async def elsewhere() -> None:
+        router.add("b")
+
+    asyncio.run(elsewhere())
+
+    assert [job.status for job in router.jobs()] == ["done"] * 3 + ["pending"]
+    assert [record.getMessage() for record in caplog.records if "event loop" in record.getMessage()] == []

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
-from ..aio import Facade, abandonable, alone, threaded
+from ..aio import Facade, abandonable, alone, threaded, warn_on_loops
 from ..core import values
 from ..core.job import Effect
 from ..transaction import Block, inside
@@ -78,3 +78,6 @@ class AsyncLease(Facade):
                 await abandonable(lambda _: lease._undo_elsewhere(verbs, connection, ended))
                 raise
             await abandonable(lambda _: lease._told_by(lambda: verbs.commit(connection)))
+
+
+warn_on_loops(Lease, AsyncLease, "lease")

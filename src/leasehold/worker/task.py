@@ -24,6 +24,7 @@ from typing import (
 )
 from uuid import UUID
 
+from ..aio import warn_if_it_blocks
 from ..core import suggestions, values
 from ..core.job import DETACHED, Added, JobSettings, NewJob, as_new_job
 from ..core.retry import Retry
@@ -122,6 +123,8 @@ class TaskOptions(Generic[P]):
         again. Raises `StaleEpoch` if the lease is no longer current, `InvalidArgument` for arguments that do not fit,
         and what `Router.add` raises.
         """
+        if self._connection is None:
+            warn_if_it_blocks("add", f"{self._template.task}.aio.add")
         lease = self._adopter()
         if lease is not None:
             return lease.add(self._job("", args, kwargs), connection=self._connection, savepoint=self._savepoint)
