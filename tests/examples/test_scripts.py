@@ -10,13 +10,18 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
+from examples import thumbnails
 from PIL import Image
 from tests.cli.command import TOP, environment, run
 
-from leasehold import Retry, Router
+from leasehold import InvalidArgument, Retry, Router, StaleEpoch
+from leasehold.testing import ManualClock
 
 PAGES = 30
 
@@ -38,18 +43,78 @@ def test_the_nightly_script_ends_when_everything_is_done_and_does_nothing_twice(
 
 
 def test_a_photo_gets_its_thumbnail_and_a_missing_one_fails_for_good(tmp_path: Path) -> None:
-    """A photo that waits already is not asked for twice."""
+    """A photo that waits already is not asked for twice; all of it can be done again in the same folder."""
     Image.new("RGB", (800, 600), "red").save(tmp_path / "a.png")
+    files = set()
 
-    assert "asked for" in example("thumbnails.py", "add", "a.png", "gone.png", cwd=tmp_path)
-    assert "waits already" in example("thumbnails.py", "add", "a.png", cwd=tmp_path)
-    shown = example("thumbnails.py", "work", cwd=tmp_path)
+    for _ in ("first", "second"):
+        assert "asked for" in example("thumbnails.py", "add", "a.png", "gone.png", cwd=tmp_path)
+        assert "waits already" in example("thumbnails.py", "add", "a.png", cwd=tmp_path)
+        shown = example("thumbnails.py", "work", cwd=tmp_path)
+        photo, file = example("thumbnails.py", "list", cwd=tmp_path).split()
 
-    with Image.open(tmp_path / "a.256.webp") as thumbnail:
-        assert thumbnail.size == (256, 192)
-    assert "1 done" in shown
-    assert "1 failed" in shown
-    assert not list(tmp_path.glob("*.17*")), "an unfinished file was left"
+        assert photo == str(tmp_path / "a.png")
+        with Image.open(file) as thumbnail:
+            assert thumbnail.size == (256, 192)
+        assert "1 done" in shown
+        assert "1 failed" in shown
+        files.add(file)
+    assert len(files) == 2
+
+
+def test_wherever_an_owner_pauses_the_thumbnail_is_its_successors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each line of the handler in turn, another owner takes the job over and makes its own thumbnail."""
+    monkeypatch.chdir(tmp_path)
+    photo = tmp_path / "a.png"
+    Image.new("RGB", (800, 600), "red").save(photo)
+    refused, taken = 0, 0
+    code = thumbnails.shrink.function.__code__
+    lines = sorted({line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno + 1})
+    for number, line in enumerate(lines):
+        clock = ManualClock()
+        with thumbnails.router.override(f"sqlite:///{thumbnails.FILE}", clock=clock) as router:
+            thumbnails.shrink.options(id=f"{number}").add(photo)
+            owner = router.claim("old")
+            assert owner is not None
+            successors: list[Path] = []
+
+            def take_over(
+                frame: FrameType,
+                event: str,
+                _: Any,
+                *,
+                line: int = line,
+                clock: ManualClock = clock,
+                router: Router = router,
+                successors: list[Path] = successors,
+            ) -> Any:
+                if frame.f_code is not code:
+                    return None
+                if event == "line" and frame.f_lineno == line and not successors:
+                    sys.settrace(None)
+                    clock.advance(31)
+                    with suppress(InvalidArgument):  # inside its transaction nobody can take it: it has the write lock
+                        successor = router.claim("new")
+                        assert successor is not None
+                        successors.append(thumbnails.shrink(successor, photo))
+                        successor.complete()
+                return take_over
+
+            sys.settrace(take_over)
+            try:
+                thumbnails.shrink(owner, photo)
+            except StaleEpoch:
+                refused += 1
+            finally:
+                sys.settrace(None)
+            if successors:
+                taken += 1
+                assert thumbnails.thumbnails() == {str(photo): str(successors[0])}, f"paused before line {line}"
+            with Image.open(thumbnails.thumbnails()[str(photo)]) as picture:
+                assert picture.size == (256, 192)
+    assert taken > refused > 3
 
 
 @pytest.fixture
@@ -107,5 +172,6 @@ def test_a_crawl_that_is_killed_goes_on_where_it_was(tmp_path: Path, site: tuple
     shown = example("crawl.py", start, cwd=tmp_path)
 
     assert shown.splitlines()[-1] == f"{PAGES} pages"
+    assert example("crawl.py", start, cwd=tmp_path) == f"{PAGES} pages\n", "it is done, and can be asked for again"
     assert len(read) == PAGES
     assert sum(read.values()) <= PAGES + 1
