@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 
 import pytest
+from click.testing import CliRunner
 from tests.cli.command import leasehold, run
 
 from leasehold import __version__
+from leasehold.cli.app import app
 
 
 def test_version_names_the_package_and_its_version() -> None:
@@ -55,3 +57,21 @@ def test_the_library_is_imported_without_click_and_rich() -> None:
     shown = run([sys.executable, "-c", "import leasehold, sys; print({'click', 'rich'} & set(sys.modules))"])
 
     assert shown.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 200])
+@pytest.mark.parametrize("command", [[], ["store"], ["worker"]], ids=lambda command: " ".join(command) or "leasehold")
+def test_help_is_as_wide_as_the_terminal_up_to_100_columns_and_cuts_no_word(command: list[str], columns: int) -> None:
+    """Prose is wrapped; what stands in columns of its own, as the examples do, stays as it is written."""
+    text = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, [*command, "--help"]).output
+    usage, _, rest = text.partition("\n")
+
+    assert usage.startswith("Usage: ")
+    assert "..." not in rest
+    assert "Look after a store: check it, migrate it, advance its epochs, grant rights." in " ".join(text.split()) or (
+        command == ["worker"]
+    )
+    widest = max(len(line) for line in rest.partition("Commands:")[2].splitlines() or [""])
+    assert widest <= min(columns, 100)
+    if columns == 200 and command != []:
+        assert max(map(len, rest.splitlines())) > 80

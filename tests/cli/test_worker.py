@@ -56,7 +56,7 @@ def test_until_empty_does_everything_says_what_it_works_on_and_ends_with_0(tmp_p
 
     assert code == 0, said
     assert router.job(job_id).result == "Hello Ann"
-    assert "store sqlite:///jobs.db?busy_seconds=0.1, 2 tasks: gated, greet" in said
+    assert f"store sqlite:///jobs.db?busy_seconds=0.1 ({tmp_path}/jobs.db), 2 tasks: gated, greet" in said
     assert "worker mary:" in said
     assert "queues default, mail" in said
     assert router.ownerships(job_id)[0].owner.startswith("mary:")

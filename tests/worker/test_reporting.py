@@ -12,7 +12,9 @@ from tests.worker import process_tasks as tasks
 from tests.worker.processes import done, kept
 
 from leasehold import Reason, Retry, Router
+from leasehold.cli.health import STARTING, pulse_of
 from leasehold.testing import ManualClock
+from leasehold.worker.reporting import Tally
 from leasehold.worker.waiting import Waiting
 
 from .staging import until, working
@@ -154,3 +156,17 @@ def test_who_waits_for_the_end_says_for_what(caplog: pytest.LogCaptureFixture) -
         held.complete()
         steady.advance(40)
         assert waiting.nothing_left()
+
+
+def test_a_tally_says_who_settled() -> None:
+    """ "settled" alone would be true of each of them."""
+    assert str(Tally(done=3, settled=2)) == "3 done, 2 settled by their handlers"
+
+
+def test_a_worker_of_the_command_is_starting_until_it_has_started(router: Router) -> None:
+    """Its probe says the same as the supervisor does before the process answers; in a program it is as it was made."""
+    worker = router.worker()
+    assert pulse_of(worker).why == STARTING == "it is starting"
+    assert worker.health().why == "it has not been started"
+    with worker:
+        assert pulse_of(worker).why in ("", STARTING)

@@ -9,13 +9,14 @@ import click
 from .. import InvalidArgument, LeaseholdError, Unsupported, __version__
 from .demo import demo
 from .health import worker_health
+from .help import SETTINGS, Group
 from .store import store
 from .worker import worker
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, invoke_without_command=True, context_settings=SETTINGS)
 @click.version_option(__version__, "-V", "--version", message="leasehold %(version)s")
 @click.pass_context
 def app(context: click.Context) -> None:

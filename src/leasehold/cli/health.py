@@ -28,6 +28,7 @@ log = logging.getLogger("leasehold.cli")
 
 BEAT_SECONDS = 1.0
 MAX_AGE_SECONDS = 10.0
+STARTING = "it is starting"
 
 
 class Pulse(NamedTuple):
@@ -47,7 +48,10 @@ class Pulse(NamedTuple):
 
 def pulse_of(worker: Worker) -> Pulse:
     """Return what *worker* says of itself."""
-    return Pulse(*worker.health(), asdict(worker.tally))
+    health = worker.health()
+    if not worker.is_started:  # which this command is about to do
+        health = health._replace(why=STARTING)
+    return Pulse(*health, asdict(worker.tally))
 
 
 class Beats:

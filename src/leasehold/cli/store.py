@@ -14,6 +14,7 @@ import click
 from .. import InvalidArgument, Router, StoreUnavailable, Unsupported
 from ..core.clock import SystemClock
 from ..core.values import shown_url
+from .help import Group
 
 KINDS = ("producer", "worker", "operator", "reader")  # as in stores/postgres/rights.py, whose driver is an extra
 FAR_AHEAD_US = 10 * 365 * 86_400 * 1_000_000  # ten years: no clock that anybody lives with is so wrong
@@ -29,7 +30,7 @@ _old_role = click.option("--role", required=True, metavar="NAME", help="The role
 SILENT_SECONDS = 2.0
 
 
-@click.group()
+@click.group(cls=Group)
 def store() -> None:
     """
     Look after a store: check it, migrate it, advance its epochs, grant rights.

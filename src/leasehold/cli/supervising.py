@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 from ..core.clock import SteadyClock
 from ..worker.signals import signals
 from ..worker.worker import Worker
-from .health import Pulse
+from .health import STARTING, Pulse
 
 log = logging.getLogger("leasehold.cli")
 
@@ -34,7 +34,7 @@ _REST_US = (200_000, 30_000_000)  # before a process is started again: the first
 PULSE_SECONDS = 0.5
 _STEADY_US = 60_000_000  # one that has lived this long begins with the shortest rest again
 _SILENT_US = 5_000_000  # without a pulse it does not consume
-_STARTING = Pulse(False, "it is starting", None, 0, 0, {})
+_STARTING = Pulse(False, STARTING, None, 0, 0, {})
 
 
 # In a worker

@@ -206,7 +206,7 @@ def _introduce(made: Worker, router: Router) -> None:
     names = sorted(router.tasks)
     shown = ", ".join(names[:_TASKS_SHOWN]) + (f" and {len(names) - _TASKS_SHOWN} more" if len(names) > 20 else "")
     tasks = "1 task" if len(names) == 1 else f"{len(names)} tasks"
-    log.info("%s: store %s, %s: %s", made.owner, shown_url(router.url or "memory:"), tasks, shown or "none")
+    log.info("%s: store %s, %s: %s", made.owner, _located(router), tasks, shown or "none")
     if not names:
         log.warning(
             "there are no tasks, so every job goes back. Does the module import those that have @router.task? "
@@ -218,6 +218,13 @@ def _introduce(made: Worker, router: Router) -> None:
             "the store is in the memory of this process, so nobody else can add jobs to it. "
             'For several processes, give the Router a URL such as "sqlite:///jobs.db".'
         )
+
+
+def _located(router: Router) -> str:
+    """Return the URL of the store, and of a SQLite file where it is: the current folder may not be what it seems."""
+    database = getattr(router.store, "database", None)
+    path = getattr(database, "path", None)
+    return shown_url(router.url or "memory:") + (f" ({path})" if path else "")
 
 
 def _run(made: Worker, until_empty: bool) -> int:

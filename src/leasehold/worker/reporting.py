@@ -32,12 +32,12 @@ class Tally:
     failed: int = 0  # an error, and it was the last
     released: int = 0  # handed back
     refused: int = 0  # somebody else has the job
-    settled: int = 0  # by the handler itself
+    settled: int = 0  # by the handler itself, with lease.complete(), fail() or release()
     crashed: int = 0  # with the process of the handler, and the job was reclaimed
 
     def __str__(self) -> str:
         names = ("done", "settled", "retried", "failed", "released", "refused", "crashed")
-        counted = [(name, getattr(self, name)) for name in names]
+        counted = [("settled by their handlers" if name == "settled" else name, getattr(self, name)) for name in names]
         return ", ".join(f"{count} {name}" for name, count in counted if count) or "nothing done"
 
 

@@ -298,6 +298,11 @@ class Worker:
         """How many runs ended how, so far."""
         return self._reporter.tally
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it was started, now or before."""
+        return self._started
+
     def health(self) -> Health:
         """Return whether this worker consumes: the store answers its claims, or its slots are busy with live work."""
         running, free = len(self._executing), max(self.room(), 0)
