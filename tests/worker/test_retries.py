@@ -102,6 +102,7 @@ def test_only_the_exceptions_that_the_task_names_are_tried_again(any_router: Rou
 
     retry = Retry(max_errors=3, delay_seconds=0, only=(ConnectionError, OSError))
     task = any_router.task(retry=retry, final=(ConnectionAbortedError,), name="work")
+    add: Any
     if kind == "loop":
 
         async def work(how: str) -> None:
