@@ -204,8 +204,7 @@ class Router:
 
     def _add(self, jobs: list[NewJob], connection: Any, savepoint: bool, *, one: bool) -> Any:
         refuse_in_an_import("a job was added")
-        if self._tasks:
-            self._unknown_tasks.warn(jobs)
+        self._unknown_tasks.warn(jobs)
         if connection is not None:
             return joined(self._store, connection, lambda verbs: self._adding(verbs, jobs, one), savepoint=savepoint)
         added = self._compared(jobs, alone(self._store).add(jobs))

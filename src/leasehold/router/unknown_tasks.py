@@ -22,6 +22,8 @@ class UnknownTasks:
 
     def warn(self, jobs: Iterable[NewJob]) -> None:
         """Log it. Nothing is refused: another process may know the task, and its worker runs the job."""
+        if not self._tasks:
+            return
         for job in jobs:
             task = job.task
             if task is None or task in self._tasks or task in self._seen:
