@@ -76,3 +76,8 @@ def fraction(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise InvalidArgument(f"progress is a number from 0 to 1, not {value!r}.")
     return float(value)
+
+
+def idle_us(seconds: float | None) -> int | None:
+    """Return how long a transaction may be idle, as stores take it."""
+    return None if seconds is None else values.microseconds(seconds, "idle_seconds")

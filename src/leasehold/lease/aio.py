@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
 from ..aio import Facade, abandonable, alone, threaded, warn_on_loops
-from ..core import values
+from ..core import asked, values
 from ..core.job import Effect
 from ..transaction import Block, inside
-from .lease import IDLE_SECONDS, Lease, idle_us
+from .lease import IDLE_SECONDS, Lease
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class AsyncLease(Facade):
         """Open a fenced transaction, and raise, as `Lease.transaction` does; its connection is a synchronous one."""
         lease: Lease = self._sync
         verbs = lease._transactions("lease.aio.transaction()")
-        idle = idle_us(idle_seconds)
+        idle = asked.idle_us(idle_seconds)
         await asyncio.to_thread(alone, lease._store)
         # On threads of their own: the shared ones may all be waiting for the lock that is to be let go here.
         connection = await abandonable(

@@ -455,7 +455,7 @@ class Lease:
         ROLLBACK of your own inside, and `Unsupported` on a memory store.
         """
         verbs = self._transactions("lease.transaction()")
-        idle = idle_us(idle_seconds)
+        idle = asked.idle_us(idle_seconds)
         connection = None
         try:
             alone(self._store)
@@ -597,8 +597,3 @@ class Lease:
         except (StaleEpoch, UnknownJob):
             self._lost = True
             raise
-
-
-def idle_us(seconds: float | None) -> int | None:
-    """Return *seconds* as stores take them."""
-    return None if seconds is None else values.microseconds(seconds, "idle_seconds")
