@@ -20,7 +20,7 @@ from examples import thumbnails
 from PIL import Image
 from tests.cli.command import TOP, environment, run
 
-from leasehold import InvalidArgument, Retry, Router, StaleEpoch
+from leasehold import Conflict, Retry, Router, StaleEpoch
 from leasehold.testing import ManualClock
 
 PAGES = 30
@@ -95,7 +95,7 @@ def test_wherever_an_owner_pauses_the_thumbnail_is_its_successors(
                 if event == "line" and frame.f_lineno == line and not successors:
                     sys.settrace(None)
                     clock.advance(31)
-                    with suppress(InvalidArgument):  # inside its transaction nobody can take it: it has the write lock
+                    with suppress(Conflict):  # inside its transaction nobody can take it: it has the write lock
                         successor = router.claim("new")
                         assert successor is not None
                         successors.append(thumbnails.shrink(successor, photo))
