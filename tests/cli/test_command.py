@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
-from click.testing import CliRunner
-from tests.cli.command import leasehold, run
+from tests.cli.command import COMMAND, leasehold, run
 
 from leasehold import __version__
-from leasehold.cli.app import app
 
 
 def test_version_names_the_package_and_its_version() -> None:
@@ -63,7 +61,7 @@ def test_the_library_is_imported_without_click_and_rich() -> None:
 @pytest.mark.parametrize("command", [[], ["store"], ["worker"]], ids=lambda command: " ".join(command) or "leasehold")
 def test_help_is_as_wide_as_the_terminal_up_to_100_columns_and_cuts_no_word(command: list[str], columns: int) -> None:
     """Prose is wrapped; what stands in columns of its own, as the examples do, stays as it is written."""
-    text = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, [*command, "--help"]).output
+    text = run(["env", f"COLUMNS={columns}", *COMMAND, *command, "--help"]).stdout
     usage, _, rest = text.partition("\n")
 
     assert usage.startswith("Usage: ")
