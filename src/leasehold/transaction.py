@@ -80,9 +80,19 @@ class Block:
         """Return whether the block has not ended yet."""
         return self.open
 
+    def end(self) -> None:
+        """Let no verb join any more; one that is under way comes first."""
+        with self._lock:
+            self.open = False
+
     def run(self, program: Callable[[Transactions], Generator[Any, Any, T]], *, savepoint: bool = False) -> T:
         """Run *program* in the block's transaction and return its value."""
         with self._lock:
+            if not self.open:  # it has ended since this context was copied, and its connection may be another block's
+                raise Conflict(
+                    "the lease.transaction() that this call belongs to has ended: wait for the tasks and threads that "
+                    "use it before you leave the block. Nothing was changed."
+                )
             return self._transactions.run(self.connection, program(self._transactions), savepoint=savepoint)
 
 
@@ -104,7 +114,7 @@ def inside(block: Block) -> Iterator[None]:
     try:
         yield
     finally:
-        block.open = False
+        block.end()
         # Not by the token of the `set` above: an async block may end in another copy of the context.
         _here.set(tuple(entry for entry, found in _entries() if found is not block))
 

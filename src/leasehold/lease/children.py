@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+
+from ..core.job import Child, NewJob, as_child, new_child
+from ..errors import InvalidArgument
+
+
+def named(parent: str, child: NewJob, name: str, nth: int) -> NewJob:
+    """Return *child* with its id and parent; without a *name* to count it by, its own id stays and it has no parent."""
+    return new_child(parent, child, nth) if name else child._replace(parent=None)
 
 
 class Children:
@@ -16,10 +24,18 @@ class Children:
         self._counts: Counter[str] = Counter()
         self._inside: dict[int, list[tuple[str, int]]] = {}  # in transactions that are open, by their connections' ids
 
-    def copy(self) -> Counter[str]:
-        """Return the numbers so far."""
+    def following(self, parent: str, items: Iterable[Child]) -> tuple[NewJob, ...]:
+        """Return the jobs that a completion sets off, numbered behind those that were added before."""
+        if isinstance(items, str | Mapping | NewJob):
+            raise InvalidArgument(f"then is a list of jobs, not {type(items).__name__}.")
         with self._lock:
-            return Counter(self._counts)
+            counts = Counter(self._counts)
+        children = []
+        for item in items:
+            child, name = as_child(item)
+            counts[name] += 1
+            children.append(named(parent, child, name, counts[name]))
+        return tuple(children)
 
     @contextmanager
     def counted(self, name: str, inside: int | None = None) -> Iterator[int]:

@@ -6,7 +6,7 @@ import inspect
 import logging
 import random
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
@@ -26,7 +26,6 @@ from ..core.job import (
     as_child,
     completion,
     handed_back,
-    new_child,
 )
 from ..core.ownership import Reason
 from ..core.retry import Retry
@@ -36,13 +35,14 @@ from ..errors import (
     InvalidArgument,
     LeaseholdError,
     NotInTransaction,
+    Settled,
     StaleEpoch,
     StoreUnavailable,
     UnknownJob,
 )
 from ..store import Program, Renewal, Store, Transactions
 from ..transaction import Block, Joined, block_of, inside, is_here, remember
-from .children import Children
+from .children import Children, named
 from .current import _current
 
 if TYPE_CHECKING:
@@ -208,12 +208,15 @@ class Lease:
     def check(self) -> None:
         """Return if this is still the current epoch; the answer may be old at once. Raises `StaleEpoch` otherwise."""
         if (block := self._block()) is not None:
-            # What the block has settled is settled for its own verbs, before it commits.
-            with suppress(NotInTransaction):
-                self._told_by(lambda: block.run(lambda verbs: verbs.check(self.job_id, self.epoch)))
+            self._check_inside(block)
             if block.exclusive:
                 return
         self._raise(self._store.check([(self.job_id, self.epoch)])[0])
+
+    def _check_inside(self, block: Block) -> None:
+        """Raise the refusal if the block has settled the lease: for its own verbs that counts before it commits."""
+        with suppress(NotInTransaction):
+            self._told_by(lambda: block.run(lambda verbs: verbs.check(self.job_id, self.epoch)))
 
     def renew(self, seconds: float | None = None) -> datetime:
         """
@@ -226,25 +229,26 @@ class Lease:
         """
         lasts = None if seconds is None else values.microseconds(seconds, "seconds")
         renewal = Renewal(self.job_id, self.epoch, lasts)
-        expires_us = self._told_by(lambda: self._renewed(renewal))
-        self._expires_us = expires_us
+        if (inside_us := self._renewed_inside(renewal)) is not None:
+            return values.aware(inside_us)  # `expires_at` stays: the transaction may yet roll back
+        reply = self._store.renew([renewal])[0]
+        if not isinstance(reply, int):
+            raise self._told(reply)
+        self._expires_us = reply
         self._asked_us = lasts or 0
         return self.expires_at
 
-    def _renewed(self, renewal: Renewal) -> int:
+    def _renewed_inside(self, renewal: Renewal) -> int | None:
+        """Renew as part of an open transaction, where one keeps every other writer out; else return None."""
         if (block := self._block()) is not None:
             if block.exclusive:
-                return block.run(lambda verbs: verbs.renew(renewal))
-            with suppress(NotInTransaction):
-                block.run(lambda verbs: verbs.check(self.job_id, self.epoch))
-        for joined_ in self._joined:
+                return self._told_by(lambda: block.run(lambda verbs: verbs.renew(renewal)))
+            self._check_inside(block)
+        for one in self._joined:
             # Beside it, the renewal would wait for the caller's own transaction.
-            if not joined_.awaited and is_here(joined_.connection) and self._transactions().exclusive:
-                return self._join(joined_.connection, lambda verbs: verbs.renew(renewal))
-        reply = self._store.renew([renewal])[0]
-        if not isinstance(reply, int):
-            raise reply
-        return reply
+            if not one.awaited and is_here(one.connection) and self._transactions().exclusive:
+                return self._join(one.connection, lambda verbs: verbs.renew(renewal))
+        return None
 
     def progress(
         self,
@@ -306,19 +310,15 @@ class Lease:
 
     def _added_alone(self, name: str, child: NewJob) -> Added:
         with self._counter().counted(name) as nth:
-            child = self._named(child, name, nth)
+            child = named(self.job_id, child, name, nth)
             [added] = self._store.add_children(self.job_id, self.epoch, [child])
         return self._mine(added, child)
 
     def _added_in(self, verbs: Transactions, name: str, child: NewJob, inside: int) -> Generator[Any, Any, Added]:
         with self._counter().counted(name, inside) as nth:
-            child = self._named(child, name, nth)
+            child = named(self.job_id, child, name, nth)
             [added] = yield from verbs.add_children(self.job_id, self.epoch, [child])
         return self._mine(added, child)
-
-    def _named(self, child: NewJob, name: str, nth: int) -> NewJob:
-        """Return *child* with its id and parent; without a *name* to count it by, its own id stays and it has none."""
-        return new_child(self.job_id, child, nth) if name else child._replace(parent=None)
 
     def _counter(self) -> Children:
         if self._children is None:
@@ -389,7 +389,7 @@ class Lease:
         completion is no error. With *connection*, it raises what `fence` raises, and `Settled` for a repetition too.
         """
         document = "null" if result is None else values.encode(result, "result")
-        children = self._then(then) if then else ()
+        children = self._counter().following(self.job_id, then) if then else ()
         said = completion(self._grant, document, children)
         return self._settle(said, connection, savepoint)
 
@@ -566,34 +566,23 @@ class Lease:
     def _marked(self, program: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         try:
             return (yield from program)
-        except (StaleEpoch, UnknownJob):
-            self._lost = True
-            raise
+        except (StaleEpoch, UnknownJob) as refusal:
+            raise self._told(refusal) from refusal.__cause__
 
     # Shared
-
-    def _then(self, items: Iterable[Child]) -> tuple[NewJob, ...]:
-        if isinstance(items, str | Mapping | NewJob):
-            raise InvalidArgument(f"then is a list of jobs, not {type(items).__name__}.")
-        counted = self._counter().copy()
-        children = []
-        for item in items:
-            child, name = as_child(item)
-            counted[name] += 1
-            children.append(self._named(child, name, counted[name]))
-        return tuple(children)
 
     def _raise(self, refusal: Exception | None) -> None:
         if refusal is not None:
             raise self._told(refusal)
 
     def _told(self, refusal: Exception) -> Exception:
-        self._lost = True
+        # What an open transaction has settled may yet roll back.
+        self._lost = self._lost or not isinstance(refusal, Settled) or self._settled is not None
         return refusal
 
     def _told_by(self, verb: Callable[[], T]) -> T:
         try:
             return verb()
-        except (StaleEpoch, UnknownJob):
-            self._lost = True
+        except (StaleEpoch, UnknownJob) as refusal:
+            self._told(refusal)
             raise

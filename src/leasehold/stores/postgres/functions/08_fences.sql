@@ -44,7 +44,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'LH006', MESSAGE = 'this is a savepoint';
     END IF;
     IF p_said IS NOT NULL AND p_verb <> 'progress' THEN
-        PERFORM set_config('lease.settled', leasehold.settled_here() || leasehold.fence_of(p_epoch) || ' ', true);
+        PERFORM set_config('leasehold_fence.settled', leasehold.settled_here() || leasehold.fence_of(p_epoch) || ' ', true);
     END IF;
     RETURN NULL;
 END
@@ -54,7 +54,7 @@ $lh$;
 -- A setting of the transaction, since a savepoint that is rolled back takes it along, as it does the settlement.
 CREATE OR REPLACE FUNCTION leasehold.settled_here() RETURNS text
 LANGUAGE sql STABLE AS $lh$
-    SELECT coalesce(nullif(current_setting('lease.settled', true), ''), ' ')
+    SELECT coalesce(nullif(current_setting('leasehold_fence.settled', true), ''), ' ')
 $lh$;
 
 CREATE OR REPLACE FUNCTION leasehold.has_settled(p_epoch bigint) RETURNS boolean
