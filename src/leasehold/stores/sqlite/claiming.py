@@ -65,7 +65,14 @@ class Claiming(Moving):
                 yield from self.record(
                     "claimed", spec.id, now, epoch=epoch, owner=owner, reason=reason, attempt=attempt
                 )
-        yield many(self.sql.insert_lease, leases)
+        first_epoch = epoch - len(taken) + 1
+        if _alike(leases):
+            seqs = json.dumps([lease[0] for lease in leases])
+            yield one(
+                self.sql.insert_leases, first_epoch, owner, reason, claim_id, number, now, until, lasts, now, seqs
+            )
+        else:
+            yield many(self.sql.insert_lease, leases)
         return grants, more
 
     def _take(self, limit: int, queues: Sequence[str]) -> Program[tuple[list[Candidate], bool]]:
@@ -103,6 +110,12 @@ class Claiming(Moving):
             heads += yield one(self.sql.heads, queue, count)
         heads.sort()
         return (yield one(self.sql.chosen, json.dumps([seq for _, _, seq in heads[:count]])))
+
+
+def _alike(leases: Sequence[tuple[Any, ...]]) -> bool:
+    """Return whether they differ in job and epoch alone, and hold no key; and are more than one."""
+    _, _, *rest = leases[0]
+    return len(leases) > 1 and rest[4] is None and rest[8] is None and all(lease[2:] == tuple(rest) for lease in leases)
 
 
 def _divided(candidates: Sequence[Candidate], wanting: int, keys: set[str]) -> tuple[list[Candidate], list[Candidate]]:

@@ -3,7 +3,7 @@
 -- The verb `claim` for one job of the one queue that has a floor, while there is nothing else to see to: a few small
 -- statements. Where anything is otherwise, `claim` is called.
 -- Without it, three quarters as many jobs per second are claimed and completed one by one
--- (python benchmarks/postgres.py --only "one at a time"). Batches have no such path: it would gain nothing.
+-- (python benchmarks/postgres.py --only "one at a time"). For batches it would gain 0 to 9 %, so they have none.
 CREATE OR REPLACE FUNCTION leasehold.claim_next(
     p_owner text, p_queues text[], p_lease_us bigint, p_default_us bigint, p_claim_id text,
     p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint,
