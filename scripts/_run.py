@@ -111,6 +111,7 @@ def _run(arguments: list[str], output: Path) -> Ran:
             code = tests.wait()
         except BaseException:
             _end(tests)
+            output.unlink()
             raise
     text = output.read_text(errors="replace")
     counts = re.findall(r"^=* ?((?:\d+ [a-z ]+, )*\d+ [a-z ]+) in [\d.]+s", text, re.MULTILINE)

@@ -16,10 +16,16 @@ TOP = Path(__file__).parents[1]
 RUN = [sys.executable, "-P", str(TOP / "scripts" / "_run.py")]
 
 
-def started(*arguments: str | Path, title: str = "") -> subprocess.Popen[str]:
-    """Run tests through the script."""
-    command = [*RUN, *(["--title", title] if title else []), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0)
+def started(suite: Path, *options: str, pytest: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Run the tests in *suite* through the script; what it keeps is in that folder, too."""
+    return subprocess.Popen(
+        [*RUN, *options, "--", str(suite), *pytest],
+        env={**os.environ, "TMPDIR": str(suite)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
 
 
 def offspring(pid: int) -> list[int]:
@@ -49,7 +55,7 @@ def suite(tmp_path: Path) -> Path:
 def test_a_run_is_a_line_and_all_of_them_a_summary(suite: Path) -> None:
     """Green is 0."""
     (suite / "good").touch()
-    with started("--repeat", "2", "--load", "1", "--", suite, "-n", "0") as running:
+    with started(suite, "--repeat", "2", "--load", "1", pytest=("-n", "0")) as running:
         said, _ = running.communicate()
 
     assert running.returncode == 0, said
@@ -58,19 +64,18 @@ def test_a_run_is_a_line_and_all_of_them_a_summary(suite: Path) -> None:
         run.format(1) + run.format(2) + r"2 runs beside 1 busy loops: 2 green, 0 red; \d+ to \d+ s\n", said
     )
     assert (suite / "ran").read_text() == "xx"
+    assert list(suite.glob("leasehold-test-*")) == []
 
 
 def test_a_red_run_names_its_tests_and_keeps_its_output(suite: Path) -> None:
     """Red is 1."""
-    with started("--", suite, "-n", "0", title="Python 3") as running:
+    with started(suite, "--title", "Python 3", pytest=("-n", "0")) as running:
         said, _ = running.communicate()
 
     assert running.returncode == 1
     assert re.match(r"Python 3: RED, 1 failed, 1 passed, \d+ s\n    FAILED .*::test_maybe", said)
     output = Path(said.rpartition("the whole output: ")[2].strip())
     assert "test_maybe" in output.read_text()
-    output.unlink()
-    output.parent.rmdir()
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
@@ -81,7 +86,7 @@ def test_nothing_is_left_running(tmp_path: Path, how: signal.Signals) -> None:
         "from pathlib import Path\n"
         f"def test_long(): Path({str(tmp_path / 'begun')!r}).touch(); threading.Event().wait(60)\n"
     )
-    with started("--repeat", "3", "--load", "2", "--", tmp_path) as running:
+    with started(tmp_path, "--repeat", "3", "--load", "2") as running:
         wait_until((tmp_path / "begun").exists)
         others = offspring(running.pid)
         assert len(others) >= 5, "two loops, pytest and its two workers"
@@ -95,6 +100,7 @@ def test_nothing_is_left_running(tmp_path: Path, how: signal.Signals) -> None:
         wait_until(lambda: not any(map(_runs, others)))
 
     assert running.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[how]
+    assert how == signal.SIGKILL or list(tmp_path.glob("leasehold-test-*")) == []
 
 
 def test_ctrl_c_is_tested_in_the_background_too() -> None:
