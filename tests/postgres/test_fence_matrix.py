@@ -281,11 +281,9 @@ def fresh(place: Place) -> Iterator[PostgresStore]:
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS, ids=named)
-def test_owners_of_different_jobs_do_not_disturb_each_other(
-    untouched: PostgresStore, isolation: IsolationLevel
-) -> None:
+def test_owners_of_different_jobs_do_not_disturb_each_other(fresh: PostgresStore, isolation: IsolationLevel) -> None:
     """All of them are open at once, at SERIALIZABLE too: nothing that the fence reads is what another one writes."""
-    store = untouched
+    store = fresh
     store.add([new_job(f"job {number}") for number in range(4)])
     leases = [Lease(store, grant) for grant in store.claim("worker", limit=4)]
     with ExitStack() as stack:

@@ -162,6 +162,7 @@ def test_closing_ends_the_wait(place: Place) -> None:
     """The claim raises, and nothing is left open."""
     store = place.store()
     store.database.open()
+    threads = set(threading.enumerate())
     waiter = Call(lambda: store.claim("worker", wait_us=LONG_US))
     until(lambda: registered(store))
 
@@ -169,4 +170,4 @@ def test_closing_ends_the_wait(place: Place) -> None:
 
     with pytest.raises(StoreUnavailable):
         waiter.result()
-    assert threading.active_count() < 10
+    until(lambda: set(threading.enumerate()) <= threads)
