@@ -452,7 +452,7 @@ def test_an_operator_resolves_what_is_in_doubt(lease: Lease, router: Router) -> 
     assert lease.once("mail", lambda key: "sent") == "sent"
     with pytest.raises(Conflict, match="is not in doubt"):
         router.resolve(router.job("p"), "charge", by="operator", outcome=1)
-    with pytest.raises(Conflict, match="has begun no effect named 'fax'"):
+    with pytest.raises(Conflict, match="has no record of an effect named 'fax'"):
         router.resolve(router.job("p"), "fax", by="operator")
     [first, _] = router.events("p", kind="resolved")
     assert (first.facts["by"], first.facts["note"]) == ("operator", "looked it up")

@@ -26,8 +26,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from .core.job import Status
-    from .core.ownership import Reason
+    from .core.ownership import Ending, Reason
     from .lease import Lease
 
 
@@ -57,7 +59,16 @@ class StaleEpoch(LeaseholdError):
 
     *resource* is what refused: `"job:ID"` for a job of a store, and `"kind:name"` for any other guarded resource.
     Each raiser writes its own *message*; `of_job` writes that of a store.
+
+    A store adds what its record has. `moved_by` and `note`: who took the job from this owner, and why. If the job is
+    finished, `status`, `finished_by` and `finished_at`. Each is None where the record does not say.
     """
+
+    moved_by: str | None = None
+    note: str | None = None
+    status: Status | None = None
+    finished_by: str | None = None
+    finished_at: datetime | None = None
 
     def __init__(
         self,
@@ -88,33 +99,40 @@ class StaleEpoch(LeaseholdError):
         owner: str | None = None,
         reason: Reason | None = None,
         verb: str = "write",
+        ending: Ending | None = None,
     ) -> Self:
-        """Return a store's refusal of a write to a job."""
-        return cls(
-            cls._sentence(job_id, presented, current, owner, reason, verb),
-            resource=_JOB + job_id,
-            presented=presented,
-            current=current,
-            owner=owner,
-            reason=reason,
-            verb=verb,
+        """Return a store's refusal of a write to a job; *ending* is what the record has of how it ended."""
+        refusal = cls(
+            "", resource=_JOB + job_id, presented=presented, current=current, owner=owner, reason=reason, verb=verb
         )
+        if ending is not None:
+            vars(refusal).update(ending._asdict())
+        refusal.args = (f"job {job_id!r}: {verb} with epoch {presented} is refused: {refusal._why()}",)
+        return refusal
 
-    @classmethod
-    def _sentence(
-        cls, job_id: str, presented: int, current: int, owner: str | None, reason: Reason | None, verb: str
-    ) -> str:
-        refused = f"job {job_id!r}: {verb} with epoch {presented} is refused"
-        if presented > current:  # only a store knows every epoch that was issued; to a guard this is a newer owner
+    def _why(self) -> str:
+        if self.presented > self.current:  # only a store knows every issued epoch; to a guard this is a newer owner
             return (
-                f"{refused}: the store knows this job at {current} only. Either the epoch is mistyped, or the store "
+                f"the store knows this job at {self.current} only. Either the epoch is mistyped, or the store "
                 "was restored from a backup and has forgotten what it issued: then raise its counter with "
-                f"`leasehold store advance URL --above {presented}`, and look at the job."
+                f"`leasehold store advance URL --above {self.presented}`, and look at the job."
             )
-        held = f"owner {owner!r}" if owner is not None else "no owner"
-        why = f", moved by {reason.value}" if reason is not None else ""
-        then = "nobody holds it now" if owner is None else "whoever holds the current epoch will settle it"
-        return f"{refused}: the current epoch is {current} ({held}{why}). Stop working on it; {then}."
+        held = f"owner {self.owner!r}" if self.owner is not None else "no owner"
+        why = f", moved by {self.reason.value}" if self.reason is not None else ""
+        if self.reason in ("manual", "cancellation") and self.moved_by is not None:
+            why = f", moved by {self.moved_by!r}" + (f": {self.note!r}" if self.note else "")
+        then = self._outcome() or (
+            "no owner holds it now" if self.owner is None else "its current owner will settle it"
+        )
+        return f"the current epoch is {self.current} ({held}{why}). Stop working on it; {then}."
+
+    def _outcome(self) -> str:
+        """Return how the job ended, as a clause; "" if it has not, or the record does not say."""
+        if self.status is None or self.finished_at is None:
+            return ""
+        ended = "completed" if self.status == "done" else self.status.value
+        by = "" if self.finished_by is None else f" by {self.finished_by!r}"
+        return f"it was {ended}{by} at {self.finished_at.isoformat(timespec='seconds')}"
 
     @property
     def job_id(self) -> str | None:
@@ -159,13 +177,11 @@ class StaleEpoch(LeaseholdError):
 class Settled(StaleEpoch):
     """This epoch was current until its own owner settled the job; there is nothing left to write."""
 
-    @classmethod
-    def _sentence(
-        cls, job_id: str, presented: int, current: int, owner: str | None, reason: Reason | None, verb: str
-    ) -> str:
+    def _why(self) -> str:
+        then = self._outcome()
         return (
-            f"job {job_id!r}: {verb} with epoch {presented} is refused: "
-            "its owner has already settled the job under this epoch, with another outcome or for good."
+            "its owner has already settled the job under this epoch, with another outcome or for good"
+            f"{'; ' if then else ''}{then}."
         )
 
 

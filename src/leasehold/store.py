@@ -19,7 +19,8 @@ C4.   Time only permits a takeover. An owner past its deadline whose job nobody 
       children and settle, under the same epoch.
 C5.   A refused write is `StaleEpoch` with the epoch presented, the current epoch, the current owner and why the
       presented ownership ended; it is `Settled`, with no reason, if its own owner ended it. It is recorded as an
-      event of kind `refused` with the same facts.
+      event of kind `refused` with the same facts. It also names who moved the job and the note; and of a finished
+      job, its status, when it finished and by whom, as far as the record of ownerships says.
 C6.   A presented epoch above the highest that the store has issued is refused, and recorded as `alarm`.
 C7.   Every unfinished job is in exactly one of: waiting to be claimed, parked behind a lock key, leased. `verify`
       returns a sentence for every violation of this and of C2, and nothing else.
@@ -162,7 +163,8 @@ class Store(Protocol):
         C25.  A failure counts an error: the job goes back, due after the settlement's delay, until `max_errors` is
               reached or the owner said not to retry; then it is failed.
         C26.  A release puts the job back, due after its delay, and counts against no budget. Without a delay, a job
-              that goes back keeps its place, and is due.
+              that goes back keeps its place, and is due. A crash (the process that handled the job has died, and the
+              owner says how) counts a reclaim, as in C36; the job keeps as its last error how the process ended.
         C27.  The epoch stays the owner's. Repeating the same settlement under the same epoch succeeds and changes
               nothing, whatever has happened since; a different one is refused with `Settled`.
         C28.  Whatever ends a lease frees its lock key, and of each queue the first job parked behind it waits to be
@@ -306,8 +308,9 @@ class Store(Protocol):
         Return what was recorded, oldest first, beginning behind the event numbered *after*.
 
         C40.  What is not an owner's ordinary work is always recorded, as `refused`, `alarm`, `retried`, `released`,
-              `failed`, `reclaimed`, `transferred`, `cancelled`, `finished`, `replayed`, `resolved` or `advanced`.
-              A store that traces records the rest too, as `added`, `claimed`, `renewed`, `progressed`, `completed`.
+              `crashed`, `failed`, `reclaimed`, `transferred`, `cancelled`, `finished`, `replayed`, `resolved` or
+              `advanced`. A store that traces records the rest too, as `added`, `claimed`, `renewed`, `progressed`,
+              `completed`.
         """
         ...
 

@@ -6,6 +6,7 @@ import ast
 import copy
 import pickle
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeGuard
 
@@ -13,7 +14,7 @@ import pytest
 
 import leasehold.errors
 from leasehold.core.job import Status, new_job
-from leasehold.core.ownership import Reason
+from leasehold.core.ownership import Ending, Reason
 from leasehold.errors import (
     Conflict,
     InDoubt,
@@ -36,6 +37,7 @@ from leasehold.stores.memory import MemoryStore
 STALE = StaleEpoch.of_job("a", presented=41, current=42, owner="w", reason=Reason.TIMEOUT, verb="renew")
 GUARDED = StaleEpoch("file 'q3.csv' is sealed at 42", resource="file:q3.csv", presented=41, current=42, owner="w")
 FAILED = JobFailed("a", status=Status.FAILED, error="ValueError: no", errors=1)
+DONE = Ending(None, None, Status.DONE, "worker-2", datetime(2026, 11, 16, 15, 4, 5, tzinfo=UTC))
 SETTLED = Settled.of_job("a", presented=41, current=42, owner=None, reason=None, verb="fail")
 
 
@@ -65,12 +67,29 @@ def test_the_tree_is_as_drawn() -> None:
         (
             STALE,
             "job 'a': renew with epoch 41 is refused: the current epoch is 42 (owner 'w', moved by timeout). "
-            "Stop working on it; whoever holds the current epoch will settle it.",
+            "Stop working on it; its current owner will settle it.",
         ),
         (
             StaleEpoch.of_job("a", presented=41, current=42),
             "job 'a': write with epoch 41 is refused: the current epoch is 42 (no owner). "
-            "Stop working on it; nobody holds it now.",
+            "Stop working on it; no owner holds it now.",
+        ),
+        (
+            StaleEpoch.of_job(
+                "a", presented=41, current=42, owner="b", reason=Reason.MANUAL, ending=Ending("ops", "it hangs")
+            ),
+            "job 'a': write with epoch 41 is refused: the current epoch is 42 (owner 'b', moved by 'ops': 'it hangs'). "
+            "Stop working on it; its current owner will settle it.",
+        ),
+        (
+            StaleEpoch.of_job("a", presented=41, current=42, reason=Reason.TIMEOUT, ending=DONE),
+            "job 'a': write with epoch 41 is refused: the current epoch is 42 (no owner, moved by timeout). "
+            "Stop working on it; it was completed by 'worker-2' at 2026-11-16T15:04:05+00:00.",
+        ),
+        (
+            Settled.of_job("a", presented=42, current=42, verb="fail", ending=DONE),
+            "job 'a': fail with epoch 42 is refused: its owner has already settled the job under this epoch, "
+            "with another outcome or for good; it was completed by 'worker-2' at 2026-11-16T15:04:05+00:00.",
         ),
         (
             StaleEpoch.of_job("a", presented=43, current=42),
@@ -112,6 +131,9 @@ def test_facts_are_attributes() -> None:
     """So that a program need not read the message."""
     assert (STALE.resource, STALE.job_id, STALE.presented, STALE.current) == ("job:a", "a", 41, 42)
     assert (STALE.owner, STALE.reason, STALE.verb) == ("w", Reason.TIMEOUT, "renew")
+    done = copy.copy(StaleEpoch.of_job("a", presented=41, current=42, ending=DONE))
+    assert (done.status, done.finished_by, done.finished_at) == DONE[2:]
+    assert (STALE.moved_by, STALE.note, STALE.status, STALE.finished_by, STALE.finished_at) == (None,) * 5
     doubt = InDoubt("a", "charge", key="k-1", epoch=41)
     assert (doubt.job_id, doubt.name, doubt.key, doubt.epoch) == ("a", "charge", "k-1", 41)
     assert UnknownJob("a").job_id == "a"

@@ -75,10 +75,11 @@ def test_a_running_job_is_left_only_by_its_owner_or_by_a_recorded_transfer() -> 
 
 
 def test_every_way_back_says_why() -> None:
-    """What puts a job back has the reason that the next claim shows; a reclaim brings its own."""
+    """What puts a job back has the reason that the next claim shows; a reclaim by the store brings its own."""
     back = {verb for verb, row in TRANSITIONS.items() if Status.PENDING in row.values()}
 
-    assert back - {Verb.RECLAIM} == set(FREED_BY)
+    assert back == set(FREED_BY)
+    assert FREED_BY[Verb.RECLAIM] is Reason.RECOVERY
     assert set(MOVED_BY) == {Verb.TRANSFER, Verb.CANCEL, Verb.REPLAY, Verb.FINISH}
     assert MOVED_BY[Verb.CANCEL] is Reason.CANCELLATION
 

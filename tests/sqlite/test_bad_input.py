@@ -235,7 +235,7 @@ FORBIDDEN_MOVES: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "no such effect": (
         lambda r: r.resolve(r.job("running"), "charge", by="ops", outcome=1),
-        r"^job 'running' has begun no effect named 'charge'\.$",
+        r"^job 'running' has no record of an effect named 'charge': .* Nothing was changed\.$",
     ),
 }
 

@@ -34,7 +34,7 @@ def _store(tmp_path: Path) -> Iterator[None]:
 
 
 def test_a_crash_counts_a_reclaim_and_the_job_is_due_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Not an error, and no back-off; the log says how the process ended, and so does the job's note."""
+    """Not an error, and no back-off; the log says how the process ended, and so does the job's history."""
     says = {
         "exit": "ended with exit code 3",
         "segfault": "was ended by SIGSEGV",
@@ -45,7 +45,7 @@ def test_a_crash_counts_a_reclaim_and_the_job_is_due_at_once(tmp_path: Path, cap
             job = now(tasks.crashes.options(lease_seconds=600).job(f"first {how}", str(tmp_path)))
             assert (job.result, job.errors, job.reclaims, job.attempt) == ("survived", 0, 1, 1)
             assert text in caplog.text
-            assert text in (job.note or "")
+            assert text in (router.store.ownerships(job.id)[0].note or "")
             (tmp_path / "ran").unlink()
     assert worker.tally.crashed == 3
     until(lambda: not is_running(int((tmp_path / "program").read_text())))  # what the handler had started
@@ -59,7 +59,10 @@ def test_a_poison_job_fails_when_its_budget_is_spent_and_takes_nobody_with_it(tm
         done("poison")
         (tmp_path / "go").touch()
         done("beside")
-    assert (router.job("poison").status, router.job("poison").reclaims) == (Status.FAILED, 2)
+    job = router.job("poison")
+    assert (job.status, job.reclaims) == (Status.FAILED, 2)
+    how = "the process of the handler ended with exit code 3; that was reclaim 2, and max_reclaims is 1"
+    assert job.last_error == how
     assert (tmp_path / "ran").read_text() == "xx"
     assert router.job("beside").result == "went"
     assert worker.tally.crashed == 2

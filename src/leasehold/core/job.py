@@ -214,6 +214,7 @@ class Outcome(StrEnum):
     COMPLETE = "complete"
     FAIL = "fail"
     RELEASE = "release"
+    CRASH = "crash"  # the process of the handler has died, and its worker has not; counts a reclaim, not an error
 
 
 _COMPLETE = Outcome.COMPLETE  # in Python 3.11 an enum's member is found through its metaclass, ten times slower

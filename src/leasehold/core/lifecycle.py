@@ -8,11 +8,13 @@ against the store, so the two cannot part.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
-from ..errors import Conflict
-from .job import Status
-from .ownership import Reason
+from ..errors import Conflict, StoreUnavailable
+from .job import Outcome, Settlement, Status
+from .ownership import Ending, Reason
 from .retry import Retry
+from .values import as_datetime, counted
 
 
 class Verb(StrEnum):
@@ -50,7 +52,15 @@ TRANSITIONS: dict[Verb, dict[Status, Status]] = {
 FINISHED = frozenset({_DONE, _FAILED, _CANCELLED})
 
 # Why the next claim finds the job free, by what made it so.
-FREED_BY: dict[Verb, Reason] = {Verb.RETRY: Reason.RETRY, Verb.RELEASE: Reason.RELEASE, Verb.REPLAY: Reason.MANUAL}
+FREED_BY: dict[Verb, Reason] = {
+    Verb.RETRY: Reason.RETRY,
+    Verb.RELEASE: Reason.RELEASE,
+    Verb.RECLAIM: Reason.RECOVERY,  # by the owner itself, of a crash
+    Verb.REPLAY: Reason.MANUAL,
+}
+
+# The event that records what an owner did to a job that goes back.
+RECORDED_AS = {Verb.RETRY: "retried", Verb.RELEASE: "released", Verb.RECLAIM: "crashed"}
 
 # Why the ownership ended, for the verbs of operators.
 MOVED_BY: dict[Verb, Reason] = {
@@ -93,9 +103,74 @@ def reclaim_error(verb: Verb, reason: Reason, owner: str, reclaims: int, retry: 
         Reason.STALL: f"{owner!r} made no progress in time",
         Reason.RECOVERY: f"the process of {owner!r} is gone",
     }[reason]
+    return _reclaimed(verb, what, reclaims, retry)
+
+
+def _reclaimed(verb: Verb, what: str, reclaims: int, retry: Retry) -> str:
     if verb is Verb.EXHAUST:
         return f"{what}; that was reclaim {reclaims}, and max_reclaims is {retry.max_reclaims}"
     return f"{what}; reclaimed"
+
+
+class Setback(NamedTuple):
+    """What an owner's settlement that is no completion leaves of the job's budgets, and the verb that it amounts to."""
+
+    verb: Verb
+    errors: int
+    reclaims: int
+    last_error: str | None
+
+
+def setback(said: Settlement, errors: int, reclaims: int, last_error: str | None, retry: Retry) -> Setback:
+    """Judge a failure, a crash or a release, from the budgets as they were."""
+    if said.outcome is Outcome.FAIL:
+        return Setback(judge_error(errors + 1, retry, again=said.retry), errors + 1, reclaims, said.error)
+    if said.outcome is Outcome.CRASH:
+        verb = judge_reclaim(reclaims + 1, retry)
+        return Setback(verb, errors, reclaims + 1, _reclaimed(verb, str(said.error), reclaims + 1, retry))
+    return Setback(Verb.RELEASE, errors, reclaims, last_error)
+
+
+def ending(
+    status: Status,
+    reason: str | None,
+    finished_us: int | None,
+    done_by: str | None,
+    *,
+    moved: tuple[str | None, str | None] = (None, None),
+    last: tuple[str, int | None, str | None] | None = None,
+) -> Ending:
+    """
+    Return how a refused ownership and its job ended, from the record.
+
+    *reason* and *done_by* are the job's: why its epoch was issued, and the owner that completed it. *moved* is by whom
+    the refused ownership was ended, and the note; *last* is how, when and by whom the job's newest ownership was.
+    """
+    if status not in FINISHED:
+        return Ending(*moved)
+    finished_by = done_by
+    if done_by is None and last is not None:
+        how, at, by = last
+        # An operator may have finished the job long after its last ownership ended; that is on no ownership's record.
+        if at == finished_us and (how == "failed" or how == reason):
+            finished_by = by
+    return Ending(*moved, status, finished_by, as_datetime(finished_us))
+
+
+def no_effect(job_id: str, name: str) -> Conflict:
+    """Return the refusal of an outcome for an effect that is not on record."""
+    return Conflict(
+        f"job {job_id!r} has no record of an effect named {name!r}: it was never begun, an operator resolved it as not "
+        "happened, or a restored backup has lost it. Nothing was changed."
+    )
+
+
+def reclaimed_in_part(error: StoreUnavailable, count: int) -> StoreUnavailable:
+    """Return *error* as that of a sweep which has reclaimed *count* jobs before: something was changed."""
+    if not count:
+        return error
+    done = counted(count, "job has", "jobs have")
+    return StoreUnavailable(f"{done} been reclaimed, and then: {error}", outcome_unknown=True)
 
 
 def lock_held(job_id: str, key: str, holder: str, epoch: int) -> Conflict:

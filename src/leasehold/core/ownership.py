@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import StoreUnavailable
 from . import values
+
+if TYPE_CHECKING:
+    from .job import Status
 
 EPOCH_LIMIT = 2**53  # JSON and JavaScript keep every smaller whole number exactly
 CLOCK_LIMIT = 2**52  # the year 2112: a clock beyond it is wrong, and would use the numbers up
@@ -55,6 +58,16 @@ def sane(now: int) -> int:
             "epochs follow the clock and are never taken back. Nothing was changed."
         )
     return now
+
+
+class Ending(NamedTuple):
+    """How a refused ownership ended, and its job if that is finished; what is not in the record is None."""
+
+    moved_by: str | None = None  # who took the job from that owner; `STORE` for a reclaim
+    note: str | None = None
+    status: Status | None = None  # of a finished job
+    finished_by: str | None = None
+    finished_at: datetime | None = None
 
 
 class Process(NamedTuple):

@@ -117,17 +117,17 @@ def settlement(task: Task[..., ..., Any], lease: Lease, end: End) -> Settlement 
     """
     Return what the end of a handler says about its job, or None if the store must be asked.
 
-    That is so when the handler has settled the job itself, inside a transaction that may have rolled back, when it was
-    refused, and when its process has crashed.
+    That is so when the handler has settled the job itself, inside a transaction that may have rolled back, and when it
+    was refused.
     """
     document, error = end
     if error is None:
         if lease._settled is not False:
             return None
         return completion(lease._grant, document)
-    if lease._settled is True or (isinstance(error, StaleEpoch) and _is_of(error, lease)):
-        return None
     if isinstance(error, Crashed):
+        return Settlement(lease.job_id, lease.epoch, Outcome.CRASH, error=str(error))
+    if lease._settled is True or (isinstance(error, StaleEpoch) and _is_of(error, lease)):
         return None
     if isinstance(error, Raised):
         return error.said

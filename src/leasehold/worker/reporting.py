@@ -13,7 +13,7 @@ from ..core.ownership import Reason
 from ..errors import Settled
 from ..lease import Lease
 from ..store import Refusal
-from .handling import Crashed, Raised
+from .handling import Raised
 from .log import log
 from .run import Run
 from .settling import Said
@@ -75,7 +75,7 @@ class Reporter:
     def _over(self, run: Run, said: Settlement | None, error: BaseException | None, refusal: Exception | None) -> None:
         if refusal is not None:
             self._refused(run, refusal, error)
-        elif isinstance(error, Crashed) and said is None:
+        elif said is not None and said.outcome is Outcome.CRASH:
             self.tally.crashed += 1
             log.error("job %s goes back, and counts a reclaim: %s", _named(run), error, **_of(run))
         elif said is None:

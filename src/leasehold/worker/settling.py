@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..core.clock import FAR, Clock
-from ..core.job import Progress, Settlement
+from ..core.clock import Clock
+from ..core.job import Settlement
 from ..core.values import counted
 from ..errors import Settled, StoreUnavailable
-from ..store import Refusal, Renewal, Store
-from .handling import Crashed, Unsettled, failed
+from ..store import Refusal, Store
+from .handling import Unsettled, failed
 from .log import log
 from .run import Run
 
@@ -154,10 +154,6 @@ def settled(store: Store, batch: list[Said]) -> Answers:
     """
     answers: Answers = [None] * len(batch)
     asked = [number for number, said in enumerate(batch) if said.settlement is None]
-    crashed = [number for number in asked if isinstance(batch[number].error, Crashed)]
-    if crashed:
-        _reclaim(store, batch, answers, crashed)
-        asked = [number for number in asked if number not in crashed]
     if asked:
         _confirm(store, batch, answers, asked)
     settlements = [said.settlement for said in batch if said.settlement is not None]
@@ -175,36 +171,6 @@ def _confirm(store: Store, batch: list[Said], answers: Answers, asked: list[int]
             batch[number] = Said(run, _unsettled(run, error), error)
         elif not isinstance(refusal, Settled):
             answers[number] = refusal
-
-
-def _reclaim(store: Store, batch: list[Said], answers: Answers, crashed: list[int]) -> None:
-    """Have the store take back jobs whose processes have crashed: their leases are made to expire at once."""
-    for first in (True, False, False):  # a renewal that was under way may come in between
-        for number in crashed:
-            batch[number].run.renew_us = FAR
-        leases = [batch[number].run.lease for number in crashed]
-        replies = store.renew([Renewal(lease.job_id, lease.epoch, 1) for lease in leases])
-        current = []
-        for number, reply in zip(crashed, replies, strict=True):
-            if isinstance(reply, int):
-                current.append(number)
-            elif first:  # else it was taken back meanwhile, as it should be
-                answers[number] = reply
-        if first and current:
-            store.progress([_note(batch[number]) for number in current])
-        taken = {(ended.job_id, ended.epoch) for ended in store.reclaim()} if current else set()
-        crashed = [number for number in current if _holder(batch[number]) not in taken]
-        if not crashed:
-            return
-
-
-def _holder(said: Said) -> tuple[str, int]:
-    return said.run.lease.job_id, said.run.lease.epoch
-
-
-def _note(said: Said) -> Progress:
-    """Return what tells an operator of a crash: a reclaim says only that time was over."""
-    return Progress(*_holder(said), note=str(said.error))
 
 
 def _unsettled(run: Run, error: BaseException | None) -> Settlement:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...core.job import Effect, Grant, Job, NewJob, Settlement, Status, completion
-from ...core.ownership import Ownership, Reason
+from ...core.lifecycle import ending, no_effect
+from ...core.ownership import Ending, Ownership, Reason
 
 # In Python 3.11 an enum's member is found through its metaclass, ten times slower than a name of the module.
 PENDING, RUNNING, DONE = Status.PENDING, Status.RUNNING, Status.DONE
@@ -104,6 +105,25 @@ class Record:
         if self.status is not DONE or self.grant is None:
             return None
         return completion(self.grant, self.result, self.then)
+
+    def effect(self, name: str) -> Effect:
+        """The effect of that name, which must have been begun."""
+        found = (self.effects or {}).get(name)
+        if found is None:
+            raise no_effect(self.spec.id, name)
+        return found
+
+    def how_it_ended(self, epoch: int) -> Ending:
+        """How the ownership of *epoch* ended, and the job if it is finished, for the refusal of that epoch."""
+        moved: tuple[str | None, str | None] = None, None
+        last = None
+        for held, said in self.history or ():
+            assert held.ended is not None
+            last = held.ended, held.ended_us, held.by
+            if held.epoch == epoch and said is None:
+                moved = held.by, held.note
+        done_by = self.grant.owner if self.grant else None
+        return ending(self.status, self.reason, self.finished_us, done_by, moved=moved, last=last)
 
     def ended(self, how: str | None, at: int | None, by: str | None, note: str | None) -> Ownership:
         """The current ownership as a record, ended as the arguments say."""

@@ -18,8 +18,8 @@ from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from ...core.clock import FAR, Clock, SystemClock
-from ...core.job import Added, Grant, NewJob, Outcome, Settlement, Status
-from ...core.lifecycle import FINISHED, FREED_BY, Verb, after, judge_error, judge_reclaim, reclaim_error
+from ...core.job import Added, Grant, NewJob, Settlement, Status
+from ...core.lifecycle import FINISHED, FREED_BY, RECORDED_AS, Verb, after, judge_reclaim, reclaim_error, setback
 from ...core.ownership import (
     CLOCK_LIMIT,
     RECOVERY_EVERY_US,
@@ -304,32 +304,28 @@ class State:
 
     def _put_back(self, record: Record, said: Settlement, now: int) -> None:
         self._begin(record)
-        verb = Verb.RELEASE
-        if said.outcome is Outcome.FAIL:
-            record.errors += 1
-            record.last_error = said.error
-            verb = judge_error(record.errors, record.spec.retry, again=said.retry)
+        left = setback(said, record.errors, record.reclaims, record.last_error, record.spec.retry)
+        verb, record.errors, record.reclaims, record.last_error = left
         assert record.grant is not None
         owner, status = record.grant.owner, after(verb, record.status, record.spec.id)
         how = Status.FAILED if status in FINISHED else FREED_BY[verb]
-        self._archive(record, how, now, by=owner, note=said.error, said=said.fingerprint())
+        error = record.last_error if said.error is not None else None
+        self._archive(record, how, now, by=owner, note=error, said=said.fingerprint())
         self._let_go(record)
         record.grant = None
         if status in FINISHED:
             self._end(record, status, now)
-            self._note("failed", record, now, owner=owner, error=said.error, errors=record.errors)
+            self._note("failed", record, now, owner=owner, error=error, errors=record.errors)
             self._undo = None
             return
         self._requeue(record, FREED_BY[verb], now, due=now + said.delay_us if said.delay_us else None)
         record.attempt += 1
-        said_so = "released" if verb is Verb.RELEASE else "retried"
-        self._note(said_so, record, now, owner=owner, error=said.error, run_us=record.run_us)
+        self._note(RECORDED_AS[verb], record, now, owner=owner, error=error, run_us=record.run_us)
         self._undo = None
 
     def _conclude(self, record: Record, name: str, epoch: int, outcome: str | None) -> None:
-        effect = (record.effects or {}).get(name)
-        if record.effects is None or effect is None:
-            raise Conflict(f"job {record.spec.id!r} has begun no effect named {name!r}.")
+        effect = record.effect(name)
+        assert record.effects is not None
         if outcome is None and effect.known:
             return  # somebody else under this epoch has brought it about meanwhile; what is known stays known
         if outcome is None:
@@ -441,7 +437,7 @@ class State:
                 by = held.owner
                 kind, reason = (Settled, None) if said is not None else (StaleEpoch, Reason(held.ended))
         facts: dict[str, Any] = {"presented": presented, "current": record.epoch, "verb": verb, "reason": reason}
-        refusal = kind.of_job(record.spec.id, owner=owner, **facts)
+        refusal = kind.of_job(record.spec.id, owner=owner, ending=record.how_it_ended(presented), **facts)
         if presented > self._last:
             log.error("%s", refusal)
             self._note("alarm", record, now, owner=owner, by=actor or by, **facts)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from ...core.job import Added, NewJob, Status
-from ...core.lifecycle import Verb, after, lock_held, unique_taken
+from ...core.lifecycle import Verb, after, lock_held, no_effect, unique_taken
 from ...errors import Conflict
 from .rows import Row, added, refusal_of
 
@@ -32,7 +32,7 @@ def why_not(job_id: str, epoch: int, verb: str, answer: str, *, name: str = "") 
     if "unique" in facts:
         return unique_taken(job_id, facts["unique"], facts["holder"])
     if "begun" in facts:
-        return Conflict(f"job {job_id!r} has begun no effect named {name!r}.")
+        return no_effect(job_id, name)
     if "known" in facts:
         return Conflict(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
     return refusal_of(job_id, epoch, str(verb), answer)

@@ -21,13 +21,11 @@ from psycopg import pq
 from psycopg.rows import tuple_row
 
 from ...core.job import Added, NewJob, Progress, Settlement
-from ...core.ownership import Reason
 from ...core.values import shown_url
 from ...errors import (
     InvalidArgument,
     LeaseholdError,
     NotInTransaction,
-    Settled,
     StaleEpoch,
     StoreUnavailable,
     finders,
@@ -49,7 +47,7 @@ from .libraries import (
     types_of,
     unsupported,
 )
-from .rows import Row, added, as_json, refusal_of, settlement, wishes
+from .rows import Row, added, as_json, refusal_of, settlement, stale_epoch, wishes
 from .sql import in_schema
 
 if TYPE_CHECKING:
@@ -583,15 +581,7 @@ def _refused_at_commit(error: BaseException) -> StaleEpoch | None:
         return None  # an ORM's copy of the error, without its facts; they are in its cause
     if "unknown" in facts:
         return None  # the job is gone: no epoch is current
-    reason = facts.get("reason")
-    return (Settled if facts.get("settled") else StaleEpoch).of_job(
-        facts["job_id"],
-        presented=facts["presented"],
-        current=facts["current"],
-        owner=facts.get("owner"),
-        reason=None if reason is None else Reason(reason),
-        verb=facts["verb"],
-    )
+    return stale_epoch(facts["job_id"], facts["presented"], facts["verb"], facts)
 
 
 finders.append(_refused_at_commit)

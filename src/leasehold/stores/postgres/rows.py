@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
 from ...core.job import Added, Grant, Job, NewJob, Outcome, Settlement, Status, new_state
-from ...core.ownership import Event, Ownership, Process, Reason
+from ...core.lifecycle import ending
+from ...core.ownership import Ending, Event, Ownership, Process, Reason
 from ...core.retry import DEFAULT_RETRY, Retry
 from ...errors import Settled, StaleEpoch, UnknownJob
 from ...store import Refusal
@@ -259,9 +260,12 @@ def added(jobs: Sequence[NewJob], rows: Sequence[Row]) -> list[Added]:
 def refusal_of(job_id: str, epoch: int, verb: str, said: str) -> Refusal:
     """Return the refusal that the function `refusal` describes."""
     facts = json.loads(said)
-    if "unknown" in facts:
-        return UnknownJob(job_id)
-    reason = facts.get("reason")
+    return UnknownJob(job_id) if "unknown" in facts else stale_epoch(job_id, epoch, verb, facts)
+
+
+def stale_epoch(job_id: str, epoch: int, verb: str, facts: Mapping[str, Any]) -> StaleEpoch:
+    """Return the refusal with these *facts*, from the function `refusal`."""
+    reason, how = facts.get("reason"), facts.get("ending")
     return (Settled if facts["settled"] else StaleEpoch).of_job(
         job_id,
         presented=epoch,
@@ -269,4 +273,17 @@ def refusal_of(job_id: str, epoch: int, verb: str, said: str) -> Refusal:
         owner=facts.get("owner"),
         reason=None if reason is None else _REASONS[reason],
         verb=verb,
+        ending=how and _ending(how),
+    )
+
+
+def _ending(how: Mapping[str, Any]) -> Ending:
+    status = how["status"]
+    return ending(
+        Status.RUNNING if status in (None, "unfinished") else Status(status),
+        how["reason"],
+        how["finished_at"],
+        how["done_by"],
+        moved=tuple(how["moved"] or (None, None)),
+        last=how["last"],
     )

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from typing import Any, TypeVar
 
-from ...core.lifecycle import Verb, after
+from ...core.lifecycle import Verb, after, ending
 from ...core.ownership import Reason, draw_epochs
 from ...errors import Settled, StaleEpoch, UnknownJob
 from ...store import Refusal
@@ -134,16 +134,29 @@ class Base:
         reason, by = standing.reason, None
         if standing.epoch == presented and standing.settlement is not None:
             kind, reason, by = Settled, None, standing.done_by
-        for owner, ended, settlement in (yield one(self.sql.ownership, standing.seq, presented)):
+        moved: tuple[str | None, str | None] = None, None
+        for owner, ended, settlement, moved_by, note in (yield one(self.sql.ownership, standing.seq, presented)):
             by = owner
-            kind, reason = (Settled, None) if settlement is not None else (StaleEpoch, Reason(ended))
+            if settlement is not None:
+                kind, reason = Settled, None
+            else:
+                kind, reason, moved = StaleEpoch, Reason(ended), (moved_by, note)
+        last = yield one(self.sql.last_ownership, standing.seq)
         facts: dict[str, Any] = {
             "presented": presented,
             "current": standing.epoch,
             "owner": standing.owner,
             "reason": reason,
         }
-        refusal = kind.of_job(standing.id, **facts, verb=verb)
+        how = ending(
+            standing.status,
+            standing.job_reason,
+            standing.finished_us,
+            standing.done_by,
+            moved=moved,
+            last=last[0] if last else None,
+        )
+        refusal = kind.of_job(standing.id, **facts, verb=verb, ending=how)
         [(last,)] = yield one(self.sql.last_epoch)
         if presented > max(last, self.seen):
             log.error("%s", refusal)

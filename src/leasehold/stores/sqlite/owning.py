@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core.job import Added, Effect, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key, new_state
-from ...core.lifecycle import FINISHED, FREED_BY, Verb, after, judge_error
-from ...errors import Conflict, UnknownJob
+from ...core.lifecycle import FINISHED, FREED_BY, RECORDED_AS, after, no_effect, setback
+from ...errors import UnknownJob
 from ...store import Begun, Refusal, Renewal
 from .base import Base
 from .rows import Program, Standing, Step, job_of, many, one, retry_document
@@ -192,7 +192,7 @@ class Owning(Base):
         if standing is None:
             return UnknownJob(said.job_id)
         before = standing.settlement if standing.epoch == said.epoch else None
-        for _, _, settlement in (yield one(self.sql.ownership, standing.seq, said.epoch)):
+        for _, _, settlement, *_ in (yield one(self.sql.ownership, standing.seq, said.epoch)):
             before = settlement
         if before is not None and before == said.fingerprint():
             return None
@@ -202,14 +202,12 @@ class Owning(Base):
         held = yield from self.standing(said.job_id)
         assert held is not None
         assert held.owner is not None
-        verb, errors, last_error = Verb.RELEASE, held.errors, held.last_error
-        if said.outcome is Outcome.FAIL:
-            errors, last_error = errors + 1, said.error
-            verb = judge_error(errors, held.retry, again=said.retry)
+        verb, errors, reclaims, last_error = setback(said, held.errors, held.reclaims, held.last_error, held.retry)
+        error = last_error if said.error is not None else None
         status = after(verb, held.status, held.id)
         final = status in FINISHED
         how = Status.FAILED.value if final else FREED_BY[verb].value
-        yield from self.archive(held, how, now, by=held.owner, note=said.error, said=said.fingerprint())
+        yield from self.archive(held, how, now, by=held.owner, note=error, said=said.fingerprint())
         # Without a delay it is due at once, also if it was transferred before its time had come.
         due = now + said.delay_us if said.delay_us else min(held.run_us, now)
         run_us = held.run_us if final else due
@@ -221,14 +219,12 @@ class Owning(Base):
             reason=held.lease_reason if final else how,
             attempt=held.attempt if final else held.attempt + 1,
             errors=errors,
+            reclaims=reclaims,
             last_error=last_error,
             run_us=run_us,
         )
-        if final:
-            facts: dict[str, Any] = {"error": said.error, "errors": errors}
-        else:
-            facts = {"error": said.error, "run_us": run_us}
-        kind = "failed" if final else "released" if verb is Verb.RELEASE else "retried"
+        facts: dict[str, Any] = {"error": error, "errors": errors} if final else {"error": error, "run_us": run_us}
+        kind = "failed" if final else RECORDED_AS[verb]
         yield from self.record(kind, held.id, now, epoch=said.epoch, owner=held.owner, **facts)
 
     def back(
@@ -298,7 +294,7 @@ class Owning(Base):
         """Record how an effect that was begun has ended."""
         rows = yield one(self.sql.effect, standing.seq, name)
         if not rows:
-            raise Conflict(f"job {standing.id!r} has begun no effect named {name!r}.")
+            raise no_effect(standing.id, name)
         if outcome is None and rows[0][2] is not None:
             return  # somebody else under this epoch has brought it about meanwhile; what is known stays known
         if outcome is None:

@@ -244,7 +244,10 @@ INSERT INTO leasehold_ownerships (
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: ownership
-SELECT owner, ended, settlement FROM leasehold_ownerships WHERE seq = ? AND epoch = ?;
+SELECT owner, ended, settlement, ended_by, note FROM leasehold_ownerships WHERE seq = ? AND epoch = ?;
+
+-- name: last_ownership
+SELECT ended, ended_at, ended_by FROM leasehold_ownerships WHERE seq = ? ORDER BY epoch DESC LIMIT 1;
 
 -- name: override
 UPDATE leasehold_jobs

@@ -7,8 +7,9 @@ from functools import partial
 
 import pytest
 
-from ...core.job import Grant, Outcome, Progress, Settlement, new_child, new_job
-from ...core.ownership import Reason
+from ...core.job import Grant, Outcome, Progress, Settlement, Status, new_child, new_job
+from ...core.ownership import STORE, Reason
+from ...core.retry import Retry
 from ...errors import Conflict, Settled, StaleEpoch, UnknownJob
 from ...store import Refusal, Renewal, Store
 from .support import (
@@ -239,6 +240,80 @@ class Fencing(Contract):
         reasons = [refusal(store.check([("a", grant.epoch)])[0]).reason for grant in (first, second, third)]
 
         assert reasons == [Reason.TIMEOUT, Reason.MANUAL, Reason.CANCELLATION]
+
+    @pytest.mark.parametrize("how", ["transfer", "cancel", "finish"])
+    def test_c5_the_loser_is_told_who_moved_the_job_and_why(self, store: Store, how: str) -> None:
+        """As facts, and in the message."""
+        grant = held(store)
+        act: dict[str, Callable[..., object]] = {
+            "transfer": lambda: store.transfer("a", grant.epoch, to="b", by="ops", note="it hangs"),
+            "cancel": lambda: store.cancel("a", grant.epoch, by="ops", note="it hangs"),
+            "finish": lambda: store.finish("a", grant.epoch, by="ops", note="it hangs"),
+        }
+        act[how]()
+
+        refused = refusal(store.renew([Renewal("a", grant.epoch)])[0])
+
+        assert (refused.moved_by, refused.note) == ("ops", "it hangs")
+        assert "moved by 'ops': 'it hangs'" in str(refused)
+        ended = {"transfer": None, "cancel": Status.CANCELLED, "finish": Status.DONE}[how]
+        assert (refused.status, refused.finished_by) == (ended, None if ended is None else "ops")
+
+    @pytest.mark.parametrize("how", ["completed", "failed", "exhausted", "cancelled later"])
+    def test_c5_the_loser_is_told_how_the_job_ended(self, store: Store, clock: AlarmClock, how: str) -> None:
+        """By whom and when, as far as the record says."""
+        store.add([new_job("a", None, retry=Retry(max_errors=1, max_reclaims=1))])
+        grant = one(store)
+        expire(store, clock)
+        second = one(store, "b")
+        clock.advance(1)
+        by: str | None = "b"
+        if how == "completed":
+            settle(store, completed(second))
+        elif how == "failed":
+            settle(store, failed(second))
+        elif how == "exhausted":
+            expire(store, clock)
+            by = STORE
+        else:
+            settle(store, released(second))
+            store.cancel("a", second.epoch, by="ops")
+            by = None  # no ownership ended then
+        finished = store.job("a")
+
+        refused = refusal(store.check([("a", grant.epoch)])[0])
+
+        assert type(refused) is StaleEpoch
+        assert (refused.moved_by, refused.reason, refused.owner) == (STORE, Reason.TIMEOUT, None)
+        assert (refused.status, refused.finished_by) == (finished.status, by)
+        assert refused.finished_at == finished.finished_at is not None
+        words = {"exhausted": "failed", "cancelled later": "cancelled"}.get(how, how)
+        name = "" if by is None else f" by {by!r}"
+        assert f"it was {words}{name} at {finished.finished_at.isoformat(timespec='seconds')}." in str(refused)
+
+    def test_c5_of_an_unfinished_job_no_outcome_is_told(self, store: Store, clock: AlarmClock) -> None:
+        """A replayed job has none either, though it had one."""
+        grant = held(store)
+        expire(store, clock)
+        waiting = refusal(store.check([("a", grant.epoch)])[0])
+        settle(store, completed(one(store, "b")))
+        store.replay("a", store.job("a").epoch, by="ops")
+
+        again = refusal(store.check([("a", grant.epoch)])[0])
+
+        for refused in (waiting, again):
+            assert (refused.status, refused.finished_by, refused.finished_at) == (None, None, None)
+            assert "no owner holds it now" in str(refused)
+
+    def test_c5_a_settled_owner_is_told_how_the_job_ended(self, store: Store) -> None:
+        """Its own outcome, say."""
+        grant = held(store)
+        settle(store, completed(grant))
+
+        refused = refusal(store.check([("a", grant.epoch)])[0])
+
+        assert (type(refused), refused.status, refused.finished_by) == (Settled, Status.DONE, grant.owner)
+        assert f"it was completed by {grant.owner!r} at" in str(refused)
 
     @pytest.mark.parametrize("later", ["at once", "after another owner"])
     def test_c5_an_owner_that_settled_is_told_that(self, store: Store, later: str) -> None:

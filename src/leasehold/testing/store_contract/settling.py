@@ -6,6 +6,7 @@ import pytest
 
 from ...core.failure import written
 from ...core.job import Outcome, Settlement, Status, new_child, new_job
+from ...core.ownership import Reason
 from ...core.retry import Retry
 from ...errors import Settled, StaleEpoch
 from ...store import Store
@@ -15,6 +16,7 @@ from .support import (
     Contract,
     all_of,
     completed,
+    crashed,
     expire,
     failed,
     ids,
@@ -186,6 +188,35 @@ class Settling(Contract):
         clock.advance(5)
         assert one(store).reason == "release"
 
+    def test_c26_a_crash_counts_a_reclaim_and_says_how_the_process_ended(self, store: Store) -> None:
+        """It is due at once, under the owner's epoch; the history and an event say the same."""
+        store.add([new_job("a")])
+        grant = one(store, "a")
+
+        settle(store, crashed(grant, "the process was ended by SIGSEGV"))
+
+        job = store.job("a")
+        assert (job.status, job.errors, job.reclaims, job.attempt) == (Status.PENDING, 0, 1, 1)
+        assert (job.last_error, job.epoch) == ("the process was ended by SIGSEGV; reclaimed", grant.epoch)
+        [held] = store.ownerships("a")
+        assert (held.ended, held.by, held.note) == (Reason.RECOVERY, "a", job.last_error)
+        event = store.events(kind="crashed")[-1]
+        assert (event.job_id, event.owner, event.facts["error"]) == ("a", "a", job.last_error)
+        again = one(store, "b")
+        assert (again.reason, again.attempt) == (Reason.RECOVERY, 1)
+
+    def test_c26_a_crash_beyond_the_budget_is_final(self, store: Store) -> None:
+        """With the budget of reclaims, whatever is left of the errors."""
+        store.add([new_job("a", retry=Retry(max_reclaims=1, max_errors=100))])
+        settle(store, crashed(one(store)))
+
+        settle(store, crashed(one(store)))
+
+        job = store.job("a")
+        assert (job.status, job.errors, job.reclaims) == (Status.FAILED, 0, 2)
+        assert job.last_error == "the process ended with exit code 3; that was reclaim 2, and max_reclaims is 1"
+        assert store.events(kind="failed")[-1].facts["error"] == job.last_error
+
     @pytest.mark.parametrize("how", ["release", "retry"])
     def test_c26_a_job_that_was_run_before_its_time_is_due_when_it_goes_back(self, store: Store, how: str) -> None:
         """An operator had it started early; its old `run_at` does not count any more."""
@@ -196,7 +227,7 @@ class Settling(Contract):
 
         assert ids(store.claim("c")) == ["a"]
 
-    @pytest.mark.parametrize("how", ["complete", "fail", "retry", "release"])
+    @pytest.mark.parametrize("how", ["complete", "fail", "retry", "release", "crash"])
     @pytest.mark.parametrize("since", ["nothing", "another owner", "a finish", "a replay", "a cancellation"])
     def test_c27_saying_the_same_again_changes_nothing(
         self, store: Store, clock: AlarmClock, how: str, since: str
@@ -205,7 +236,7 @@ class Settling(Contract):
         store.add([new_job("a")])
         said = _saying(store, how)
         settle(store, said)
-        goes_back = how in ("retry", "release")
+        goes_back = how in ("retry", "release", "crash")
         if since == "another owner":
             if not goes_back:
                 store.replay("a", said.epoch, by="ops")
@@ -239,7 +270,7 @@ class Settling(Contract):
             one(store, "b")
         before = all_of(store)
 
-        for other in ("complete", "fail", "retry", "release"):
+        for other in ("complete", "fail", "retry", "release", "crash"):
             if other != how:
                 refused = refusal(store.settle([_said(said.epoch, other)])[0])
                 assert type(refused) is Settled
@@ -299,4 +330,5 @@ def _said(epoch: int, how: str) -> Settlement:
         "fail": Settlement("a", epoch, Outcome.FAIL, error="final", retry=False, delay_us=SECOND),
         "retry": Settlement("a", epoch, Outcome.FAIL, error="again"),
         "release": Settlement("a", epoch, Outcome.RELEASE),
+        "crash": Settlement("a", epoch, Outcome.CRASH, error="killed"),
     }[how]

@@ -165,6 +165,11 @@ def released(grant: Grant, *, delay_us: int = 0) -> Settlement:
     return Settlement(grant.spec.id, grant.epoch, Outcome.RELEASE, delay_us=delay_us)
 
 
+def crashed(grant: Grant, how: str = "the process ended with exit code 3") -> Settlement:
+    """The owner's word that the process of its handler has died."""
+    return Settlement(grant.spec.id, grant.epoch, Outcome.CRASH, error=how)
+
+
 def settle(store: Store, said: Settlement) -> None:
     """Settle one lease, which must be accepted."""
     assert store.settle([said]) == [None]

@@ -154,6 +154,7 @@ DECLARE
     v_by text;
     v_settled boolean := false;
     v_facts jsonb;
+    v_ending jsonb;
 BEGIN
     -- In one look: between two, a lease that a transfer had granted may end, and neither would show an epoch of it.
     SELECT x AS j, y AS l INTO h FROM leasehold.jobs AS x
@@ -185,7 +186,16 @@ BEGIN
     IF p_record THEN
         PERFORM leasehold.record_refusal(p_id, l.owner, v_facts, p_now);
     END IF;
-    RETURN (v_facts || jsonb_build_object('owner', l.owner, 'settled', v_settled, 'now', p_now))::text;
+    -- What core.lifecycle.ending makes a sentence's facts of: the job's end, and that of this and its newest ownership.
+    v_ending := jsonb_build_object(
+        'status', CASE WHEN l.seq IS NULL THEN j.status END, 'reason', j.reason, 'finished_at', j.finished_at,
+        'done_by', j.owner, 'moved', CASE WHEN NOT v_settled THEN jsonb_build_array(o.ended_by, o.note) END,
+        'last', (SELECT jsonb_build_array(ended, ended_at, ended_by) FROM leasehold.ownerships
+                 WHERE seq = j.seq ORDER BY epoch DESC LIMIT 1)
+    );
+    RETURN (
+        v_facts || jsonb_build_object('owner', l.owner, 'settled', v_settled, 'now', p_now, 'ending', v_ending)
+    )::text;
 END
 $lh$;
 
@@ -195,7 +205,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
-    v_facts jsonb := p_facts - 'alarm' - 'owner' - 'settled' - 'now';
+    v_facts jsonb := p_facts - 'alarm' - 'owner' - 'settled' - 'now' - 'ending';
 BEGIN
     IF (p_facts->>'alarm')::boolean THEN
         PERFORM leasehold.record('alarm', p_id, p_now, (p_facts->>'current')::bigint, p_owner, v_facts);

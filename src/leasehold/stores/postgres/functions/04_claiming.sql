@@ -1,5 +1,14 @@
 -- Claiming, and what a claim sees to first: keys that became free, what expired, what has become due.
 
+-- What a reclaimed job keeps as its last error: what happened, and what that did to its budget.
+CREATE OR REPLACE FUNCTION leasehold.reclaim_error(p_what text, j leasehold.jobs) RETURNS text
+LANGUAGE sql IMMUTABLE AS $lh$
+    SELECT p_what || CASE WHEN j.reclaims + 1 > j.max_reclaims
+        THEN format('; that was reclaim %s, and max_reclaims is %s', j.reclaims + 1, j.max_reclaims)
+        ELSE '; reclaimed'
+    END
+$lh$;
+
 -- Takes a job back from its owner; the row of the lease is locked.
 CREATE OR REPLACE FUNCTION leasehold.take_back(l leasehold.leases, p_reason text, p_now bigint)
 RETURNS leasehold.taken_back
@@ -18,14 +27,11 @@ BEGIN
         RETURN NULL;  -- ended already, by a caller's transaction
     END IF;
     v_final := j.reclaims + 1 > j.max_reclaims;
-    v_error := CASE p_reason
+    v_error := leasehold.reclaim_error(CASE p_reason
         WHEN 'timeout' THEN format('the lease of %s expired', leasehold.shown(l.owner))
         WHEN 'stall' THEN format('%s made no progress in time', leasehold.shown(l.owner))
         ELSE format('the process of %s is gone', leasehold.shown(l.owner))
-    END || CASE WHEN v_final
-        THEN format('; that was reclaim %s, and max_reclaims is %s', j.reclaims + 1, j.max_reclaims)
-        ELSE '; reclaimed'
-    END;
+    END, j);
     v_fenced := leasehold.is_fenced(l.epoch);
     PERFORM leasehold.archive(l, p_reason, p_now, 'leasehold', v_error, NULL);
     v_run_at := CASE WHEN v_final THEN j.run_at ELSE least(j.run_at, p_now) END;
@@ -439,6 +445,10 @@ BEGIN
     END IF;
     IF v_busy = '{}' AND cardinality(v_known) BETWEEN 1 AND 50 THEN  -- what is busy is still there, below
         v_floors := json_build_array(v_lowered, v_swept, v_freed, v_known, v_ranks, v_runs, v_afters);
+    END IF;
+    IF v_seqs <> '{}' THEN
+        -- The leases begin here, now that rows and keys are held. At the beginning of this call others may have held them.
+        v_now := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     END IF;
     v_first.told := json_build_array(v_now, v_fenced, v_again, p_lowered IS NULL, v_next, v_floors);
     RETURN NEXT v_first;

@@ -42,6 +42,8 @@ DECLARE
     v_snapshot boolean := current_setting('transaction_isolation') <> 'read committed';
     v_before text;
     v_errors integer;
+    v_reclaims integer;
+    v_error text := p_error;
     v_final boolean := false;
     v_how text;
     v_run_at bigint;
@@ -65,29 +67,36 @@ BEGIN
         PERFORM leasehold.complete_one(l, p_result, p_said, p_now);
     ELSE
         v_errors := j.errors + (p_outcome = 'fail')::integer;
-        v_final := p_outcome = 'fail' AND NOT (p_retry AND v_errors < j.max_errors);
-        v_how := CASE WHEN v_final THEN 'failed' WHEN p_outcome = 'fail' THEN 'retry' ELSE 'release' END;
-        PERFORM leasehold.archive(l, v_how, p_now, l.owner, p_error, p_said);
+        v_reclaims := j.reclaims + (p_outcome = 'crash')::integer;
+        IF p_outcome = 'crash' THEN
+            v_final := v_reclaims > j.max_reclaims;
+            v_error := leasehold.reclaim_error(p_error, j);
+        ELSE
+            v_final := p_outcome = 'fail' AND NOT (p_retry AND v_errors < j.max_errors);
+        END IF;
+        v_how := CASE WHEN v_final THEN 'failed' WHEN p_outcome = 'fail' THEN 'retry' WHEN p_outcome = 'crash' THEN 'recovery'
+                      ELSE 'release' END;
+        PERFORM leasehold.archive(l, v_how, p_now, l.owner, v_error, p_said);
         -- Without a delay it is due at once, also if it was transferred before its time had come.
         v_run_at := CASE WHEN v_final THEN j.run_at WHEN p_delay > 0 THEN p_now + p_delay ELSE least(j.run_at, p_now) END;
         UPDATE leasehold.jobs SET
             status = CASE WHEN v_final THEN 'failed' ELSE 'unfinished' END,
             epoch = l.epoch, reason = CASE WHEN v_final THEN l.reason ELSE v_how END,
-            attempt = j.attempt + (NOT v_final)::integer, errors = v_errors,
-            last_error = CASE WHEN p_outcome = 'fail' THEN p_error ELSE last_error END, run_at = v_run_at,
+            attempt = j.attempt + (NOT v_final)::integer, errors = v_errors, reclaims = v_reclaims,
+            last_error = CASE WHEN p_outcome <> 'release' THEN v_error ELSE last_error END, run_at = v_run_at,
             progress = coalesce(l.progress, progress), note = coalesce(l.note, note), updated_at = p_now,
             finished_at = CASE WHEN v_final THEN p_now END
         WHERE seq = l.seq;
         IF v_final THEN
             PERFORM leasehold.finish(j, 'failed', p_now);
             PERFORM leasehold.record(
-                'failed', j.id, p_now, l.epoch, l.owner, jsonb_build_object('error', p_error, 'errors', v_errors)
+                'failed', j.id, p_now, l.epoch, l.owner, jsonb_build_object('error', v_error, 'errors', v_errors)
             );
         ELSE
             PERFORM leasehold.wait(j.seq, j.queue, j.priority, v_run_at, j.lock, p_now);
             PERFORM leasehold.record(
-                CASE WHEN p_outcome = 'fail' THEN 'retried' ELSE 'released' END, j.id, p_now, l.epoch, l.owner,
-                jsonb_build_object('error', p_error, 'run_us', v_run_at)
+                CASE p_outcome WHEN 'fail' THEN 'retried' WHEN 'crash' THEN 'crashed' ELSE 'released' END, j.id, p_now,
+                l.epoch, l.owner, jsonb_build_object('error', v_error, 'run_us', v_run_at)
             );
         END IF;
     END IF;
