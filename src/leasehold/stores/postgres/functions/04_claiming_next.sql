@@ -61,7 +61,8 @@ BEGIN
         ) AND lock IS NULL AND NOT EXISTS (SELECT FROM leasehold.freed WHERE seq IS NOT NULL)
         RETURNING rank, run_at, seq INTO r;
         IF FOUND THEN
-            -- The epoch comes last, when the row is held (trap 4).
+            -- The epoch comes last, when the row is held (trap 4), and the lease begins here.
+            v_now := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
             SELECT nextval('leasehold.epochs') AS issued, id, payload, task, queue, reason, lease_us, stall_us, others INTO j
             FROM leasehold.claimable WHERE seq = r.seq;
             v_lasts := coalesce(p_lease_us, j.lease_us, p_default_us);

@@ -73,6 +73,7 @@ BEGIN
     SELECT * INTO h FROM leasehold.hold(p_id);
     j := h.j;
     l := h.l;
+    v_now := leasehold.instant(p_now);  -- the lease begins when the key and the rows are held, not when they were asked for
     IF j.seq IS NULL OR coalesce(l.epoch, j.epoch) <> p_epoch THEN
         v_answer.answer := leasehold.refusal(p_id, p_epoch, 'transfer', v_now, true, p_by);
     ELSIF j.status <> 'unfinished' THEN
