@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psycopg
 import pytest
 from psycopg import sql
 
 import leasehold.stores.postgres.database as database
-from leasehold import InDoubt, Router, StaleEpoch, StoreUnavailable
+from leasehold import InDoubt, Lease, Router, StaleEpoch, StoreUnavailable
 from leasehold.core.job import Outcome, Settlement
 from leasehold.process import this_process
 from leasehold.store import Renewal
@@ -380,15 +381,175 @@ def test_an_effect_whose_outcome_was_not_answered_is_known_all_the_same(
 
 
 def test_an_add_that_is_repeated_says_only_what_it_knows(proxy: Proxy, stage: Stage) -> None:
-    """Of two jobs one was there before; which call made them cannot be told any more, and both are there."""
+    """If both jobs are there, which call made them cannot be told any more; if one is new, the first made neither."""
     stage.seen.add("x")
     proxy.cut(Where.BEFORE, ".add_alike(")
 
-    with pytest.raises(StoreUnavailable, match=r"has 1 of its 2 jobs \('x' first\)\. All are kept, once") as lost:
+    assert [added.created for added in stage.router.add_many([{"id": "x"}, {"id": "y"}])] == [False, True]
+
+    assert proxy.cuts == 1
+    proxy.cut(Where.BEFORE, ".add_alike(")
+    with pytest.raises(StoreUnavailable, match=r"has 2 of its 2 jobs \('x' first\), once\. Whether this call") as lost:
         stage.router.add_many([{"id": "x"}, {"id": "y"}])
     assert lost.value.outcome_unknown
 
-    assert [added.created for added in stage.router.add_many([{"id": "x"}, {"id": "y"}])] == [False, False]
+
+@pytest.mark.parametrize("where", [Where.BEFORE, Where.AFTER], ids=lambda where: where.name.lower())
+def test_an_add_whose_unique_key_another_job_has_is_not_said_to_be_kept(
+    proxy: Proxy, stage: Stage, where: Where
+) -> None:
+    """Neither call has added it, so the answer is known; beside one that is there, only that one is said to be."""
+    stage.seen.add("holder", unique="k")
+    proxy.cut(where, ".add(")
+
+    added = stage.router.add("asked", unique="k")
+
+    assert proxy.cuts == 1
+    assert (added.job.id, added.created) == ("holder", False)
+    stage.seen.add("there")
+    proxy.cut(where, ".add(")
+    with pytest.raises(
+        StoreUnavailable, match=r"has 1 of its 2 jobs \('there' first\).* other 1 belong to other"
+    ) as lost:
+        stage.router.add_many([{"id": "asked", "unique": "k"}, {"id": "there"}])
+    assert lost.value.outcome_unknown
+    assert "asked" not in {job.id for job in stage.seen.jobs()}
+
+
+def test_an_add_that_was_heard_and_not_answered_says_that_it_is_there(proxy: Proxy, stage: Stage) -> None:
+    """Beside a key that another job has."""
+    stage.seen.add("holder", unique="k")
+    proxy.cut(Where.AFTER, ".add(")
+
+    with pytest.raises(StoreUnavailable, match=r"has 1 of its 2 jobs \('new' first\)"):
+        stage.router.add_many([{"id": "asked", "unique": "k"}, {"id": "new"}])
+
+    assert {job.id for job in stage.seen.jobs()} == {"holder", "new"}
+
+
+class Declined(Exception):
+    """Nothing was charged."""
+
+
+def _declined(key: str) -> None:
+    raise Declined(key)
+
+
+def _once(lease: Lease) -> object:
+    return lease.once("charge", lambda key: "receipt")
+
+
+def _undone(lease: Lease) -> object:
+    try:
+        return lease.once("charge", _declined, undone=(Declined,))
+    except Declined:
+        return None
+
+
+# A verb that leasehold asks again by itself, what its request contains, and what the record then has.
+ASKED_AGAIN: dict[str, tuple[str, Callable[[Lease], object], Callable[[Stage], object], object]] = {
+    "add": (".add_children(", lambda lease: lease.add("child"), lambda stage: len(stage.seen.jobs(parent="a")), 1),
+    "progress": (
+        ".progress(",
+        lambda lease: lease.progress(0.5, note="half", checkpoint={"page": 4}),
+        lambda stage: stage.seen.job("a").checkpoint,
+        {"page": 4},
+    ),
+    "progress without a checkpoint": (
+        ".progress(",
+        lambda lease: lease.progress(0.5),
+        lambda stage: stage.seen.job("a").progress,
+        0.5,
+    ),
+    "once": (".end_effect(", _once, lambda stage: [it.outcome for it in stage.seen.effects("a")], ['"receipt"']),
+    "once, undone": (".end_effect(", _undone, lambda stage: len(stage.seen.effects("a")), 0),
+    "release": (".settle(", lambda lease: lease.release(), lambda stage: stage.count("released", "a"), 1),
+}
+
+
+@contextmanager
+def taken_over(proxy: Proxy, stage: Stage, then: Callable[[Lease], object] = lambda lease: None) -> Iterator[None]:
+    """Have the job taken over after the cut, before leasehold asks again by itself; the new owner does *then*."""
+    store = store_of(stage)
+    left = [1]
+
+    def take(what: str) -> None:
+        if proxy.cuts and left:
+            left.clear()
+            then(stage.seen.transfer(stage.seen.job("a"), to="b", by="ann"))
+
+    store.database.point = take
+    try:
+        yield
+    finally:
+        store.database.point = None
+    assert not left
+
+
+@pytest.mark.parametrize("verb", ASKED_AGAIN)
+def test_a_write_that_was_accepted_is_not_refused_when_it_is_asked_again(proxy: Proxy, stage: Stage, verb: str) -> None:
+    """Its reply was lost, and then the job was taken over: the record shows that it had happened."""
+    asks, act, record, there = ASKED_AGAIN[verb]
+    lease = stage.lease()
+    proxy.cut(Where.AFTER, asks)
+
+    with taken_over(proxy, stage):
+        act(lease)
+
+    assert proxy.cuts == 1
+    assert record(stage) == there
+    with pytest.raises(StaleEpoch):
+        lease.check()
+
+
+@pytest.mark.parametrize("verb", ASKED_AGAIN)
+def test_a_write_that_was_not_heard_before_a_takeover_is_refused_or_unknown(
+    proxy: Proxy, stage: Stage, verb: str
+) -> None:
+    """Refused if the record shows that it did not happen; a checkpoint that is not there may have been replaced."""
+    asks, act, record, there = ASKED_AGAIN[verb]
+    lease = stage.lease()
+    proxy.cut(Where.BEFORE, asks)
+
+    with taken_over(proxy, stage), pytest.raises((StaleEpoch, StoreUnavailable)) as raised:
+        act(lease)
+
+    assert record(stage) != there
+    if verb.startswith("progress"):
+        assert isinstance(raised.value, StoreUnavailable)
+        assert raised.value.outcome_unknown
+        assert StaleEpoch.find(raised.value) is None
+    else:
+        assert isinstance(raised.value, StaleEpoch)
+
+
+def test_a_checkpoint_that_a_successor_has_replaced_may_have_been_written(proxy: Proxy, stage: Stage) -> None:
+    """The record does not show it any more, so the outcome is not known; it is not said to be refused."""
+    lease = stage.lease()
+    proxy.cut(Where.AFTER, ".progress(")
+
+    with (
+        taken_over(proxy, stage, lambda successor: successor.progress(checkpoint="its own")),
+        pytest.raises(
+            StoreUnavailable, match=r"may or may not have happened.*taken over|taken over.*may or may not"
+        ) as lost,
+    ):
+        lease.progress(checkpoint="mine")
+
+    assert lost.value.outcome_unknown
+
+
+@pytest.mark.parametrize("where", [Where.BEFORE, Where.AFTER], ids=lambda where: where.name.lower())
+@pytest.mark.parametrize(("asks", "verb"), [(".renew(", Lease.renew), (".check_holders(", Lease.check)])
+def test_a_renewal_or_check_that_is_refused_when_it_is_asked_again_is_refused(
+    proxy: Proxy, stage: Stage, asks: str, verb: Callable[[Lease], object], where: Where
+) -> None:
+    """The lease is lost, whatever became of the first call: a worker that took it for unknown would go on working."""
+    lease = stage.lease()
+    proxy.cut(where, asks)
+
+    with taken_over(proxy, stage), pytest.raises(StaleEpoch):
+        verb(lease)
 
 
 def test_a_transaction_that_has_committed_is_not_failed_by_what_is_left_to_record(proxy: Proxy, stage: Stage) -> None:
@@ -452,7 +613,7 @@ def test_a_sweep_that_fails_on_the_way_does_not_say_that_nothing_was_changed(sta
     count = itertools.count()
     store.database.point = fail
     try:
-        with pytest.raises(StoreUnavailable, match=r"^1 jobs have been taken back, and then: the statement") as failed:
+        with pytest.raises(StoreUnavailable, match=r"^1 job has been reclaimed, and then: the statement") as failed:
             store.reclaim()
     finally:
         store.database.point = None

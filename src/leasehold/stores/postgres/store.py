@@ -22,12 +22,13 @@ from ...core.job import (
     effect_key,
     new_state,
 )
-from ...core.lifecycle import Verb
+from ...core.lifecycle import Verb, reclaimed_in_part
 from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process, sane
-from ...errors import LeaseholdError, NoLease, StoreUnavailable, UnknownJob
+from ...errors import LeaseholdError, NoLease, StaleEpoch, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
 from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
 from ..migrating import Migrated
+from . import lost_replies
 from .answers import admitted_children, why_not
 from .callers import PostgresTransactions
 from .database import Database
@@ -112,23 +113,10 @@ class PostgresStore:
             if now is not None:
                 return [Added(new_state(job, now), True) for job in jobs]
         asked = self.database.store_id, as_json(wishes(jobs)), True, self._trace, PATIENCE_MS
-        return self._kept(lambda rows: added(jobs, rows), "add", *asked, lost=lost)
-
-    def _kept(
-        self, read: Callable[[list[Row]], list[Added]], function: str, *args: Any, lost: bool = False
-    ) -> list[Added]:
-        """Keep jobs; if the reply was lost, ask again, which makes none of them twice."""
         self.transactions.record()
-        rows, lost_again = self.database.call_again(function, *args, self._now())
-        answer = read(rows)
-        if (lost or lost_again) and (found := [one.job.id for one in answer if not one.created]):
-            raise StoreUnavailable(
-                f"the reply to this add was lost, and asked again the store has {len(found)} of its {len(answer)} jobs "
-                f"({found[0]!r} first). All are kept, once; whether this call made them or an earlier one is not "
-                "known. To add them again is harmless.",
-                outcome_unknown=True,
-            )
-        return answer
+        rows, lost_again = self.database.call_again("add", *asked, self._now())
+        answer = added(jobs, rows)
+        return lost_replies.added(jobs, answer) if lost or lost_again else answer
 
     # Owners
 
@@ -261,25 +249,32 @@ class PostgresStore:
                 for job_id, epoch, fraction, note, checkpoint in reports
             ]
         )
-        rows = self._call("progress", items, patience_ms, self._trace, again=True)
-        refused = {number: said for number, _, said in rows}
-        return [
-            refusal_of(report.job_id, report.epoch, "progress", refused[number]) if number in refused else None
-            for number, report in enumerate(reports, 1)
-        ]
+        self.transactions.record()
+        rows, lost = self.database.call_again("progress", items, patience_ms, self._trace, self._now())
+        reply: list[Refusal | None] = [None] * len(reports)
+        for number, _, said in rows:
+            report = reports[number - 1]
+            refusal = refusal_of(report.job_id, report.epoch, "progress", said)
+            if lost and isinstance(refusal, StaleEpoch):
+                lost_replies.progressed(refusal, report, self.job)
+            else:
+                reply[number - 1] = refusal
+        return reply
 
     def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> list[Added]:
         """Add *jobs*, whose parent is this one, if *epoch* is current; raise the refusal otherwise."""
-        wished = as_json(wishes(jobs))
-        return self._kept(
-            lambda rows: admitted_children(job_id, epoch, jobs, rows),
-            "add_children",
-            job_id,
-            epoch,
-            wished,
-            PATIENCE_MS,
-            self._trace,
-        )
+        self.transactions.record()
+        asked = job_id, epoch, as_json(wishes(jobs)), PATIENCE_MS, self._trace, self._now()
+        rows, lost = self.database.call_again("add_children", *asked)
+        try:
+            answer = admitted_children(job_id, epoch, jobs, rows)
+        except StaleEpoch as refusal:
+            if not lost:
+                raise
+            refused = refusal
+        else:
+            return lost_replies.added(jobs, answer) if lost else answer
+        return lost_replies.children(refused, jobs, self.job, self.ownerships)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Refusal | None]:
         """
@@ -352,8 +347,12 @@ class PostgresStore:
         self.transactions.record()
         args = (job_id, epoch, name, outcome, PATIENCE_MS, self._now())
         [(answer,)], lost = self.database.call_again("end_effect", *args)
-        if answer is not None and not (lost and outcome is None and "begun" in json.loads(answer)):
-            raise why_not(job_id, epoch, "once", answer, name=name)
+        if answer is None or (lost and outcome is None and "begun" in json.loads(answer)):
+            return
+        refusal = why_not(job_id, epoch, "once", answer, name=name)
+        if not (lost and isinstance(refusal, StaleEpoch)):
+            raise refusal
+        lost_replies.concluded(refusal, name, outcome, self.effects)
 
     # Operators
 
@@ -420,11 +419,7 @@ class PostgresStore:
                 ended += self._taken_back(rows)
             ended += self._recover(always=True)
         except StoreUnavailable as error:
-            if not ended:
-                raise
-            raise StoreUnavailable(
-                f"{len(ended)} jobs have been taken back, and then: {error}", outcome_unknown=True
-            ) from error.__cause__
+            raise reclaimed_in_part(error, len(ended)) from error.__cause__
         self._end_outlived(always=True)
         return ended
 

@@ -13,9 +13,9 @@ from typing import TypeVar
 from ...core import values
 from ...core.clock import Clock, Countdown, SystemClock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
-from ...core.lifecycle import Verb
+from ...core.lifecycle import Verb, reclaimed_in_part
 from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
-from ...errors import LeaseholdError, StaleEpoch, UnknownJob
+from ...errors import LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
 from ...transaction import is_inside, refuse_inside
@@ -266,9 +266,12 @@ class SqliteStore:
     def reclaim(self) -> list[Ownership]:
         """Take back what expired, does not progress, or whose process is gone."""
         ended: list[Ownership] = []
-        while batch := self._write(self._verbs.sweep):
-            ended += batch
-        return ended + self._recover(always=True)
+        try:
+            while batch := self._write(self._verbs.sweep):
+                ended += batch
+            return ended + self._recover(always=True)
+        except StoreUnavailable as error:
+            raise reclaimed_in_part(error, len(ended)) from error.__cause__
 
     def _recover(self, *, always: bool = False) -> list[Ownership]:
         # Looking up processes costs system calls, so an idle poll looks at most once a second.
