@@ -381,6 +381,10 @@ class Transactions(Protocol):
         """Return whether a server has hung up on what `begin` opened, so that the store must be asked why."""
         ...
 
+    def is_rolled_back(self, number: str) -> bool:
+        """Return whether the transaction of that `Joined.number` is known to be rolled back."""
+        ...
+
     def add(self, jobs: Sequence[NewJob]) -> Program[list[Added]]:
         """The program of `Store.add`."""
         ...

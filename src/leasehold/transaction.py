@@ -27,14 +27,21 @@ T = TypeVar("T")
 class Joined:
     """A caller's own transaction that a verb has joined, until it has ended."""
 
-    __slots__ = ("__weakref__", "_connection", "_ended", "_is_open", "awaited", "database")
+    __slots__ = ("__weakref__", "_connection", "_ended", "_is_open", "awaited", "database", "number")
 
     def __init__(
-        self, database: Hashable, connection: Any, is_open: Callable[[Any], bool], *, awaited: bool = False
+        self,
+        database: Hashable,
+        connection: Any,
+        is_open: Callable[[Any], bool],
+        *,
+        awaited: bool = False,
+        number: str | None = None,
     ) -> None:
         """*is_open* is asked with the connection, and refers to nothing that keeps it alive."""
         self.database = database
         self.awaited = awaited  # whether the connection belongs to an event loop
+        self.number = number  # by which the server knows the transaction
         self._is_open = is_open
         self._ended = False
         try:

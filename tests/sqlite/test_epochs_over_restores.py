@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 from tests.sqlite.processes import end, hear, logged, start, tell
 
-from leasehold import Lease, Router, StaleEpoch, StoreIncompatible, StoreUnavailable, UnknownJob
+from leasehold import Conflict, Lease, Router, StaleEpoch, StoreIncompatible, StoreUnavailable, UnknownJob
 from leasehold.testing import ManualClock
 
 PROCESSES, ROUNDS, DRAWS = 4, 3, 30
@@ -261,6 +261,23 @@ def test_an_epoch_from_a_forgotten_time_is_refused_and_alarmed(path: Path) -> No
         assert len(router.events(kind="alarm")) == 1
 
 
+def test_a_lease_that_is_in_the_backup_is_current_again(path: Path) -> None:
+    """Its owner is accepted, although the job had been taken over since; who had taken it over is refused."""
+    with Router(f"sqlite:///{path}", clock=ManualClock()) as router:
+        before = claimed(router)
+        copy = backup(path)
+        after = router.transfer(router.job(before.job_id), to="b", by="ops")
+    with closing(sqlite3.connect(copy)) as source, closing(sqlite3.connect(path)) as target:
+        source.backup(target)
+
+    with Router(f"sqlite:///{path}", clock=ManualClock()) as router:
+        with pytest.raises(StaleEpoch, match="restored from a backup"):
+            Lease(router.store, after._grant).complete()
+        Lease(router.store, before._grant).complete()
+
+        assert router.job(before.job_id).status == "done"
+
+
 def test_advance_goes_above_everything(path: Path) -> None:
     """What the file knows, the clock, and what somebody else has seen."""
     clock = ManualClock()
@@ -370,6 +387,73 @@ def test_every_verb_says_that_the_file_is_gone_and_makes_none(
             VERBS[verb](router, lease)
 
     assert list(path.parent.iterdir()) == []
+
+
+def _moved_over(path: Path) -> None:
+    copy = backup(path)
+    without_log(path)
+    os.replace(copy, path)
+
+
+def _removed(path: Path) -> None:
+    path.unlink()
+
+
+def _copied_over(path: Path) -> None:
+    copy = backup(path)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink()
+    shutil.copyfile(copy, path)
+
+
+@pytest.mark.parametrize("verb", [None, Lease.complete, Lease.fence], ids=["commit", "complete", "fence"])
+@pytest.mark.parametrize("replace", [_moved_over, _removed, _copied_over])
+def test_a_file_that_is_replaced_inside_a_transaction(
+    path: Path, used: tuple[Router, Lease], replace: Callable[[Path], None], verb: Callable[..., object] | None
+) -> None:
+    """The call was right, and nothing was committed; that is known, and said."""
+    _, lease = used
+
+    def overtaken() -> None:
+        with lease.transaction() as connection:
+            connection.execute("INSERT INTO theirs VALUES (1)")
+            replace(path)
+            if verb is not None:
+                verb(lease, connection=connection)
+
+    with pytest.raises(StoreUnavailable, match=r"othing was (changed|committed)") as refused:
+        overtaken()
+
+    assert not refused.value.outcome_unknown
+    if replace is _moved_over:
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("SELECT count(*) FROM theirs").fetchall() == [(0,)]
+
+
+@pytest.mark.parametrize("replace", [_removed, _copied_over])
+def test_a_file_that_is_replaced_while_an_effect_is_brought_about(
+    path: Path, used: tuple[Router, Lease], replace: Callable[[Path], None]
+) -> None:
+    """Its outcome is not recorded, and that is known."""
+    _, lease = used
+
+    with pytest.raises(StoreUnavailable, match="Nothing was changed") as refused:
+        lease.once("charge", lambda key: replace(path))
+
+    assert not refused.value.outcome_unknown
+
+
+def test_an_effect_whose_intent_a_restored_file_does_not_have(path: Path, used: tuple[Router, Lease]) -> None:
+    """A state of the store, and no wrong argument."""
+    _, lease = used
+    copy = backup(path)
+
+    def restore(key: str) -> None:
+        without_log(path)
+        os.replace(copy, path)
+
+    with pytest.raises(Conflict, match=r"no record of an effect named 'charge'.* a restored backup has lost it"):
+        lease.once("charge", restore)
 
 
 def test_a_file_is_gone_also_if_its_log_is_still_there(path: Path, used: tuple[Router, Lease]) -> None:

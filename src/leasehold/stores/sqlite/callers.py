@@ -54,6 +54,7 @@ class FencedConnection(sqlite3.Connection):
     """A connection whose transaction is the lease's to end, and not its user's."""
 
     turn: AbstractContextManager[None] | None = None  # to write, as long as the block lasts
+    file: tuple[int, ...] | None = None  # which file it is to: see `Database.file`
 
     def commit(self) -> None:
         """Refuse: the end of `with lease.transaction()` commits."""
@@ -138,7 +139,7 @@ class SqliteTransactions:
                 connection.execute("BEGIN IMMEDIATE")
                 _admitted(drive(connection, self._verbs.fence(job_id, epoch, self._clock.now())))
                 connection.set_authorizer(_only_inside(weakref.ref(connection)))
-                connection.turn = turn
+                connection.turn, connection.file = turn, database.file
                 return connection
             except BaseException as error:
                 connection.end()
@@ -168,6 +169,7 @@ class SqliteTransactions:
             connection.set_authorizer(None)
             if not connection.in_transaction:
                 raise NotInTransaction(_ROLLED_BACK)
+            self._database.refuse_replaced(connection.file)  # SQLite would commit to a file that has no name any more
             connection.execute("COMMIT")
         except BaseException as error:
             raise self._explained(error) from _cause(error)
@@ -189,6 +191,10 @@ class SqliteTransactions:
 
     def was_ended(self, connection: FencedConnection | None) -> bool:
         """Return False: there is no server that could have hung up."""
+        return False
+
+    def is_rolled_back(self, number: str) -> bool:
+        """Return False: transactions have no numbers here, and no replies that could be lost."""
         return False
 
     def forked_child(self) -> None:
@@ -282,7 +288,10 @@ class SqliteTransactions:
             run = _Cursor(connection)
         else:
             raise _unsupported(connection)
-        self._refuse_other_file(run("PRAGMA database_list", ()))
+        if isinstance(connection, FencedConnection):
+            self._database.refuse_replaced(connection.file)
+        else:
+            self._refuse_other_file(run("PRAGMA database_list", ()))
         try:
             if _must_begin(connection):
                 run("BEGIN IMMEDIATE", ())
@@ -318,10 +327,12 @@ class SqliteTransactions:
         return self._database.explained(_original(error))
 
     def _refuse_other_file(self, databases: list[Any]) -> None:
-        name = next((file for _, name, file in databases if name == "main"), "")
-        if not name or not os.path.exists(self._database.path) or not os.path.samefile(name, self._database.path):
+        name, path = next((file for _, name, file in databases if name == "main"), ""), self._database.path
+        if name and os.path.realpath(name) == os.path.realpath(path):
+            self._database.refuse_missing()
+        elif not name or not os.path.exists(path) or not os.path.exists(name) or not os.path.samefile(name, path):
             raise InvalidArgument(
-                f"that connection is to {name or 'a database in memory'}, and this store is in {self._database.path}: "
+                f"that connection is to {name or 'a database in memory'}, and this store is in {path}: "
                 "only rows in the same file can commit together."
             )
 

@@ -44,9 +44,9 @@ inherited: list[Any] = []
 _MOMENT = 0.2
 
 _RESTORED = (
-    "the write-ahead log of {path} was removed under this process: the file was restored in place. Start this process "
-    "anew; until then it asks nothing of the file. (To restore, stop its processes first, or rename a file over it; "
-    "either way, remove its -wal and -shm before that.)"
+    "the write-ahead log of {path} was removed under this process: the file was restored in place. Nothing was "
+    "changed. Start this process anew; until then it asks nothing of the file. (To restore, stop its processes first, "
+    "or rename a file over it; either way, remove its -wal and -shm before that.)"
 )
 
 
@@ -214,6 +214,20 @@ class Database:
         # log of the one before. And the file is looked at last: if it was replaced, its log is another one by right.
         file, log_file = self._file, self._log
         return log_file is not None and not log_file.is_there() and file == self._identity()
+
+    def refuse_missing(self) -> None:
+        """Refuse to go on if the path names no file."""
+        self._identity()
+
+    def refuse_replaced(self, file: tuple[int, ...] | None) -> None:
+        """Refuse to go on with a transaction on *file* if the path names another one by now, or none."""
+        if not os.path.exists(self.path) or self._identity() != file:
+            raise StoreUnavailable(
+                f"the file {self.path} was replaced or removed while this transaction was open on it: nothing was "
+                "committed. Run it again."
+            )
+        if self._is_restored():
+            raise StoreUnavailable(_RESTORED.format(path=self.path))
 
     def _identity(self) -> tuple[int, ...]:
         try:
