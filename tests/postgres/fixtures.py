@@ -85,11 +85,11 @@ def url_of(which: str) -> str:
 
 
 @contextmanager
-def started(which: str) -> Iterator[Server]:
+def started(which: str, *, durable: bool = False) -> Iterator[Server]:
     """Run a server of that version; where there is none, fail in CI, and skip the test elsewhere."""
     with ExitStack() as running:
         try:
-            found = running.enter_context(server(which))
+            found = running.enter_context(server(which, durable=durable))
         except NoServer as error:
             if os.environ.get("CI"):
                 raise

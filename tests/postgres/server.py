@@ -374,7 +374,7 @@ def _launch(folder: Path, binaries: Path, user: str | None, wanted: Mapping[str,
         "max_connections": "300",
         "max_prepared_transactions": "10",
         "shared_buffers": "64MB",
-        "fsync": "off",  # the tests kill servers, never the machine
+        "fsync": "off",  # where no crash is tested; what a killed process has written is in the kernel
         "logging_collector": "off",
         "dynamic_shared_memory_type": "mmap",  # in the folder, so that a server which is killed leaves nothing behind
         **wanted,

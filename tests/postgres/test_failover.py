@@ -357,7 +357,7 @@ def test_trap_2_no_epoch_is_lost_with_an_asynchronous_commit(version: str) -> No
     must_have(version)
     mark = Mark()
     quiet = {"bgwriter_lru_maxpages": "0", "autovacuum": "off", "checkpoint_timeout": "1h"}
-    with server(version, quiet) as running:
+    with server(version, quiet, durable=True) as running:
         running.ask("create table control (what text)")
         running.ask("alter role postgres set synchronous_commit = off")
         with Router(running.url(), lease_seconds=600) as router:

@@ -26,7 +26,7 @@ from .verbs import VERBS, Stage, Verb
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[Server]:
     """A server of this module's own."""
-    with started(NEWEST) as running:
+    with started(NEWEST, durable=True) as running:
         yield running
 
 

@@ -18,7 +18,7 @@ from .server import Server, server
 def mortal(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of this test's own."""
     must_have(request.param)
-    with server(request.param) as running:
+    with server(request.param, durable=True) as running:
         yield running
 
 

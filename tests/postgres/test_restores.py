@@ -198,7 +198,7 @@ def test_trap_2_a_disk_snapshot_that_is_started_goes_on_above_the_original(versi
     """Same system identifier, same timeline, same OIDs: only the start of the postmaster differs."""
     must_have(version)
     mark = Mark()
-    with server(version) as original, Router(original.url(), lease_seconds=600) as router:
+    with server(version, durable=True) as original, Router(original.url(), lease_seconds=600) as router:
         filled(router)
         mark.seal(claimed(router))
         with snapshot(original) as copied:
@@ -220,7 +220,7 @@ def test_trap_1_two_recoveries_to_one_point_in_time_issue_different_epochs() -> 
     with room() as kept:
         archive, base = kept, kept / "base"
         settings = {"archive_mode": "on", "archive_command": f"cp %p {archive}/%f"}
-        with server(NEWEST, settings) as original:
+        with server(NEWEST, settings, durable=True) as original:
             with Router(original.url(), lease_seconds=600) as router:
                 filled(router)
                 original.back_up(base)
