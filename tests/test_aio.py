@@ -50,8 +50,8 @@ def router(clock: ManualClock) -> Iterator[Router]:
 
 
 def verbs_of(kind: type[Any]) -> dict[str, Callable[..., Any]]:
-    """The public methods of *kind*; properties ask nobody, and are no verbs."""
-    return {name: value for name, value in vars(kind).items() if inspect.isfunction(value) and name[0] != "_"}
+    """The public methods of *kind*, its own and inherited; properties ask nobody, and are no verbs."""
+    return dict(inspect.getmembers(kind, lambda value: inspect.isfunction(value) and value.__name__[0] != "_"))
 
 
 @pytest.mark.parametrize(("face", "kind"), [(AsyncRouter, Router), (AsyncLease, Lease)])

@@ -40,6 +40,7 @@ PUBLIC = {
     "Added",
     "Counts",
     "Effect",
+    "Ending",
     "Event",
     "Job",
     "JobOptions",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .core.clock import Clock
 from .core.job import Added, Counts, Effect, Job, JobOptions, JobSettings, NewJob, Status
-from .core.ownership import Event, Ownership, Process, Reason
+from .core.ownership import Ending, Event, Ownership, Process, Reason
 from .core.retry import Retry
 from .errors import (
     Conflict,
@@ -56,6 +56,7 @@ __all__ = [
     "Conflict",
     "Counts",
     "Effect",
+    "Ending",
     "Event",
     "Health",
     "InDoubt",

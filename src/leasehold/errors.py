@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # What stores add to `StaleEpoch.find`: how to recognise a refusal that came through a driver as its own exception.
 finders: list[Callable[[BaseException], StaleEpoch | None]] = []
+# And how to recognise that a driver has lost its connection, so that the outcome of a COMMIT is not known.
+connection_was_lost: list[Callable[[BaseException], bool]] = []
 
 _JOB = "job:"  # how the resource of a store's refusal begins
 
@@ -144,11 +146,13 @@ class StaleEpoch(LeaseholdError):
         """
         Return the refusal inside *error*, or None: through causes, contexts, groups and an ORM's `orig`.
 
-        A driver's error counts if a store that is in use knows it as a refusal of its own.
+        A driver's error counts if a store that is in use knows it as a refusal of its own, which is then recorded.
 
-        With *lease*, and nothing found, the store is asked whether that lease is still the current one.
+        With *lease*, and nothing found, the store is asked whether that lease is still the current one. If the driver
+        has lost its connection, the transaction may have been committed all the same: then None, unless the store
+        knows that it was not. `lease.is_settled()` tells whether it has settled the job.
         """
-        pending, seen = [error], set[int]()
+        pending, seen, lost = [error], set[int](), False
         while pending:
             one = pending.pop()
             if one is None or id(one) in seen:
@@ -159,19 +163,13 @@ class StaleEpoch(LeaseholdError):
             for finder in finders:
                 if refusal := finder(one):
                     return refusal
+            lost = lost or any(look(one) for look in connection_was_lost)
             pending += [one.__context__, one.__cause__]
             if isinstance(one, BaseExceptionGroup):
                 pending += one.exceptions
             inner = getattr(one, "orig", None)
             pending.append(inner if isinstance(inner, BaseException) else None)
-        if lease is not None:
-            try:
-                lease.check()
-            except StaleEpoch as refusal:
-                return refusal
-            except UnknownJob:
-                return None
-        return None
+        return None if lease is None else lease._refusal(lost=lost)
 
 
 class Settled(StaleEpoch):

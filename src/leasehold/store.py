@@ -381,8 +381,8 @@ class Transactions(Protocol):
         """Return whether a server has hung up on what `begin` opened, so that the store must be asked why."""
         ...
 
-    def is_rolled_back(self, number: str) -> bool:
-        """Return whether the transaction of that `Joined.number` is known to be rolled back."""
+    def is_rolled_back(self, number: str | None) -> bool:
+        """Return whether the transaction of that `Joined.number`, which raised at its end, is known to be undone."""
         ...
 
     def add(self, jobs: Sequence[NewJob]) -> Program[list[Added]]:

@@ -132,6 +132,7 @@ def django_of(url: str, **options: Any) -> AbstractContextManager[Any]:
         NAME=parts["dbname"],
         USER=parts["user"],
         HOST=parts["host"],
+        PORT=parts.get("port", ""),
         OPTIONS={"options": parts["options"], **options},
     )
 

@@ -28,6 +28,7 @@ class AsyncLease(Facade):
     release = threaded(Lease.release)
     fence = threaded(Lease.fence)
     wait_lost = threaded(Lease.wait_lost)
+    is_settled = threaded(Lease.is_settled)
 
     async def once(
         self,

@@ -44,6 +44,7 @@ from ..store import Program, Renewal, Store, Transactions
 from ..transaction import Block, Joined, block_of, inside, is_here, remember
 from .children import Children, named
 from .current import _current
+from .record import Recorded
 
 if TYPE_CHECKING:
     from .aio import AsyncLease
@@ -57,7 +58,7 @@ _LOOK_SECONDS = 1.0
 _making = threading.Lock()  # held for an instant, by a lease that begins to count its children
 
 
-class Lease:
+class Lease(Recorded):
     """
     The right to try, and the epoch that proves it.
 

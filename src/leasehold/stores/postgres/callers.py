@@ -26,13 +26,12 @@ from ...errors import (
     InvalidArgument,
     LeaseholdError,
     NotInTransaction,
-    StaleEpoch,
     StoreUnavailable,
-    finders,
 )
 from ...store import Program, Renewal
 from ...transaction import Joined, remember
 from .. import django
+from . import refusals
 from .database import Database, inherited, outlive_fork
 from .faults import explained, is_lost, sqlstate_of
 from .fenced import ENDED, FencedConnection
@@ -47,7 +46,8 @@ from .libraries import (
     types_of,
     unsupported,
 )
-from .rows import Row, added, as_json, refusal_of, settlement, stale_epoch, wishes
+from .refusals import REFUSED_SQLSTATE
+from .rows import Row, added, as_json, refusal_of, settlement, wishes
 from .sql import in_schema
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ T = TypeVar("T")
 Step = tuple[str, tuple[Any, ...]]  # one of our functions, and its arguments
 Steps = Generator[Step, list[Row], T]
 
-REFUSED_SQLSTATE = "LH001"  # of a fence's refusal inside COMMIT; the facts are in its DETAIL
 _SAVEPOINT: Any = object()  # stands for what whoever runs a program says about savepoints
 _PIPED: Any = object()  # and for whether it waits for answers
 _SCALAR = {"fence", "settled_in"}  # functions that answer with one value
@@ -81,6 +80,7 @@ class PostgresTransactions:
         }
         self._begin()
         outlive_fork(self)
+        refusals.recorders.add(self)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -180,16 +180,21 @@ class PostgresTransactions:
             try:
                 connection.commit()
             except psycopg.Error as error:
-                refused = StaleEpoch.find(error)
+                refused = refusals.take(error)
                 if refused is not None:
                     self._note(job_id, error.diag.message_detail)
                     raise refused from error
                 if sqlstate_of(error) == "25P03":  # it had been idle for too long, and had not heard of this COMMIT
                     raise self._moved(job_id, epoch) or _unfinished() from error
                 if is_lost(error):
-                    if said is not None and self._was_said(job_id, epoch, said):
+                    heard = self._was_said(job_id, epoch, said)
+                    if heard:
                         return
-                    raise self._moved(job_id, epoch) or StoreUnavailable(
+                    moved = self._moved(job_id, epoch)
+                    # A takeover alone says nothing: the rows may have been committed before it.
+                    if self.is_rolled_back(connection.number) or (heard is False and moved):
+                        raise moved or _unfinished() from error
+                    raise StoreUnavailable(
                         f"the connection to {shown_url(self._database.url)} was lost in COMMIT: {_first(error)}. The "
                         "transaction may or may not have been committed: look for what it wrote before you run it "
                         "again.",
@@ -215,13 +220,19 @@ class PostgresTransactions:
         except StoreUnavailable:
             return None
 
-    def _was_said(self, job_id: str, epoch: int, said: str) -> bool:
-        """Whether the job has been settled with these words: then the transaction that carried them has committed."""
+    def _was_said(self, job_id: str, epoch: int, said: str | None) -> bool | None:
+        """Whether the job has been settled with these words, so that the transaction has committed; None: unknown."""
+        if said is None:
+            return None
         try:
             [(heard,)] = self._database.call("was_said", job_id, epoch, json.loads(said)["said"], again=True)
         except LeaseholdError:
-            return False
+            return None
         return bool(heard)
+
+    def is_rolled_back(self, number: str | None) -> bool:
+        """Return whether the server knows that the transaction of that number was rolled back."""
+        return number is not None and refusals.is_rolled_back(self._database, number)
 
     def was_ended(self, connection: FencedConnection | None) -> bool:
         """Return whether the server has hung up in the middle of the transaction."""
@@ -263,6 +274,13 @@ class PostgresTransactions:
     def _note(self, job_id: str, said: str | None) -> None:
         if said is not None and "unknown" not in json.loads(said):
             self._apart.append((job_id, said))
+
+    def note(self, facts: dict[str, Any]) -> bool:
+        """Keep a refusal to be recorded, if it is this store's; return whether it is."""
+        if self._database.closed or facts.get("store") != str(self._database.store_id):
+            return False
+        self._note(facts["job_id"], as_json(facts))
+        return True
 
     def record(self, *, surely: bool = False) -> None:
         """
@@ -432,7 +450,8 @@ class PostgresTransactions:
 
     def _joined(self, connection: Any, number: str | None, *, awaited: bool = False) -> Joined:
         """Return the transaction that *connection* has open, which the server knows by *number*."""
-        return Joined(self.database, connection, lambda still: self._is_open(still, number), awaited=awaited)
+        is_open = lambda still: self._is_open(still, number)  # noqa: E731
+        return Joined(self.database, connection, is_open, awaited=awaited, number=number)
 
     def _is_open(self, connection: Any, number: str | None) -> bool:
         if not is_in_transaction(connection):
@@ -440,8 +459,7 @@ class PostgresTransactions:
         if number is None or self._database.closed:
             return True
         # A pool, or its user, may have begun another transaction on the connection since.
-        [(status,)] = self._database.ask("SELECT pg_catalog.pg_xact_status(%s::pg_catalog.xid8)", (number,), again=True)
-        return bool(status == "in progress")
+        return refusals.status_of(self._database, number) == "in progress"
 
     async def run_async(
         self,
@@ -521,7 +539,10 @@ class PostgresTransactions:
         if isinstance(error, LeaseholdError) or (sqlstate_of(driver) is None and not isinstance(error, psycopg.Error)):
             return error
         where, schema = shown_url(self._database.url), self._database.schema
-        if sqlstate_of(driver) in ("3F000", "42P01", "42883"):
+        code = sqlstate_of(driver)
+        if code in ("LH002", "3F000", "42P01", "42883") and (gone := self._database.gone()) is not None:
+            return gone  # the call was right: the store is no longer there
+        if code in ("3F000", "42P01", "42883"):
             # Our schema is not where that connection leads.
             return InvalidArgument(
                 f"that connection is to a database without the schema {schema!r} of this store ({where}): only rows in "
@@ -538,7 +559,9 @@ def _begin(connection: FencedConnection, fence: str, params: tuple[Any, ...], *,
     with psycopg.ClientCursor(connection, row_factory=tuple_row) as cursor:
         cursor.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {fence}", params)
         cursor.nextset()
-        return [row[:1] for row in cursor.fetchall()]
+        rows = cursor.fetchall()
+    connection.number = rows[0][1]
+    return [row[:1] for row in rows]
 
 
 def _run(program: Program[T], run: Callable[[Step], list[Row]]) -> T:
@@ -568,20 +591,3 @@ def _first(error: BaseException) -> str:
 
 def _cause(said: BaseException, error: BaseException) -> BaseException | None:
     return error.__cause__ if said is error else error
-
-
-def _refused_at_commit(error: BaseException) -> StaleEpoch | None:
-    """Return the refusal that a fence raised inside COMMIT as *error*, whichever driver brings it."""
-    if (getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)) != REFUSED_SQLSTATE:
-        return None
-    said = getattr(getattr(error, "diag", None), "message_detail", None) or getattr(error, "detail", None)
-    try:
-        facts = json.loads(said or "")
-    except ValueError:
-        return None  # an ORM's copy of the error, without its facts; they are in its cause
-    if "unknown" in facts:
-        return None  # the job is gone: no epoch is current
-    return stale_epoch(facts["job_id"], facts["presented"], facts["verb"], facts)
-
-
-finders.append(_refused_at_commit)

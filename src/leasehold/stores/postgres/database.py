@@ -21,7 +21,7 @@ from psycopg import pq, sql
 
 from ...core.clock import patience
 from ...core.values import shown_url
-from ...errors import InvalidArgument, StoreIncompatible, StoreUnavailable
+from ...errors import InvalidArgument, LeaseholdError, StoreIncompatible, StoreUnavailable
 from ..migrating import Migrated
 from .connection import Connection, is_pooled
 from .faults import cannot_connect, explained, sqlstate_of, without_secrets
@@ -344,6 +344,21 @@ class Database:
         """Return whether the schema is there; make nothing."""
         with self.connection() as connection:
             return look(connection, self.schema) is not None
+
+    def gone(self) -> LeaseholdError | None:
+        """Return the error for a schema that was removed or replaced since it was opened here; None if it was not."""
+        try:
+            with self.connection() as connection:
+                found = look(connection, self.schema)
+        except LeaseholdError as error:
+            return error if isinstance(error, StoreIncompatible) else None
+        if found is not None and found.store_id == self.store_id:
+            return None
+        what = "removed" if found is None else "replaced by another store"
+        return StoreUnavailable(
+            f"{self.named} was {what} since this process opened it: a backup is being restored, perhaps. Nothing was "
+            "changed. Start this process anew once the store is back."
+        )
 
     def migrate(self, *, dry_run: bool, wait_seconds: float, say: Callable[[str], None]) -> Migrated:
         """Bring the schema up to date, or make it; with *dry_run*, only say what that would be."""

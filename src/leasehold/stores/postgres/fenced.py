@@ -72,6 +72,7 @@ class FencedConnection(Connection):
     ours = True  # whether the store may do with it what its user may not
     fenced: tuple[str, int] | None = None  # the job and the epoch of the transaction that it was lent for
     said: str | None = None  # how its COMMIT will settle the job
+    number: str | None = None  # by which the server knows its transaction
     touched = False  # whether its user may have changed what outlasts a transaction
     spoilt = False  # whether its user may have prepared statements by name, or removed the driver's
     ended = False  # whether its user has ended the transaction all the same

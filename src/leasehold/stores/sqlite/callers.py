@@ -193,9 +193,9 @@ class SqliteTransactions:
         """Return False: there is no server that could have hung up."""
         return False
 
-    def is_rolled_back(self, number: str) -> bool:
-        """Return False: transactions have no numbers here, and no replies that could be lost."""
-        return False
+    def is_rolled_back(self, number: str | None) -> bool:
+        """Return True: there is no reply that could be lost, so a COMMIT that raised has not committed."""
+        return True
 
     def forked_child(self) -> None:
         """Start afresh in a forked child."""

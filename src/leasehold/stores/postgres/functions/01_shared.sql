@@ -205,7 +205,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
-    v_facts jsonb := p_facts - 'alarm' - 'owner' - 'settled' - 'now' - 'ending';
+    v_facts jsonb := p_facts - 'alarm' - 'owner' - 'settled' - 'now' - 'ending' - 'job_id' - 'store';
 BEGIN
     IF (p_facts->>'alarm')::boolean THEN
         PERFORM leasehold.record('alarm', p_id, p_now, (p_facts->>'current')::bigint, p_owner, v_facts);

@@ -118,7 +118,9 @@ BEGIN
     RAISE EXCEPTION USING
         ERRCODE = 'LH001',
         MESSAGE = format('job %s: %s with epoch %s is refused', leasehold.shown(p_id), p_verb, p_epoch),
-        DETAIL = (jsonb_build_object('job_id', p_id) || p_refusal::jsonb)::text;
+        DETAIL = (
+            jsonb_build_object('job_id', p_id, 'store', (SELECT id FROM leasehold.store)) || p_refusal::jsonb
+        )::text;
 END
 $lh$;
 

@@ -1,0 +1,59 @@
+"""What the store's record says of a lease whose owner does not know how its own transaction ended."""
+
+from __future__ import annotations
+
+from ..core.job import Grant
+from ..core.ownership import Reason
+from ..errors import StaleEpoch
+from ..store import Store
+from ..transaction import Joined
+
+_BY_ITS_OWNER = ("done", "failed", Reason.RETRY, Reason.RELEASE)
+
+
+class Recorded:
+    """A lease, as far as the record of it goes."""
+
+    __slots__ = ()
+
+    _store: Store
+    _grant: Grant
+    _joined: tuple[Joined, ...]
+    _settled: bool | None
+
+    def is_settled(self) -> bool:
+        """
+        Ask the store whether this lease was settled by its owner: completed, failed or released under its epoch.
+
+        After a COMMIT whose reply was lost this tells whether it has committed, if the settlement was a part of it.
+        Raises `UnknownJob` and `StoreUnavailable`.
+        """
+        job_id, epoch = self._grant.spec.id, self._grant.epoch
+        return any(held.ended in _BY_ITS_OWNER for held in self._store.ownerships(job_id) if held.epoch == epoch)
+
+    def _refusal(self, *, lost: bool) -> StaleEpoch | None:
+        """
+        Return the refusal if this lease is not current, for `StaleEpoch.find`.
+
+        *lost*: the connection of the caller's transaction is gone, and maybe its COMMIT had been accepted before the
+        job moved on. Then it is a refusal only if the transaction is known to be rolled back.
+        """
+        if lost and not self._was_rolled_back():
+            return None
+        [refusal] = self._store.check([(self._grant.spec.id, self._grant.epoch)])
+        if refusal is not None:
+            self._told(refusal)
+        return refusal if isinstance(refusal, StaleEpoch) else None
+
+    def _told(self, refusal: Exception) -> Exception:
+        """Remember that the lease is lost."""
+        raise NotImplementedError
+
+    def _was_rolled_back(self) -> bool:
+        """Whether the caller's last transaction is known to be rolled back; False also if that cannot be known."""
+        transactions = self._store.transactions
+        number = self._joined[-1].number if self._joined else None
+        if transactions is not None and transactions.is_rolled_back(number):
+            return True
+        # A settlement that was part of it and is not on record has not been committed.
+        return self._settled is None and not self.is_settled()

@@ -1,0 +1,104 @@
+"""
+What the COMMIT of a caller's own transaction came to, where only the driver's exception tells.
+
+A refusal comes with its facts. It was rolled back with everything else, so whoever converts it has it recorded, once. A
+lost connection tells nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from ...core.clock import patience
+from ...errors import LeaseholdError, StaleEpoch, connection_was_lost, finders
+from .faults import is_lost, sqlstate_of
+from .rows import stale_epoch
+
+if TYPE_CHECKING:
+    from .callers import PostgresTransactions
+    from .database import Database
+
+REFUSED_SQLSTATE = "LH001"  # of a fence's refusal inside COMMIT; the facts are in its DETAIL
+_END_SECONDS = 2.0  # for a server to notice that its client is gone
+_NOTED = "_leasehold_noted"  # set on an error whose refusal is recorded, or will be
+
+# Those whose stores may be the one that refused.
+recorders: weakref.WeakSet[PostgresTransactions] = weakref.WeakSet()
+
+
+def take(error: BaseException) -> StaleEpoch | None:
+    """Return the refusal that *error* brings, for a caller that records it."""
+    facts = _facts(error)
+    return None if facts is None else _refusal(error, facts)
+
+
+def find(error: BaseException) -> StaleEpoch | None:
+    """Return the refusal that *error* brings, and have its store record it: now, or with its next verb."""
+    facts = _facts(error)
+    if facts is None:
+        return None
+    is_new = not getattr(error, _NOTED, False)
+    refusal = _refusal(error, facts)
+    if is_new:
+        for recorder in list(recorders):
+            if recorder.note(facts):
+                recorder.record()
+                break
+    return refusal
+
+
+def _refusal(error: BaseException, facts: dict[str, Any]) -> StaleEpoch:
+    setattr(error, _NOTED, True)
+    return stale_epoch(facts["job_id"], facts["presented"], facts["verb"], facts)
+
+
+def _facts(error: BaseException) -> dict[str, Any] | None:
+    """Return the facts of the refusal that a fence raised inside COMMIT as *error*, whichever driver brings it."""
+    if sqlstate_of(error) != REFUSED_SQLSTATE:
+        return None
+    said = getattr(getattr(error, "diag", None), "message_detail", None) or getattr(error, "detail", None)
+    try:
+        facts: dict[str, Any] = json.loads(said or "")
+    except ValueError:
+        return None  # an ORM's copy of the error, without its facts; they are in its cause
+    return None if "unknown" in facts else facts  # unknown: the job is gone, and no epoch is current
+
+
+def status_of(database: Database, number: str) -> str | None:
+    """Return what the server knows of the transaction of that number; None if it has forgotten."""
+    [(status,)] = database.ask("SELECT pg_catalog.pg_xact_status(%s::pg_catalog.xid8)", (number,), again=True)
+    return status  # type: ignore[no-any-return]  # a text, or null
+
+
+def is_rolled_back(database: Database, number: str) -> bool:
+    """
+    Return whether the server knows that the transaction of that number was rolled back.
+
+    Not whether it was committed: a server that has crashed may give the number of a forgotten transaction to another.
+    """
+    left, pause = patience(_END_SECONDS), threading.Event()
+    while True:
+        try:
+            status = status_of(database, number)
+        except LeaseholdError:
+            return False  # a number that this server has never issued, or nobody answers
+        if status != "in progress" or left() <= 0:
+            return status == "aborted"
+        pause.wait(0.01)  # the server is about to notice that its client is gone
+
+
+def _was_lost(error: BaseException) -> bool:
+    """Whether *error* is a driver's, and says that the connection is gone."""
+    if isinstance(error, ConnectionError):
+        return True
+    ours = isinstance(error, psycopg.Error) or type(error).__module__.startswith("asyncpg.")
+    return ours and is_lost(error)
+
+
+finders.append(find)
+connection_was_lost.append(_was_lost)

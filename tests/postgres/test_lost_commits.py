@@ -1,0 +1,177 @@
+"""A COMMIT whose reply is lost, on a caller's own connection and at the end of `lease.transaction()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import psycopg
+import pytest
+
+from leasehold import Lease, Router, StaleEpoch, StoreUnavailable
+from leasehold.stores.postgres import PostgresStore
+from leasehold.testing import elsewhere
+
+from .fixtures import Place, path_of, with_path
+from .libraries import transaction
+from .proxy import Proxy, Where
+from .staging import until
+
+LIBRARIES = ["psycopg", "sqlalchemy", "sqlalchemy async", "django"]
+CUTS = [Where.BEFORE, Where.AFTER]
+
+
+@pytest.fixture
+def store(place: Place) -> PostgresStore:
+    """A store with a table of the caller's beside it."""
+    made = place.store()
+    with place.connect(made, autocommit=True) as connection:
+        connection.execute("create table results (name text)")
+    return made
+
+
+@pytest.fixture
+def proxy(server_url: str) -> Iterator[Proxy]:
+    """The way to the server that will be cut."""
+    with Proxy(server_url) as made:
+        yield made
+
+
+def url_through(proxy: Proxy, store: PostgresStore) -> str:
+    """The caller's URL, through the proxy."""
+    return with_path(proxy.url, path_of(store.database.url))
+
+
+def lease_of(router: Router) -> Lease:
+    """A lease on a new job."""
+    router.add("a")
+    lease = router.claim("worker")
+    assert lease is not None
+    return lease
+
+
+def rows(store: PostgresStore) -> int:
+    """How many rows of the caller's are committed."""
+    with psycopg.connect(store.database.url) as connection:
+        [(count,)] = connection.execute("select count(*) from results").fetchall()
+    return int(count)
+
+
+def move(router: Router) -> None:
+    """Have the job taken over."""
+    elsewhere(lambda: router.transfer(router.job("a"), to="b", by="ops"))
+
+
+@pytest.mark.parametrize("where", CUTS, ids=lambda where: where.name.lower())
+@pytest.mark.parametrize(("complete", "taken"), list(product([False, True], repeat=2)), ids=lambda it: str(it).lower())
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_refusal_is_found_only_if_the_transaction_was_refused(
+    store: PostgresStore, proxy: Proxy, library: str, complete: bool, taken: bool, where: Where
+) -> None:
+    """Not if it had been committed: neither because it has settled the job itself, nor because of a later takeover."""
+    committed = where is Where.AFTER
+    with Router(store.database.url, schema=store.database.schema) as router:
+        lease = lease_of(router)
+        with transaction(library, url_through(proxy, store)) as opened:
+            opened.fence(lease)
+            opened.execute("insert into results values ('mine')")
+            if complete:
+                opened.complete(lease)
+            proxy.cut(where, "COMMIT")
+            with pytest.raises(Exception) as lost:  # noqa: PT011  # of any library
+                opened.commit()
+            assert proxy.cuts == 1
+            if taken and not (complete and committed):
+                move(router)
+
+            found = StaleEpoch.find(lost.value, lease)
+
+            assert (found is not None) is (taken and not committed)
+            assert lease.is_settled() is (complete and committed)
+        assert rows(store) == committed
+        assert router.job("a").status == ("done" if complete and committed else "running")
+
+
+@pytest.mark.parametrize("where", CUTS, ids=lambda where: where.name.lower())
+@pytest.mark.parametrize(("complete", "taken"), list(product([False, True], repeat=2)), ids=lambda it: str(it).lower())
+def test_the_end_of_a_block_says_what_is_known(
+    store: PostgresStore, proxy: Proxy, complete: bool, taken: bool, where: Where
+) -> None:
+    """Committed, refused, rolled back, or not known: rows alone leave no record, and a takeover tells nothing."""
+    committed = where is Where.AFTER
+    url, schema = url_through(proxy, store), store.database.schema
+    with Router(url, schema=schema) as router, Router(store.database.url, schema=schema) as other:
+        lease = lease_of(router)
+        assert isinstance(router.store, PostgresStore)
+        moves: list[Callable[[], None]] = [lambda: move(other)] if taken and not (complete and committed) else []
+
+        def take(what: str) -> None:
+            while proxy.cuts and moves:
+                moves.pop()()
+
+        def write() -> None:
+            with lease.transaction() as connection:
+                connection.execute("insert into results values ('mine')")
+                if complete:
+                    lease.complete()
+                proxy.cut(where, "COMMIT")
+
+        router.store.database.point = take
+        try:
+            if complete and committed:
+                write()
+            else:
+                with pytest.raises((StaleEpoch, StoreUnavailable)) as raised:
+                    write()
+                assert isinstance(raised.value, StaleEpoch) is (taken and not committed)
+                assert getattr(raised.value, "outcome_unknown", False) is committed
+        finally:
+            router.store.database.point = None
+        assert not moves
+    assert rows(store) == committed
+
+
+def test_a_refusal_at_the_commit_of_a_callers_connection_is_recorded_once(place: Place, store: PostgresStore) -> None:
+    """By whoever converts the driver's error, however often."""
+    with Router(store.database.url, schema=store.database.schema) as router:
+        assert isinstance(router.store, PostgresStore)
+        router.store._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that COMMIT refuses
+        lease = lease_of(router)
+        with place.connect(store) as connection:
+            lease.fence(connection)
+            connection.execute("insert into results values ('mine')")
+            move(router)
+            with pytest.raises(psycopg.Error) as refused:
+                connection.commit()
+
+            first, second = StaleEpoch.find(refused.value), StaleEpoch.find(refused.value, lease)
+
+        assert first is not None
+        assert second is not None
+        assert (first.owner, first.moved_by) == ("b", "ops")
+        [event] = router.events("a", kind="refused")
+        assert (event.owner, event.facts["presented"], event.facts["verb"]) == ("b", lease.epoch, "fence")
+        assert set(event.facts) <= {"presented", "current", "verb", "reason", "by"}
+    assert rows(store) == 0
+
+
+def test_a_refusal_of_another_store_is_recorded_by_none_of_ours(place: Place, store: PostgresStore) -> None:
+    """A store records what it has refused itself."""
+    other = place.store()
+    with (
+        Router(store.database.url, schema=store.database.schema) as router,
+        Router(other.database.url, schema=other.database.schema) as beside,
+    ):
+        assert isinstance(router.store, PostgresStore)
+        router.store._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that COMMIT refuses
+        beside.counts()
+        lease = lease_of(router)
+        with place.connect(store) as connection:
+            lease.fence(connection)
+            move(router)
+            with pytest.raises(psycopg.Error) as refused:
+                connection.commit()
+        assert StaleEpoch.find(refused.value) is not None
+
+        assert beside.events(kind="refused") == []
+        until(lambda: len(router.events(kind="refused")) == 1)
