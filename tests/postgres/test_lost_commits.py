@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import product
+from typing import Any
 
 import psycopg
 import pytest
@@ -129,6 +130,56 @@ def test_the_end_of_a_block_says_what_is_known(
             router.store.database.point = None
         assert not moves
     assert rows(store) == committed
+
+
+def coming_through(monkeypatch: pytest.MonkeyPatch, store: PostgresStore, commit: Callable[[], object]) -> None:
+    """Let a COMMIT whose connection was lost succeed at the moment when the store is asked who has the job."""
+    check = store.check
+
+    def checked(holders: Any) -> Any:
+        monkeypatch.undo()
+        commit()
+        return check(holders)
+
+    monkeypatch.setattr(store, "check", checked)
+
+
+def test_a_commit_that_comes_through_while_the_store_is_asked_is_not_refused(
+    place: Place, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may have received it before the connection was lost, and not have come to it yet."""
+    with Router(store.database.url, schema=store.database.schema) as router:
+        assert isinstance(router.store, PostgresStore)
+        lease = lease_of(router)
+        with place.connect(store) as connection:
+            connection.execute("insert into results values ('mine')")
+            lease.complete(connection=connection)
+            coming_through(monkeypatch, router.store, connection.commit)
+
+            assert StaleEpoch.find(psycopg.OperationalError("the connection was lost"), lease) is None
+
+    assert rows(store) == 1
+
+
+def test_the_commit_of_a_block_that_comes_through_while_the_store_is_asked_is_not_refused(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same, at the end of `lease.transaction()`."""
+    with Router(store.database.url, schema=store.database.schema) as router:
+        kept = router.store
+        assert isinstance(kept, PostgresStore)
+        lease = lease_of(router)
+        with lease.transaction() as connection:
+            connection.execute("insert into results values ('mine')")
+            lease.complete()
+
+            def lost() -> None:
+                coming_through(monkeypatch, kept, lambda: psycopg.Connection.commit(connection))
+                raise psycopg.OperationalError("the connection was lost")
+
+            connection.commit = lost
+
+    assert rows(store) == 1
 
 
 def test_a_refusal_at_the_commit_of_a_callers_connection_is_recorded_once(place: Place, store: PostgresStore) -> None:

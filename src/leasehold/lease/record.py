@@ -38,11 +38,15 @@ class Recorded:
         *lost*: the connection of the caller's transaction is gone, and maybe its COMMIT had been accepted before the
         job moved on. Then it is a refusal only if the transaction is known to be rolled back.
         """
-        if lost and not self._was_rolled_back():
+        if lost and self._settled is None and self.is_settled():
             return None
         [refusal] = self._store.check([(self._grant.spec.id, self._grant.epoch)])
-        if refusal is not None:
-            self._told(refusal)
+        if refusal is None:
+            return None
+        # Only now: a COMMIT that the server had received may have come through until the epoch was no longer current.
+        if lost and not self._was_rolled_back():
+            return None
+        self._told(refusal)
         return refusal if isinstance(refusal, StaleEpoch) else None
 
     def _told(self, refusal: Exception) -> Exception:

@@ -191,6 +191,9 @@ class PostgresTransactions:
                     if heard:
                         return
                     moved = self._moved(job_id, epoch)
+                    # Again: until the epoch was no longer current, a COMMIT that the server had received could succeed.
+                    if moved is not None and heard is False and (heard := self._was_said(job_id, epoch, said)):
+                        return
                     # A takeover alone says nothing: the rows may have been committed before it.
                     if self.is_rolled_back(connection.number) or (heard is False and moved):
                         raise moved or _unfinished() from error
