@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Joined:
     """A caller's own transaction that a verb has joined, until it has ended."""
 
-    __slots__ = ("__weakref__", "_connection", "_ended", "_is_open", "awaited", "database", "number")
+    __slots__ = ("__weakref__", "_connection", "_ended", "_is_open", "_thread", "awaited", "database", "number")
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Joined:
         self.number = number  # by which the server knows the transaction
         self._is_open = is_open
         self._ended = False
+        self._thread = threading.get_ident()
         try:
             # Weak: a strong one would keep a connection open, and its locks held, that its user has dropped.
             self._connection: Callable[[], Any] = weakref.ref(connection)
@@ -59,6 +60,11 @@ class Joined:
     def keeps_connection(self) -> bool:
         """Whether this keeps the connection alive, so that only its lease may keep this."""
         return not isinstance(self._connection, weakref.ref)
+
+    def is_usable_here(self) -> bool:
+        """Return whether it is open, this context has joined it, and this thread may use its connection."""
+        # sqlite3 refuses other threads, which may have this context by `asyncio.to_thread`.
+        return not self.awaited and self._thread == threading.get_ident() and is_here(self.connection)
 
     def is_open(self) -> bool:
         """Return whether the transaction has not ended yet. Asked again after that, it costs nothing."""
@@ -110,7 +116,10 @@ _here: ContextVar[tuple[Entry, ...]] = ContextVar("leasehold_transactions", defa
 
 def remember(joined: Joined) -> None:
     """Remember, in this context, a transaction that a verb has joined."""
-    others = [entry for entry, found in _entries() if not _is_on(found, joined.connection)]
+    # What a lease keeps stays: the router's own entry for the same connection is kept by nobody.
+    others = [
+        entry for entry, found in _entries() if isinstance(entry, weakref.ref) or not _is_on(found, joined.connection)
+    ]
     _here.set((*others, weakref.ref(joined) if joined.keeps_connection else joined))
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from ..aio import alone, joined, transactions_of
@@ -41,7 +42,7 @@ from ..errors import (
     UnknownJob,
 )
 from ..store import Program, Renewal, Store, Transactions
-from ..transaction import Block, Joined, block_of, inside, is_here, remember
+from ..transaction import Block, Joined, block_of, inside, remember
 from .children import Children, named
 from .current import _current
 from .record import Recorded
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from .aio import AsyncLease
 
 T = TypeVar("T")
+_Run = Callable[[Callable[[Transactions], Program[Any]]], Any]  # runs a program in a transaction
 
 log = logging.getLogger("leasehold")
 
@@ -208,16 +210,14 @@ class Lease(Recorded):
 
     def check(self) -> None:
         """Return if this is still the current epoch; the answer may be old at once. Raises `StaleEpoch` otherwise."""
-        if (block := self._block()) is not None:
-            self._check_inside(block)
-            if block.exclusive:
-                return
+        if (run := self._run_here()) is not None:
+            self._check_inside(run)
         self._raise(self._store.check([(self.job_id, self.epoch)])[0])
 
-    def _check_inside(self, block: Block) -> None:
-        """Raise the refusal if the block has settled the lease: for its own verbs that counts before it commits."""
-        with suppress(NotInTransaction):
-            self._told_by(lambda: block.run(lambda verbs: verbs.check(self.job_id, self.epoch)))
+    def _check_inside(self, run: _Run) -> None:
+        """Raise the refusal if the transaction has settled the lease: for its verbs that counts before it commits."""
+        with suppress(NotInTransaction, StoreUnavailable):
+            self._told_by(lambda: run(lambda verbs: verbs.check(self.job_id, self.epoch)))
 
     def renew(self, seconds: float | None = None) -> datetime:
         """
@@ -241,14 +241,10 @@ class Lease(Recorded):
 
     def _renewed_inside(self, renewal: Renewal) -> int | None:
         """Renew as part of an open transaction, where one keeps every other writer out; else return None."""
-        if (block := self._block()) is not None:
-            if block.exclusive:
-                return self._told_by(lambda: block.run(lambda verbs: verbs.renew(renewal)))
-            self._check_inside(block)
-        for one in self._joined:
-            # Beside it, the renewal would wait for the caller's own transaction.
-            if not one.awaited and is_here(one.connection) and self._transactions().exclusive:
-                return self._join(one.connection, lambda verbs: verbs.renew(renewal))
+        if (run := self._run_here()) is not None:
+            if self._transactions().exclusive:  # beside it, the renewal would wait for its own caller
+                return int(self._told_by(lambda: run(lambda verbs: verbs.renew(renewal))))
+            self._check_inside(run)
         return None
 
     def progress(
@@ -518,6 +514,13 @@ class Lease(Recorded):
 
     def _transactions(self, what: str = "connection=…") -> Transactions:
         return transactions_of(self._store, what)
+
+    def _run_here(self) -> _Run | None:
+        """Return what runs a program in the transaction that this lease is part of here, or None."""
+        if (block := self._block()) is not None:
+            return block.run
+        joined_ = next((one for one in self._joined if one.is_usable_here()), None)
+        return None if joined_ is None else partial(self._join, joined_.connection)
 
     def _block(self) -> Block | None:
         return block_of((self.job_id, self.epoch), lambda: self._transactions().database)

@@ -1,0 +1,263 @@
+"""Which transaction a verb is part of: by thread, by task, by savepoint, at the end of a handler; on both stores."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from tests.sqlite.joining import in_thread
+
+from leasehold import Conflict, Lease, Settled, StoreUnavailable
+from leasehold.worker.handling import call, call_async, settlement
+
+from .libraries import Driver, run
+from .stages import Stage
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stage(request: pytest.FixtureRequest, sqlite: Stage, postgres: Stage) -> Stage:
+    """Each store in turn."""
+    return sqlite if request.param == "sqlite" else postgres
+
+
+@pytest.fixture
+def lease(stage: Stage) -> Lease:
+    """A lease on a job."""
+    stage.router.add("mine")
+    made = stage.router.claim("worker")
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def own(stage: Stage) -> Iterator[Any]:
+    """A connection of the caller's own."""
+    library = Driver(stage.database)
+    run(library.connect(), is_async=False)
+    with closing(library.connection) as connection:
+        yield connection
+
+
+INSERT = "insert into results values ('', 'mine')"
+
+
+def test_rows_and_completion_of_a_block_are_one_commit(stage: Stage, lease: Lease) -> None:
+    """Without `connection=`."""
+    with lease.transaction() as connection:
+        connection.execute(INSERT)
+        lease.complete(7)
+        assert stage.router.job("mine").status == "running", "nothing is settled before the commit"
+
+    assert (stage.router.job("mine").status, stage.router.job("mine").result) == ("done", 7)
+    assert stage.rows("") == ["mine"]
+
+
+def test_a_block_that_fails_settles_nothing(stage: Stage, lease: Lease) -> None:
+    """Neither the rows nor the completion nor the checkpoint."""
+
+    def failing() -> None:
+        with lease.transaction() as connection:
+            connection.execute(INSERT)
+            lease.progress(0.5, checkpoint={"row": 1})
+            lease.complete(7)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        failing()
+
+    job = stage.router.job("mine")
+    assert (job.status, job.result, job.progress, job.checkpoint) == ("running", None, None, None)
+    assert stage.rows("") == []
+    lease.complete(8)
+    assert stage.router.job("mine").result == 8
+
+
+def test_a_completion_beside_the_fenced_rows_is_refused_and_loses_nothing(stage: Stage, lease: Lease, own: Any) -> None:
+    """What users of an ORM forget: `connection=`."""
+    own.execute(INSERT)
+    lease.fence(own)
+    with pytest.raises(Conflict, match="connection="):
+        lease.complete(7)
+    own.commit()
+
+    assert stage.rows("") == ["mine"]
+    assert stage.router.job("mine").status == "running"
+    lease.complete(8)
+    assert stage.router.job("mine").result == 8
+
+
+def test_a_savepoint_that_is_rolled_back_forgets_the_settlement(stage: Stage, lease: Lease) -> None:
+    """Of the block's own verbs, too."""
+    with lease.transaction() as connection:
+        connection.execute(INSERT)
+        connection.execute("savepoint attempt")
+        lease.complete(7, savepoint=True)
+        with pytest.raises(Settled):
+            lease.progress(0.5, savepoint=True)
+        connection.execute("rollback to savepoint attempt")
+        connection.execute("release savepoint attempt")
+        lease.check()
+        lease.progress(0.5)
+
+    job = stage.router.job("mine")
+    assert (job.status, job.result, job.progress) == ("running", None, 0.5)
+    assert stage.rows("") == ["mine"]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_threads_and_tasks_that_inherit_the_context_are_inside(stage: Stage, lease: Lease, commits: bool) -> None:
+    """They run one at a time on the block's connection, and commit or roll back with it."""
+
+    async def block() -> None:
+        async with lease.aio.transaction():
+            await asyncio.gather(
+                *(asyncio.to_thread(lease.add, f"thread-{n}") for n in range(8)),
+                *(asyncio.create_task(lease.aio.add(f"task-{n}")) for n in range(8)),
+            )
+            if not commits:
+                raise KeyError
+
+    if commits:
+        asyncio.run(block())
+    else:
+        with pytest.raises(KeyError):
+            asyncio.run(block())
+
+    assert len(stage.router.jobs(parent="mine")) == (16 if commits else 0)
+
+
+def test_a_copied_context_that_outlives_the_block_is_outside(stage: Stage, lease: Lease) -> None:
+    """Its verbs commit by themselves again."""
+    with lease.transaction():
+        copied = contextvars.copy_context()
+        lease.progress(0.25)
+
+    copied.run(lease.progress, 0.5)
+
+    assert stage.router.job("mine").progress == 0.5
+
+
+def test_a_thread_without_the_context_is_outside(stage: Stage, lease: Lease) -> None:
+    """It commits separately on PostgreSQL, and waits on SQLite."""
+    with lease.transaction() as connection:
+        connection.execute(INSERT)
+        if stage.database.is_sqlite:
+            with pytest.raises(StoreUnavailable):
+                in_thread(lambda: lease.progress(0.5))
+        else:
+            in_thread(lambda: lease.progress(0.5))
+            assert stage.router.job("mine").progress == 0.5
+
+    assert stage.rows("") == ["mine"]
+
+
+@pytest.mark.parametrize(
+    "settle", [lambda lease: lease.complete(7), lambda lease: lease.fail("broken"), lambda lease: lease.release()]
+)
+def test_a_thread_cannot_settle_beside_the_callers_transaction(
+    stage: Stage, lease: Lease, own: Any, settle: Callable[[Lease], None]
+) -> None:
+    """The rows would be lost."""
+    own.execute(INSERT)
+    lease.fence(own)
+    with pytest.raises(Conflict, match="still open"):
+        in_thread(lambda: settle(lease))
+    own.commit()
+
+    assert stage.rows("") == ["mine"]
+    in_thread(lambda: settle(lease))
+    assert stage.router.job("mine").status != "running"
+
+
+def test_a_thread_reports_beside_the_callers_transaction(stage: Stage, lease: Lease, own: Any) -> None:
+    """It commits separately on PostgreSQL, and waits on SQLite."""
+    own.execute(INSERT)
+    lease.fence(own)
+    if stage.database.is_sqlite:
+        with pytest.raises(StoreUnavailable):
+            in_thread(lambda: lease.progress(0.5))
+    else:
+        in_thread(lambda: lease.progress(0.5))
+    own.commit()
+
+    assert stage.rows("") == ["mine"]
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_handler_that_leaves_its_transaction_open_fails_and_says_so(
+    stage: Stage, lease: Lease, own: Any, kind: str
+) -> None:
+    """Its job would be done otherwise, and its rows lost without a word."""
+
+    def careless(lease: Lease) -> None:
+        own.execute(INSERT)
+        lease.fence(own)
+
+    async def careless_on_a_loop(lease: Lease) -> None:
+        careless(lease)
+
+    task: Any = stage.router.task(careless if kind == "plain" else careless_on_a_loop)
+    hooks = stage.router._hooks
+    end = call(task, lease, hooks) if kind == "plain" else asyncio.run(call_async(task, lease, hooks))
+    own.rollback()
+
+    assert isinstance(end.error, Conflict)
+    assert "commit it, or roll it back" in str(end.error)
+    said = settlement(task, lease, end)
+    assert said is not None
+    assert said.outcome == "fail"
+
+
+@pytest.mark.parametrize("verb", [Lease.check, Lease.renew], ids=["check", "renew"])
+def test_after_a_settlement_in_the_callers_transaction_the_exempt_verbs_are_settled_too(
+    stage: Stage, lease: Lease, own: Any, verb: Callable[[Lease], Any]
+) -> None:
+    """As they are in a block; caught, it spoils nothing."""
+    own.execute(INSERT)
+    lease.complete(7, connection=own)
+    with pytest.raises(Settled):
+        verb(lease)
+    own.commit()
+
+    assert (stage.router.job("mine").result, stage.rows("")) == (7, ["mine"])
+
+
+@pytest.mark.parametrize("verb", [Lease.check, Lease.renew], ids=["check", "renew"])
+def test_the_exempt_verbs_work_beside_a_transaction_that_a_savepoint_has_unsettled(
+    stage: Stage, lease: Lease, own: Any, verb: Callable[[Lease], Any]
+) -> None:
+    """The transaction itself remembers the settlement, and so it forgets it too."""
+    own.execute(INSERT)
+    lease.fence(own)
+    own.execute("savepoint attempt")
+    lease.release(connection=own, savepoint=True)
+    own.execute("rollback to savepoint attempt")
+    own.execute("release savepoint attempt")
+    verb(lease)
+    own.commit()
+
+    assert stage.router.job("mine").status == "running"
+
+
+def test_a_renewal_from_a_loop_does_not_use_the_callers_connection_on_another_thread(
+    stage: Stage, lease: Lease, own: Any
+) -> None:
+    """`lease.aio.renew` runs on a thread, which sqlite3 would not let near the connection."""
+
+    async def body() -> None:
+        await lease.aio.fence(own)
+        if stage.database.is_sqlite:
+            with pytest.raises(Conflict):
+                await lease.aio.renew()
+        else:
+            await lease.aio.renew()
+        await lease.aio.check()
+
+    asyncio.run(body())
+    own.execute(INSERT)
+    own.commit()
+    assert stage.rows("") == ["mine"]
