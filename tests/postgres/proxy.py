@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from urllib.parse import parse_qs, urlsplit
 
-_READY = b"Z\x00\x00\x00\x05"  # and one byte: the end of each reply
+READY = b"Z\x00\x00\x00\x05"  # and one byte: the end of each reply
 
 
 class Where(enum.Enum):
@@ -139,7 +139,7 @@ class Proxy:
         server.sendall(request)
         reply = b""
         # Until the server has said all: so it has committed, and the test knows it.
-        while reply[-6:-1] != _READY:
+        while reply[-6:-1] != READY:
             if select.select([client], [], [], 0)[0]:
                 server.sendall(client.recv(65536))  # the rest of a long request
             if select.select([server], [], [], 0.01)[0]:
