@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold.core.ownership import Process
-from leasehold.process import _identify, is_gone, this_process
+from leasehold.process import _identify, _stat, is_gone, this_process
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="this system has no /proc")
 
@@ -68,6 +71,50 @@ def test_a_dead_process_that_nobody_reaped_is_gone(child: subprocess.Popen[bytes
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 
     assert is_gone(name)
+
+
+def test_a_process_of_another_user_is_not_gone(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may not let us signal it, and says so with EPERM: it is there."""
+    name = named(child)
+
+    def refuse(pid: int, signal: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", refuse)
+        assert not is_gone(name)
+
+    child.kill()
+    child.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", refuse)
+        assert not is_gone(name)  # nor where nothing can be read of it
+
+
+_MAIN_THREAD_ENDS = """
+import ctypes, sys, threading
+threading.Thread(target=sys.stdin.buffer.read).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_whose_main_thread_has_ended_is_not_gone() -> None:
+    """The system shows it as a zombie, and its other threads still work."""
+    with subprocess.Popen([sys.executable, "-S", "-c", _MAIN_THREAD_ENDS], stdin=subprocess.PIPE) as process:
+        try:
+            name = named(process)
+            for _ in range(PATIENCE_SECONDS * 100):
+                if (_stat(process.pid) or "?")[0] == "Z":
+                    break
+                threading.Event().wait(0.01)
+            assert (_stat(process.pid) or "?")[0] == "Z"
+            assert process.poll() is None
+
+            assert not is_gone(name)
+        finally:
+            process.kill()
+        process.wait()
+        assert is_gone(name)
 
 
 def test_an_id_that_was_given_again_is_another_process(child: subprocess.Popen[bytes]) -> None:

@@ -249,13 +249,49 @@ def test_trap_19_nobody_acknowledges_until_the_deadline_and_the_handler_is_told(
             away.clear()
             gate.open()
             if kind == "thread":
-                # Nobody took the job: time alone refuses nothing.
+                # Nobody took the job: time alone refuses nothing, and what has ended well is not run again.
                 ended(router, "a")
+                assert (len(told), router.job("a").attempt) == (1, 0)
             else:
                 until(lambda: worker.tally.released == 1, "it to be handed back")
 
         assert told[0] is True
         assert router.job("a").errors == router.job("a").reclaims == 0
+
+
+def test_the_deadline_of_a_slow_claim_runs_from_its_sending() -> None:
+    """The store may have granted the lease as soon as the claim was sent: half of it is over when the reply comes."""
+    clock, steady, gate = ManualClock(), ManualClock(), Gate()
+    with Router(clock=clock, lease_seconds=30) as router:
+        store = Tampered(router.store)
+
+        def claim(real: Any, *args: Any, **options: Any) -> Any:
+            grants = real(*args, **options)
+            steady.advance(15 if grants else 0)
+            return grants
+
+        def renew(real: Any, renewals: Any) -> Any:
+            raise StoreUnavailable("away")
+
+        store.tampers.update(claim=claim, renew=renew)
+
+        @router.task(name="work")
+        def work(lease: Lease) -> None:
+            gate.pass_by()
+
+        router.add("a", task="work")
+        with working(router, store=store, steady=steady) as worker:
+            gate.wait_for()
+            [run] = worker._in_flight.values()
+            until(lambda: has_looked(worker, steady), "the keepers to sleep")
+            assert run.deadline_us == steady.now() + 15_000_000
+            steady.advance(14.9)
+            until(lambda: has_looked(worker, steady), "the keepers to sleep")
+            assert not run.lease.lost
+            steady.advance(0.2)
+            until(lambda: run.lease.lost, "the handler to be told")
+            gate.open()
+            ended(router, "a")
 
 
 def test_a_job_that_does_not_move_is_renewed_no_more_and_reclaimed_as_stalled() -> None:

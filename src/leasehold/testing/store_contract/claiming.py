@@ -9,7 +9,20 @@ from ...core.job import Progress, new_job
 from ...core.ownership import Process, Reason
 from ...errors import NoLease, UnknownJob
 from ...store import Renewal, Store
-from .support import SECOND, AlarmClock, Contract, completed, expire, failed, ids, one, released, settle
+from .support import (
+    CLAIMS,
+    SECOND,
+    AlarmClock,
+    Contract,
+    claimed,
+    completed,
+    expire,
+    failed,
+    ids,
+    one,
+    released,
+    settle,
+)
 
 
 class Claiming(Contract):
@@ -163,6 +176,21 @@ class Claiming(Contract):
 
         assert sorted(store.claimed("mine"), key=lambda grant: grant.epoch) == mine
         assert store.claimed("never sent") == []
+
+    @pytest.mark.parametrize("path", CLAIMS)
+    def test_c18_every_path_of_a_claim_keeps_what_it_was_given(
+        self, store: Store, clock: AlarmClock, path: str
+    ) -> None:
+        """However a job is claimed, its lease is found by the claim's id, with the owner, process and length."""
+        process = Process("host", "boot", "namespace", 1, 2)
+        job = new_job("a", {"page": 1}, stall_seconds=40)
+
+        grant = claimed(store, path, job, claim_id="mine", process=process, lease_us=7 * SECOND)
+
+        assert (grant.spec.id, grant.owner, grant.claim_id, grant.process) == ("a", "worker", "mine", process)
+        assert (grant.granted_us, grant.expires_us) == (clock.now(), clock.now() + 7 * SECOND)
+        assert grant in store.claimed("mine")
+        assert store.lease("a", "worker") == grant
 
     def test_c18_only_live_leases_are_found(self, store: Store, clock: AlarmClock) -> None:
         """What was settled, transferred or reclaimed since is no longer that claim's."""

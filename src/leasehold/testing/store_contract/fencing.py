@@ -51,6 +51,10 @@ def _settling(outcome: Outcome) -> Write:
     return write
 
 
+def _plain(job_id: str, epoch: int) -> Settlement:
+    return Settlement(job_id, epoch, Outcome.COMPLETE, "7")
+
+
 # Every write that an owner has. An effect named "charge" has been begun before.
 WRITES: dict[str, Write] = {
     "renew": lambda store, job_id, epoch: store.renew([Renewal(job_id, epoch)])[0],
@@ -61,6 +65,20 @@ WRITES: dict[str, Write] = {
     "begin": _raising(lambda store, job_id, epoch: store.begin_effect(job_id, epoch, "charge", again=True)),
     "end": _raising(lambda store, job_id, epoch: store.end_effect(job_id, epoch, "charge", "1")),
     **{outcome.value: _settling(outcome) for outcome in Outcome},
+    # The same verbs on their other paths: without follow-ups, and in a batch.
+    "complete, plain": lambda store, job_id, epoch: store.settle([_plain(job_id, epoch)])[0],
+    "complete, plain, in a batch": lambda store, job_id, epoch: store.settle(
+        [_plain("nobody's", epoch), _plain(job_id, epoch), _plain("nobody's either", epoch)]
+    )[1],
+    "complete, in a mixed batch": lambda store, job_id, epoch: store.settle(
+        [Settlement("nobody's", epoch, Outcome.RELEASE), _plain(job_id, epoch)]
+    )[1],
+    "renew, in a batch": lambda store, job_id, epoch: store.renew(
+        [Renewal("nobody's", epoch), Renewal(job_id, epoch, 1_000_000)]
+    )[1],
+    "progress, in a batch": lambda store, job_id, epoch: store.progress(
+        [Progress("nobody's", epoch, 0.5), Progress(job_id, epoch, 0.5)]
+    )[1],
 }
 
 # How somebody else can end an ownership, and the reason that its owner is told.
@@ -170,6 +188,27 @@ class Fencing(Contract):
             assert [type(answer) for answer in answers] == [type(None), StaleEpoch, UnknownJob, type(None)]
         assert [store.job(name).status for name in ("a", "b", "c")] == ["done", "running", "done"]
         assert [store.job(name).progress for name in ("a", "b", "c")] == [0.1, None, 0.3]
+
+    @pytest.mark.parametrize("batch", ["alike", "other results", "a follow-up", "a key", "a failure"])
+    def test_c3_each_completion_of_a_batch_is_compared(self, store: Store, clock: AlarmClock, batch: str) -> None:
+        """A worker settles the work of many owners at once; the stale ones among them change nothing."""
+        store.add([new_job(name, lock=f"key of {name}" if batch == "a key" else None) for name in "abcd"])
+        a, b, c, d = store.claim("worker", limit=4)
+        taken = store.transfer("b", b.epoch, to="other", by="ops")
+        store.cancel("d", d.epoch, by="ops")
+        then = (new_child("c", new_job("then"), 1),) if batch == "a follow-up" else ()
+        said = [completed(a), completed(b), completed(c, then=then), completed(d)]
+        if batch == "other results":
+            said = [one._replace(result=str(number)) for number, one in enumerate(said)]
+        if batch == "a failure":
+            said[0] = failed(a, retry=False)
+
+        replies = store.settle(said)
+
+        assert [type(reply) for reply in replies] == [type(None), StaleEpoch, type(None), StaleEpoch]
+        assert store.lease("b", "other") == taken
+        statuses = ["failed" if batch == "a failure" else "done", "running", "done", "cancelled"]
+        assert [store.job(name).status for name in "abcd"] == statuses
 
     def test_c3_compare_and_write_are_one_step(self, store: Store) -> None:
         """Of a completion and a transfer at the same moment exactly one happens."""

@@ -201,13 +201,18 @@ class Locking(Contract):
         settle(store, completed(moved))
         assert ids(store.claim("c", limit=10)) == ["next"]
 
+    @pytest.mark.parametrize("reclaims", [False, True], ids=["at once", "after a reclaim"])
     @pytest.mark.parametrize("how", ["cancel", "finish", "transfer"])
-    def test_c28_a_woken_job_that_leaves_before_its_claim_wakes_the_next(self, store: Store, how: str) -> None:
+    def test_c28_a_woken_job_that_leaves_before_its_claim_wakes_the_next(
+        self, store: Store, how: str, reclaims: bool
+    ) -> None:
         """The right to be next is handed on when its holder is cancelled, finished by hand, or run and settled."""
         store.add([new_job("holder", lock="k"), new_job("woken", lock="k"), new_job("last", lock="k")])
         [grant] = store.claim("a", limit=10)
         assert store.claim("a", limit=10) == []
         settle(store, completed(grant))
+        if reclaims:  # a store may leave the waking to this, or to the next claim
+            assert store.reclaim() == []
 
         if how == "cancel":
             store.cancel("woken", 0, by="ops")

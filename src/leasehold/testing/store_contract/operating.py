@@ -11,7 +11,7 @@ from ...core.ownership import Reason
 from ...core.retry import Retry
 from ...errors import Conflict, StaleEpoch, UnknownJob
 from ...store import Renewal, Store
-from .support import SECOND, AlarmClock, Contract, all_of, completed, expire, failed, ids, one, settle
+from .support import SECOND, AlarmClock, Contract, all_of, completed, expire, failed, ids, one, released, settle
 
 Act = Callable[[Store, str, int], object]
 
@@ -69,6 +69,30 @@ class Operating(Contract):
             ACTS[act](store, "a", 0)
 
         assert (refused.value.presented, refused.value.current) == (0, grant.epoch)
+        assert all_of(store) == before
+
+    @pytest.mark.parametrize("seen", ["never claimed", "released", "reclaimed"])
+    @pytest.mark.parametrize("act", ["transfer", "cancel", "finish", "resolve"])
+    def test_c31_an_operator_who_saw_the_job_before_its_claim_is_refused(
+        self, store: Store, clock: AlarmClock, act: str, seen: str
+    ) -> None:
+        """The job was pending when the operator looked, and has an owner now: its epoch is the one that counts."""
+        store.add([new_job("a")])
+        if seen == "released":
+            settle(store, released(one(store)))
+        elif seen == "reclaimed":
+            one(store)
+            expire(store, clock)
+        epoch = store.job("a").epoch
+        owner = one(store, "owner")
+        store.begin_effect("a", owner.epoch, "charge")
+        before = all_of(store)
+
+        with pytest.raises(StaleEpoch) as refused:
+            ACTS[act](store, "a", epoch)
+
+        assert (refused.value.presented, refused.value.current) == (epoch, owner.epoch)
+        assert refused.value.owner == "owner"
         assert all_of(store) == before
 
     @pytest.mark.parametrize("act", ACTS)

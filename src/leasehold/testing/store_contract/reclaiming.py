@@ -10,10 +10,12 @@ from ...core.retry import Retry
 from ...process import this_process
 from ...store import Renewal, Store
 from .support import (
+    CLAIMS,
     SECOND,
     AlarmClock,
     Contract,
     a_process,
+    claimed,
     completed,
     expire,
     ids,
@@ -52,6 +54,33 @@ class Reclaiming(Contract):
         assert (ended.epoch, ended.ended) == (grant.epoch, Reason.STALL)
         assert store.job("a").reason == Reason.STALL
         assert store.job("a").reclaims == 1
+
+    @pytest.mark.parametrize("path", CLAIMS)
+    def test_c36_every_path_of_a_claim_sets_the_stall_deadline(
+        self, store: Store, clock: AlarmClock, path: str
+    ) -> None:
+        """However a job was claimed, it is taken back once it has not moved for its `stall_seconds`."""
+        grant = claimed(store, path, new_job("a", stall_seconds=10), lease_us=3600 * SECOND)
+        clock.advance(9.999_999)
+        assert store.reclaim() == []
+        clock.advance(0.000_001)
+
+        [ended] = store.reclaim()
+
+        assert (ended.job_id, ended.epoch, ended.ended) == ("a", grant.epoch, Reason.STALL)
+
+    @pytest.mark.parametrize("path", CLAIMS)
+    def test_c37_every_path_of_a_claim_records_the_process(self, store: Store, path: str) -> None:
+        """However a job was claimed, it is taken back once the process of the claim is gone."""
+        with a_process() as mortal:
+            grant = claimed(store, path, new_job("a"), process=mortal.name)
+            assert store.reclaim() == []
+            mortal.die()
+
+            ended = {one.job_id: one for one in store.reclaim()}
+
+        assert ended.keys() == ({"a"} if path == "one" else {"a", "before"})
+        assert (ended["a"].epoch, ended["a"].ended) == (grant.epoch, Reason.RECOVERY)
 
     def test_c36_expired_and_stalled_is_one_reclaim(self, store: Store, clock: AlarmClock) -> None:
         """A lease ends once, whatever else is wrong with it."""

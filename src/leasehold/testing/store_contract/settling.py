@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ...core.failure import written
@@ -44,6 +46,20 @@ class Settling(Contract):
         assert (job.status, job.result, job.epoch) == (Status.DONE, {"total": 10}, grant.epoch)
         assert (job.owner, job.expires_us, job.last_error) == (None, None, None)
         assert job.finished_us == job.updated_us == clock.now()
+
+    @pytest.mark.parametrize("results", [("1", "1", "1"), ("1", "2", "3"), ("null", "null", "1")], ids=str)
+    def test_c24_each_completion_of_a_batch_keeps_its_own_result(self, store: Store, results: tuple[str, ...]) -> None:
+        """Whether the results are alike or not; and each is what a repetition is compared with."""
+        store.add([new_job(name) for name in "abc"])
+        grants = store.claim("worker", limit=3)
+        said = [completed(grant, result) for grant, result in zip(grants, results, strict=True)]
+
+        assert store.settle(said) == [None] * 3
+
+        assert [store.job(name).result for name in "abc"] == [json.loads(result) for result in results]
+        assert store.settle(said) == [None] * 3
+        others = [completed(grant, "4") for grant in grants]
+        assert [type(reply) for reply in store.settle(others)] == [Settled] * 3
 
     def test_c24_a_completion_and_what_it_sets_off_commit_together(self, store: Store, clock: AlarmClock) -> None:
         """The follow-up jobs are there with the completion, each due in its own time."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ...core import values
-from ...core.job import Effect, Grant, Job, NewJob, Outcome, Settlement
+from ...core.job import Effect, Grant, Job, NewJob, Outcome, Settlement, new_job
 from ...core.ownership import Event, Ownership, Process
 from ...errors import StaleEpoch
 from ...process import _identify
@@ -143,6 +143,24 @@ def one(store: Store, owner: str = "worker", **options: Any) -> Grant:
     """Claim exactly one job."""
     [grant] = store.claim(owner, **options)
     return grant
+
+
+# The paths that a claim may take: alone, behind an earlier claim (for which a store may have a fast path), with others
+# of its queue or of several, and with others that have a lock key.
+CLAIMS = ("one", "the next one", "several", "of several queues", "beside a key")
+
+
+def claimed(store: Store, path: str, job: NewJob, **options: Any) -> Grant:
+    """Add *job*, and return the lease that a claim on that *path* grants for it."""
+    if path == "one":
+        store.add([job])
+        return one(store, **options)
+    beside = {"of several queues": {"queue": "another"}, "beside a key": {"lock": "a key"}}.get(path, {})
+    store.add([new_job("before", **beside), job])
+    if path == "the next one":
+        one(store, **options)
+        return one(store, **options)
+    return store.claim("worker", limit=2, **options)[1]
 
 
 def ids(grants: list[Grant]) -> list[str]:

@@ -1,0 +1,376 @@
+"""
+Mutants: edits that make leasehold wrong, each with the tests that must notice.
+
+Each edit is made in a copy of the package, never in the work tree, and the named tests run on that copy. First all of
+them run on an unchanged copy: a test that is red anyway proves nothing.
+
+    python tests/mutants.py                 every mutant, and a table of verdicts
+    python tests/mutants.py --only NAME     this one; may be repeated
+    python tests/mutants.py --list          the names, and what is wrong with each
+
+Exit code 1 if a mutant survives, if its tests hang, or if an edit no longer applies. tests/test_mutants.py, which is
+part of every run, sees that each edit still applies and that each named test exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+TOP = Path(__file__).resolve().parent.parent
+PACKAGE = TOP / "src" / "leasehold"
+LIMIT_SECONDS = 600  # of the tests of one mutant; only one that hangs takes so long
+
+_SQL = "stores/postgres/functions/"
+_BESIDE = "tests/postgres/test_beside.py::"
+_POSTGRES = "tests/contract/test_postgres.py::TestPostgresStore::"
+_SQLITE = "tests/contract/test_sqlite.py::TestSqliteStore::"
+_OVER = _BESIDE + "test_after_a_settlement_at_repeatable_read_the_lease_is_over"
+
+
+class Edit(NamedTuple):
+    """One change: *text*, which the file has exactly once, is replaced."""
+
+    file: str  # in the package
+    text: str
+    replacement: str
+
+
+class Mutant(NamedTuple):
+    """What is wrong with it, how it is made, and which tests must fail."""
+
+    name: str
+    wrong: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]
+
+
+MUTANTS = (
+    # PostgreSQL: owners
+    Mutant(
+        "complete-epoch",
+        "A batch of plain completions does not compare the epoch.",
+        (Edit(_SQL + "06_settling.sql", "WHERE seq = j.seq AND epoch = s.epoch AND epoch > j.epoch OFFSET 0",
+              "WHERE seq = j.seq AND epoch > j.epoch OFFSET 0"),),
+        (_POSTGRES + "test_c3_each_completion_of_a_batch_is_compared",),
+    ),
+    Mutant(
+        "complete-ended",
+        "A plain completion passes after a REPEATABLE READ settlement.",
+        (Edit(_SQL + "06_settling.sql", "WHERE seq = j.seq AND epoch = s.epoch AND epoch > j.epoch OFFSET 0",
+              "WHERE seq = j.seq AND epoch = s.epoch OFFSET 0"),
+         Edit(_SQL + "06_settling.sql", "FROM ended AS e WHERE j.ctid = e.job AND j.epoch < e.epoch",
+              "FROM ended AS e WHERE j.ctid = e.job")),
+        (_OVER,),
+    ),
+    Mutant(
+        "renew-waited-epoch",
+        "A renewal that had to wait for a lock does not compare the epoch.",
+        (Edit(_SQL + "05_owning.sql", "WHERE seq = r.seq AND epoch = r.epoch AND epoch > r.job_epoch FOR NO KEY UPDATE\n",
+              "WHERE seq = r.seq AND epoch > r.job_epoch FOR NO KEY UPDATE\n"),),
+        (_BESIDE + "test_a_renewal_that_had_to_wait_does_not_renew_the_next_owner",),
+    ),
+    Mutant(
+        "renew-ended",
+        "A renewal passes after a REPEATABLE READ settlement.",
+        (Edit(_SQL + "05_owning.sql", "AND epoch > r.job_epoch FOR NO KEY UPDATE SKIP LOCKED",
+              "FOR NO KEY UPDATE SKIP LOCKED"),),
+        (_OVER,),
+    ),
+    Mutant(
+        "progress-ended",
+        "Progress passes after a REPEATABLE READ settlement.",
+        (Edit(_SQL + "05_owning.sql",
+              "WHERE l.seq = (SELECT seq FROM leasehold.jobs WHERE id = r.id AND epoch < r.epoch) AND l.epoch = r.epoch",
+              "WHERE l.seq = (SELECT seq FROM leasehold.jobs WHERE id = r.id) AND l.epoch = r.epoch"),),
+        (_OVER,),
+    ),
+    Mutant(
+        "lock-lease-ended",
+        "Children and effects pass after a REPEATABLE READ settlement.",
+        (Edit(_SQL + "01_shared.sql", "RETURN (SELECT seq FROM leasehold.jobs WHERE seq = v_seq AND epoch < p_epoch);",
+              "RETURN v_seq;"),),
+        (_OVER,),
+    ),
+    Mutant(
+        "children-unlocked",
+        "A child is added after a takeover: the epoch is compared, and the lease is not locked.",
+        (Edit(_SQL + "05_owning.sql", "IF leasehold.lock_lease(p_id, p_epoch, true) IS NOT NULL THEN",
+              "IF leasehold.is_current(p_id, p_epoch) THEN"),),
+        (_BESIDE + "test_a_verb_that_meets_a_takeover_waits_for_it_and_is_refused",),
+    ),
+    Mutant(
+        "effect-shared",
+        "Two callers under one epoch both get a fresh effect.",
+        (Edit(_SQL + "05_owning.sql",
+              "v_seq := leasehold.lock_lease(p_id, p_epoch, false);\n    IF v_seq IS NULL THEN\n        refusal :=",
+              "v_seq := leasehold.lock_lease(p_id, p_epoch, true);\n    IF v_seq IS NULL THEN\n        refusal :="),),
+        (_BESIDE + "test_of_two_callers_under_one_epoch_one_gets_a_fresh_effect",),
+    ),
+    # PostgreSQL: claims
+    Mutant(
+        "fast-claim-id",
+        "The fast path of a claim drops the claim id.",
+        (Edit(_SQL + "04_claiming_next.sql", "p_owner, j.reason, p_claim_id, v_process,",
+              "p_owner, j.reason, NULL, v_process,"),),
+        (_POSTGRES + "test_c18_every_path_of_a_claim_keeps_what_it_was_given",),
+    ),
+    Mutant(
+        "fast-claim-process",
+        "The fast path of a claim drops the process.",
+        (Edit(_SQL + "04_claiming_next.sql", "p_owner, j.reason, p_claim_id, v_process,",
+              "p_owner, j.reason, p_claim_id, NULL,"),),
+        (_POSTGRES + "test_c37_every_path_of_a_claim_records_the_process",),
+    ),
+    Mutant(
+        "fast-claim-stall",
+        "The fast path of a claim drops the stall deadline.",
+        (Edit(_SQL + "04_claiming_next.sql", "v_now + j.stall_us, j.stall_us, v_now\n", "NULL, j.stall_us, v_now\n"),),
+        (_POSTGRES + "test_c36_every_path_of_a_claim_sets_the_stall_deadline",),
+    ),
+    # PostgreSQL: operators
+    Mutant(
+        "override-before-claim",
+        "An operator who saw the job before its claim can cancel or complete it.",
+        (Edit(_SQL + "07_moving.sql",
+              "coalesce(l.epoch, j.epoch) <> p_epoch THEN\n"
+              "        v_answer.answer := leasehold.refusal(p_id, p_epoch, p_verb,",
+              "p_epoch NOT IN (coalesce(l.epoch, j.epoch), j.epoch) THEN\n"
+              "        v_answer.answer := leasehold.refusal(p_id, p_epoch, p_verb,"),),
+        (_POSTGRES + "test_c31_an_operator_who_saw_the_job_before_its_claim_is_refused",),
+    ),
+    Mutant(
+        "transfer-before-claim",
+        "An operator who saw the job before its claim can transfer it.",
+        (Edit(_SQL + "07_moving.sql",
+              "coalesce(l.epoch, j.epoch) <> p_epoch THEN\n"
+              "        v_answer.answer := leasehold.refusal(p_id, p_epoch, 'transfer',",
+              "p_epoch NOT IN (coalesce(l.epoch, j.epoch), j.epoch) THEN\n"
+              "        v_answer.answer := leasehold.refusal(p_id, p_epoch, 'transfer',"),),
+        (_POSTGRES + "test_c31_an_operator_who_saw_the_job_before_its_claim_is_refused",),
+    ),
+    Mutant(
+        "operator-looks-once",
+        "Operators do not see a claim that commits beside them: they look once.",
+        (Edit(_SQL + "07_moving.sql", "-- It has moved between these statements: a claim has taken it, or it has become due. Look again.",
+              "EXIT;"),),
+        (_BESIDE + "test_an_operator_who_saw_a_pending_job_meets_the_claim_beside_it",),
+    ),
+    Mutant(
+        "operator-unlocked",
+        "Operators do not see a claim that commits beside them: they do not lock the row by which the job waits.",
+        (Edit(_SQL + "07_moving.sql",
+              "AND seq = j.seq FOR UPDATE;\n        EXIT WHEN FOUND;\n        PERFORM FROM leasehold.scheduled",
+              "AND seq = j.seq;\n        EXIT WHEN FOUND;\n        PERFORM FROM leasehold.scheduled"),),
+        (_BESIDE + "test_an_operator_who_saw_a_pending_job_meets_the_claim_beside_it",),
+    ),
+    Mutant(
+        "transfer-no-key",
+        "A transfer does not take the lock of the job's key.",
+        (Edit(_SQL + "07_moving.sql", "    IF v_lock IS NOT NULL THEN\n        PERFORM pg_advisory_xact_lock",
+              "    IF false THEN\n        PERFORM pg_advisory_xact_lock"),),
+        (_BESIDE + "test_a_transfer_waits_for_a_claim_that_decides_about_its_key",),
+    ),
+    Mutant(
+        "transfer-early-epoch",
+        "A transfer draws its epoch before it holds the key.",
+        (Edit(_SQL + "07_moving.sql", "    SELECT lock INTO v_lock FROM leasehold.jobs WHERE id = p_id;\n",
+              "    v_epoch := nextval('leasehold.epochs');\n    SELECT lock INTO v_lock FROM leasehold.jobs WHERE id = p_id;\n"),
+         Edit(_SQL + "07_moving.sql", "j.seq, nextval('leasehold.epochs'), p_to,", "j.seq, v_epoch, p_to,")),
+        (_BESIDE + "test_a_transfer_draws_its_epoch_once_it_holds_the_key",),
+    ),
+    Mutant(
+        "woken-then-cancelled",
+        "A job stays parked after the woken one before it was cancelled.",
+        (Edit(_SQL + "07_moving.sql", "IF j.status = 'unfinished' AND j.lock IS NOT NULL THEN",
+              "IF l.seq IS NOT NULL AND j.lock IS NOT NULL THEN"),),
+        (_POSTGRES + "test_c28_a_woken_job_that_leaves_before_its_claim_wakes_the_next",),
+    ),
+    # PostgreSQL: epochs and upkeep
+    Mutant(
+        "epochs-setval",
+        "The next epoch is set with `setval`, which does not keep others from drawing: epochs are issued twice.",
+        (Edit(_SQL + "02_epochs.sql", "    ALTER SEQUENCE leasehold.epochs NO CYCLE;\n", ""),
+         Edit(_SQL + "02_epochs.sql",
+              "EXECUTE format('ALTER SEQUENCE %s RESTART WITH %s', 'leasehold.epochs'::regclass, v_next);",
+              "PERFORM setval('leasehold.epochs', v_next, false);")),
+        (_BESIDE + "test_no_epoch_is_drawn_while_the_next_one_is_set",),
+    ),
+    Mutant(
+        "prune-replayed",
+        "A prune removes a job that was replayed meanwhile.",
+        (Edit(_SQL + "07_moving.sql", "WHERE seq = ANY (v_seqs) AND status <> 'unfinished' AND finished_at < v_before",
+              "WHERE seq = ANY (v_seqs)"),),
+        (_BESIDE + "test_a_prune_leaves_a_job_that_was_replayed_after_it_looked",),
+    ),
+    Mutant(
+        "recovery-forgets",
+        "Recovery forgets a process one of whose leases was locked.",
+        (Edit(_SQL + "04_claiming.sql",
+              "WHERE p.id = ANY (p_gone) AND NOT EXISTS (SELECT FROM leasehold.leases WHERE process = p.id);",
+              "WHERE p.id = ANY (p_gone);"),),
+        (_BESIDE + "test_recovery_remembers_a_process_one_of_whose_leases_was_locked",),
+    ),
+    # SQLite
+    Mutant(
+        "sqlite-batch-process",
+        "A batch claim drops the process.",
+        (Edit("stores/sqlite/claiming.py", "(seq, epoch, owner, reason, claim_id, number, spec.lock,",
+              "(seq, epoch, owner, reason, claim_id, None if len(taken) > 1 else number, spec.lock,"),),
+        (_SQLITE + "test_c37_every_path_of_a_claim_records_the_process",),
+    ),
+    Mutant(
+        "sqlite-one-result",
+        "Two completions in one batch get one result.",
+        (Edit("stores/sqlite/owning.py", "if all(row[:2] == rows[0][:2] for row in rows):", "if len(rows) > 1:"),),
+        (_SQLITE + "test_c24_each_completion_of_a_batch_keeps_its_own_result",),
+    ),
+    Mutant(
+        "sqlite-early-clock",
+        "The clock is read before the write lock is held.",
+        (Edit("stores/sqlite/database.py",
+              'connection.execute("BEGIN IMMEDIATE")\n            value = drive(connection, verbs.begun(make(self._clock.now())))',
+              "now = self._clock.now()\n            "
+              'connection.execute("BEGIN IMMEDIATE")\n            value = drive(connection, verbs.begun(make(now)))'),),
+        ("tests/sqlite/test_write_lock.py::test_a_lease_begins_when_the_write_lock_is_held",),
+    ),
+    Mutant(
+        "sqlite-lost-record",
+        "A pending record of a refusal is lost with the transaction that was to record it.",
+        (Edit("stores/sqlite/base.py",
+              "        self.recorded = len(self.apart)\n"
+              "        yield many(self.sql.insert_event, [self.apart[i] for i in range(self.recorded)])\n",
+              "        yield many(self.sql.insert_event, [self.apart.popleft() for _ in range(len(self.apart))])\n"),),
+        ("tests/sqlite/test_write_lock.py::test_a_pending_refusal_outlives_a_transaction_that_fails",),
+    ),
+    # Worker and recovery
+    Mutant(
+        "slow-claim",
+        "The deadline of a slow claim runs from its reply.",
+        (Edit("worker/run.py", "self.deadline_us = max(sent_us + lasts, now + lasts // 3)",
+              "self.deadline_us = now + lasts"),),
+        ("tests/worker/test_renewing.py::test_the_deadline_of_a_slow_claim_runs_from_its_sending",),
+    ),
+    Mutant(
+        "thread-run-again",
+        "A thread that ended well past its deadline, and whose job nobody took, is run again.",
+        (Edit("worker/worker.py", "elif run.task.kind is not Kind.THREAD:  # which", "else:  # a thread"),),
+        ("tests/worker/test_renewing.py::"
+         "test_trap_19_nobody_acknowledges_until_the_deadline_and_the_handler_is_told",),
+    ),
+    Mutant(
+        "gone-eperm",
+        "A process of another user (EPERM) counts as gone.",
+        (Edit("process.py", "        pass  # it exists and belongs to somebody else\n", "        return True\n"),),
+        ("tests/core/test_process.py::test_a_process_of_another_user_is_not_gone",),
+    ),
+    Mutant(
+        "gone-main-thread",
+        "A process whose main thread has ended counts as gone.",
+        (Edit("process.py", '(status in "ZX" and _threads(process.pid) <= 1)', 'status in "ZX"'),),
+        ("tests/core/test_process.py::test_a_process_whose_main_thread_has_ended_is_not_gone",),
+    ),
+)  # fmt: skip  # an edit reads best with its two texts below each other
+
+
+class Verdict(NamedTuple):
+    """How the tests of a mutant ended: the first that failed, or why none did."""
+
+    killed: bool
+    by: str
+    seconds: float
+
+
+def applied(edits: tuple[Edit, ...], package: Path) -> list[str]:
+    """Make *edits* in a copy of the package; return a sentence for each that does not apply."""
+    problems = []
+    for file, text, replacement in edits:
+        path = package / file
+        found = path.read_text().count(text) if path.exists() else 0
+        if found != 1:
+            problems.append(f"{file} has the text of this edit {found} times instead of once: {text.strip()[:80]!r}")
+            continue
+        path.write_text(path.read_text().replace(text, replacement))
+    return problems
+
+
+def tried(edits: tuple[Edit, ...], tests: list[str]) -> Verdict:
+    """Run *tests* on a copy of the package that has *edits*."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="leasehold-mutant-") as folder:
+        package = Path(folder) / "leasehold"
+        shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+        if problems := applied(edits, package):
+            return Verdict(False, "; ".join(problems), 0)
+        seen = _python(folder, "-c", "import leasehold; print(leasehold.__file__)").stdout.strip()
+        if Path(seen).parent != package:
+            return Verdict(False, f"the tests would import {seen}, and not the copy", 0)
+        try:
+            run = _python(folder, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", "0", *tests)
+        except subprocess.TimeoutExpired:
+            return Verdict(False, f"its tests hang: no end after {LIMIT_SECONDS} s", time.monotonic() - began)
+    seconds = time.monotonic() - began
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.M)
+    if run.returncode == 1 and failed:
+        return Verdict(True, failed[1].partition("::")[2], seconds)
+    if run.returncode == 0:
+        skipped = " (some were skipped)" if " skipped" in run.stdout else ""
+        return Verdict(False, f"survived{skipped}", seconds)
+    return Verdict(False, f"pytest exited with {run.returncode}: {run.stdout[-300:]}{run.stderr[-300:]}", seconds)
+
+
+def _python(folder: str, *args: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, "-P", *args],
+        cwd=TOP,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+
+
+def main(args: list[str] | None = None) -> int:
+    """Try the mutants that were asked for, print the table, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        description="Apply known wrong edits to a copy of leasehold, and see that the named tests fail.",
+        epilog="Exit code 1 if a mutant survives, if its tests hang, or if an edit no longer applies.",
+    )
+    parser.add_argument("--list", action="store_true", help="print the names and what is wrong with each, and exit")
+    parser.add_argument("--only", action="append", metavar="NAME", help="try this mutant; may be repeated")
+    asked = parser.parse_args(args)
+    known = {mutant.name: mutant for mutant in MUTANTS}
+    if asked.list:
+        for mutant in MUTANTS:
+            print(f"{mutant.name:22}  {mutant.wrong}")
+        return 0
+    if unknown := [name for name in asked.only or () if name not in known]:
+        parser.error(f"no mutant is named {unknown[0]!r}; see --list")
+    mutants = [known[name] for name in asked.only or known]
+    row = "{:22}  {:8}  {:>7}  {}"
+    print(row.format("mutant", "verdict", "seconds", "killed by"), flush=True)
+    unchanged = tried((), sorted({test for mutant in mutants for test in mutant.tests}))
+    green = unchanged.by == "survived"
+    print(row.format("(none)", "green" if green else "RED", f"{unchanged.seconds:.1f}", "" if green else unchanged.by))
+    alive = 0
+    for mutant in mutants:
+        verdict = tried(mutant.edits, list(mutant.tests))
+        alive += not verdict.killed
+        shown = "killed" if verdict.killed else "SURVIVED"
+        print(row.format(mutant.name, shown, f"{verdict.seconds:.1f}", verdict.by), flush=True)
+    print(f"{len(mutants) - alive} of {len(mutants)} killed")
+    return int(alive > 0 or not green)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
