@@ -115,6 +115,13 @@ MUTANTS = (
               "v_seq := leasehold.lock_lease(p_id, p_epoch, true);\n    IF v_seq IS NULL THEN\n        refusal :="),),
         (_BESIDE + "test_of_two_callers_under_one_epoch_one_gets_a_fresh_effect",),
     ),
+    Mutant(
+        "fenced-always",
+        "Every takeover is told that a fenced transaction is open, and keeps none from beginning.",
+        (Edit(_SQL + "01_shared.sql",
+              "    IF pg_try_advisory_xact_lock(leasehold.fence_of(p_epoch)) THEN\n        RETURN false;\n    END IF;\n", ""),),
+        ("tests/postgres/test_fence_blocks.py::test_a_fence_in_the_middle_of_a_takeover_waits_for_its_outcome",),
+    ),
     # PostgreSQL: claims
     Mutant(
         "fast-claim-id",
@@ -223,6 +230,20 @@ MUTANTS = (
     Mutant(
         "sqlite-batch-process",
         "A batch claim drops the process.",
+        (Edit("stores/sqlite/claiming.py", "first_epoch, owner, reason, claim_id, number, now,",
+              "first_epoch, owner, reason, claim_id, None, now,"),),
+        (_SQLITE + "test_c37_every_path_of_a_claim_records_the_process",),
+    ),
+    Mutant(
+        "sqlite-batch-claim-id",
+        "A batch claim drops the claim id.",
+        (Edit("stores/sqlite/claiming.py", "first_epoch, owner, reason, claim_id, number, now,",
+              "first_epoch, owner, reason, None, number, now,"),),
+        (_SQLITE + "test_c18_every_path_of_a_claim_keeps_what_it_was_given",),
+    ),
+    Mutant(
+        "sqlite-unlike-process",
+        "A claim of jobs that are not alike drops the process.",
         (Edit("stores/sqlite/claiming.py", "(seq, epoch, owner, reason, claim_id, number, spec.lock,",
               "(seq, epoch, owner, reason, claim_id, None if len(taken) > 1 else number, spec.lock,"),),
         (_SQLITE + "test_c37_every_path_of_a_claim_records_the_process",),
@@ -318,7 +339,7 @@ def tried(edits: tuple[Edit, ...], tests: list[str]) -> Verdict:
         except subprocess.TimeoutExpired:
             return Verdict(False, f"its tests hang: no end after {LIMIT_SECONDS} s", time.monotonic() - began)
     seconds = time.monotonic() - began
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.M)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", run.stdout, re.M)
     if run.returncode == 1 and failed:
         return Verdict(True, failed[1].partition("::")[2], seconds)
     if run.returncode == 0:

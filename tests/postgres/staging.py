@@ -103,6 +103,12 @@ def blocked(store: PostgresStore) -> bool:
     return bool(count)
 
 
+def until_blocked(store: PostgresStore, call: Call[Any]) -> None:
+    """Wait until *call* waits for a lock; fail at once if it has returned instead."""
+    until(lambda: blocked(store) or not call.waits)
+    assert call.waits, "the call has returned, and did not wait for a lock"
+
+
 @contextmanager
 def entered_elsewhere(block: AbstractContextManager[T]) -> Iterator[T]:
     """Enter *block* as another thread would: outside of the transactions that are open here."""

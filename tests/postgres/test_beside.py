@@ -24,7 +24,7 @@ from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.rows import as_json, settlement
 
 from .fixtures import Place
-from .staging import Call, Session, blocked, session, until
+from .staging import Call, Session, session, until_blocked
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
 
@@ -120,8 +120,7 @@ def test_a_verb_that_meets_a_takeover_waits_for_it_and_is_refused(store: Postgre
         transfer(other, held)
 
         call = Call(lambda: refused(lambda: OWNERS[verb](store, held)))
-        until(lambda: blocked(store) or not call.waits)
-        assert call.waits
+        until_blocked(store, call)
         other.connection.commit()
 
     assert type(call.result()) is StaleEpoch
@@ -180,7 +179,7 @@ def test_of_two_callers_under_one_epoch_one_gets_a_fresh_effect(store: PostgresS
         assert fresh
 
         second = Call(lambda: store.begin_effect("a", held.epoch, "mail"))
-        until(lambda: blocked(store))
+        until_blocked(store, second)
         other.connection.commit()
 
     begun = second.result()
@@ -196,11 +195,11 @@ def test_an_operator_who_saw_a_pending_job_meets_the_claim_beside_it(
     store: PostgresStore, act: str, waiting: str
 ) -> None:
     """The claim has taken the row by which the job waits; the operator waits for its commit, and finds the owner."""
-    options: dict[str, Any] = {"ready": {}, "scheduled": {"delay_seconds": 60}, "parked": {"lock": "k"}}[waiting]
+    waits: dict[str, dict[str, Any]] = {"ready": {}, "scheduled": {"delay_seconds": 60}, "parked": {"lock": "k"}}
     if waiting == "parked":
         store.add([new_job("holder", lock="k")])
         holder = one(store)
-    store.add([new_job("a", **options)])
+    store.add([new_job("a", **waits[waiting])])
     assert not (waiting == "parked" and store.claim("b"))  # which parks it
     acts: dict[str, Callable[[], Any]] = {
         "cancel": lambda: store.cancel("a", 0, by="ops"),
@@ -215,8 +214,7 @@ def test_an_operator_who_saw_a_pending_job_meets_the_claim_beside_it(
         assert other.claim() == ["a"]
 
         call = Call(acts[act])
-        until(lambda: blocked(store) or not call.waits)
-        assert call.waits
+        until_blocked(store, call)
         other.connection.commit()
 
         with pytest.raises(StaleEpoch) as told:
@@ -234,8 +232,7 @@ def test_a_transfer_waits_for_a_claim_that_decides_about_its_key(store: Postgres
         assert other.claim(limit=1) == ["first"]
 
         moving = Call(lambda: store.transfer("second", 0, to="b", by="ops"))
-        until(lambda: blocked(store) or not moving.waits)
-        assert moving.waits
+        until_blocked(store, moving)
         if claim == "commits":
             other.connection.commit()
             with pytest.raises(Conflict, match="'first'"):
@@ -254,7 +251,7 @@ def test_a_transfer_draws_its_epoch_once_it_holds_the_key(store: PostgresStore) 
         other.connection.execute("select pg_advisory_xact_lock(%s)", [key])
 
         moving = Call(lambda: store.transfer("second", 0, to="b", by="ops"))
-        until(lambda: blocked(store))
+        until_blocked(store, moving)
         rows = other.call("claim", "other", 1, None, None, 30_000_000, None, *[None] * 12, False)
         [epoch] = [epoch for row in rows for epoch in row[1] or ()]
         first = f'[{{"id":"first","epoch":{epoch},"outcome":"complete","result":"1","said":"x"}}]'
@@ -313,6 +310,8 @@ def pausing(store: PostgresStore, other: Session, number: int) -> Iterator[None]
         try:
             yield
         finally:
+            # A test that fails leaves its transaction open, which would keep the view from being dropped.
+            owner.execute("select pg_terminate_backend(%s, 60000)", [other.connection.info.backend_pid])
             owner.execute(sql.SQL("drop view {}").format(table))
             owner.execute(sql.SQL("drop function {}()").format(pause))
             owner.execute(sql.SQL("alter table {} rename to finished").format(real))
@@ -330,16 +329,17 @@ def test_a_prune_leaves_a_job_that_was_replayed_after_it_looked(store: PostgresS
         [(now,)] = holder.connection.execute("select (extract(epoch from clock_timestamp()) * 1000000)::bigint")
 
         pruning = Call(lambda: pruner.ask("prune", 0, 10, 10, PATIENCE_MS, now))
-        until(lambda: blocked(store))
+        until_blocked(store, pruning)
         store.replay("a", epoch, by="ops")
         if since != "a replay":
             store.settle([said(one(store))])
         holder.connection.execute("select pg_advisory_unlock(4711)")
         holder.connection.commit()
 
-        assert pruning.result() == [(1,)]
+        removed = pruning.result()
         pruner.connection.commit()
 
+    assert removed == [(1,)]
     assert [job.id for job in store.jobs()] == ["a"]
     assert store.job("a").status == ("pending" if since == "a replay" else "done")
 

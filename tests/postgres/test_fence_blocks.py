@@ -24,7 +24,7 @@ from leasehold.stores.postgres.sql import functions
 from leasehold.testing import elsewhere
 
 from .fixtures import Place
-from .staging import ISOLATIONS, Call, blocked, entered_elsewhere, session, until
+from .staging import ISOLATIONS, Call, entered_elsewhere, session, until, until_blocked
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_what_one_process_did_not_come_to_end_another_one_ends(place: Place, sto
         with psycopg.connect(store.database.url) as waiting:
             waiting.execute("set statement_timeout = '100s'")  # so that this test ends in any case
             insert = Call(lambda: waiting.execute("insert into results values ('next')").rowcount)
-            until(lambda: blocked(store))
+            until_blocked(store, insert)
 
             if by == "reclaim":
                 other.reclaim()
@@ -347,7 +347,7 @@ def test_a_session_that_has_ended_its_fenced_transaction_meanwhile_is_spared(sto
         store.transfer("a", lease.epoch, to="b", by="ops")
         with stopped_before_it_ends_anybody(store) as go_on:
             ending = Call(lambda: store.database.call("end_fenced", None))
-            until(lambda: blocked(store))
+            until_blocked(store, ending)
             if ended == "committed":
                 with pytest.raises(psycopg.Error):
                     owner.commit()
@@ -376,7 +376,7 @@ def test_two_who_end_the_same_transaction_do_not_end_each_other(store: PostgresS
         store.transfer("a", lease.epoch, to="b", by="ops")
         with stopped_before_it_ends_anybody(store) as go_on:
             ending = Call(lambda: other.ask("end_fenced", None))
-            until(lambda: blocked(store))
+            until_blocked(store, ending)
             owner.rollback()
             go_on()
             assert ending.result() == [(0,)]  # and its transaction stays open
@@ -384,7 +384,7 @@ def test_two_who_end_the_same_transaction_do_not_end_each_other(store: PostgresS
         with session(store) as late:
             late.connection.execute("set local lock_timeout = '100s'")
             second = Call(lambda: late.ask("end_fenced", None))
-            until(lambda: blocked(store) or not second.waits)
+            until_blocked(store, second)
             assert other.connection.execute("select 1").fetchall() == [(1,)]
             other.connection.commit()
             assert second.result() == [(0,)]
@@ -426,7 +426,7 @@ def test_of_two_transactions_of_one_owner_the_one_that_has_ended_is_spared(store
         store.transfer("a", lease.epoch, to="b", by="ops")
         with stopped_before_it_ends_anybody(store) as go_on:
             ending = Call(lambda: store.database.call("end_fenced", None))
-            until(lambda: blocked(store))
+            until_blocked(store, ending)
             owner.rollback()
             owner.execute("insert into results values ('innocent')")
             go_on()
@@ -492,7 +492,7 @@ def test_a_fence_in_the_middle_of_a_takeover_waits_for_its_outcome(
         connection.execute("select count(*) from results")
         other.call("transfer", "a", lease.epoch, "b", "ops", None, None, 30_000_000, 1000)
         fence = Call(lambda: lease.fence(connection))
-        until(lambda: blocked(store))
+        until_blocked(store, fence)
 
         getattr(other.connection, outcome)()
 

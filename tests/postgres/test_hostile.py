@@ -18,7 +18,7 @@ from leasehold.stores.postgres.floors import Floors
 from leasehold.testing import ManualClock
 
 from .fixtures import Place
-from .staging import Call, blocked, session, until
+from .staging import Call, session, until_blocked
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_claim_takes_what_is_put_back_between_its_statements(place: Place, sto
         name = sql.Identifier(store.database.schema, "processes")
         other.connection.execute(sql.SQL("lock table {} in access exclusive mode").format(name))
         claim = Call(lambda: store.claim("other", process=this_process()))
-        until(lambda: blocked(store))
+        until_blocked(store, claim)
         connection.commit()
         other.connection.rollback()
 

@@ -18,7 +18,7 @@ from leasehold.stores.postgres.rows import wishes
 from leasehold.stores.postgres.store import PATIENCE_MS
 
 from .fixtures import Place
-from .staging import Call, Session, blocked, session, until
+from .staging import Call, Session, session, until_blocked
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
 
@@ -175,7 +175,7 @@ def test_an_add_of_what_is_being_pruned_waits_for_that_portion(store: PostgresSt
     with session(store) as other:
         prune(other)
         adding = Call(lambda: store.add([new_job("again")]))
-        until(lambda: blocked(store))
+        until_blocked(store, adding)
 
         getattr(other.connection, ends)()
 
@@ -190,7 +190,7 @@ def test_a_job_that_was_there_when_the_add_looked_and_is_pruned_since(store: Pos
     with session(store) as other:
         other.call("add", store.database.store_id, wish("waited for"), True, False, None)
         adding = Call(lambda: store.add([new_job("pruned", unique=unique), new_job("waited for")]))
-        until(lambda: blocked(store))
+        until_blocked(store, adding)
         assert store.prune(0) == 1
 
         other.connection.commit()

@@ -20,7 +20,7 @@ from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.rows import as_json, settlement
 
 from .fixtures import Place
-from .staging import ISOLATIONS, Call, blocked, session, until
+from .staging import ISOLATIONS, Call, blocked, session, until, until_blocked
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
 
@@ -308,7 +308,7 @@ def test_trap_11_a_batch_waits_for_its_first_row_with_none_behind_it_in_hand(
             call.result()  # it waits for nobody
             assert (store.job("first").status, store.job("second").status) == ("running", "pending")
             return
-        until(lambda: blocked(store))
+        until_blocked(store, call)
 
         free = sql.SQL("select from {} where epoch = {} for update skip locked").format(leases, second.epoch)
         assert psycopg.ClientCursor(looker.connection).execute(free).rowcount == 1

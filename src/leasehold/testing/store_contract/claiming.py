@@ -183,9 +183,8 @@ class Claiming(Contract):
     ) -> None:
         """However a job is claimed, its lease is found by the claim's id, with the owner, process and length."""
         process = Process("host", "boot", "namespace", 1, 2)
-        job = new_job("a", {"page": 1}, stall_seconds=40)
 
-        grant = claimed(store, path, job, claim_id="mine", process=process, lease_us=7 * SECOND)
+        grant = claimed(store, path, new_job("a", {"page": 1}), claim_id="mine", process=process, lease_us=7 * SECOND)
 
         assert (grant.spec.id, grant.owner, grant.claim_id, grant.process) == ("a", "worker", "mine", process)
         assert (grant.granted_us, grant.expires_us) == (clock.now(), clock.now() + 7 * SECOND)

@@ -65,9 +65,9 @@ class Reclaiming(Contract):
         assert store.reclaim() == []
         clock.advance(0.000_001)
 
-        [ended] = store.reclaim()
+        ended = {one.job_id: one for one in store.reclaim()}
 
-        assert (ended.job_id, ended.epoch, ended.ended) == ("a", grant.epoch, Reason.STALL)
+        assert (ended["a"].epoch, ended["a"].ended) == (grant.epoch, Reason.STALL)
 
     @pytest.mark.parametrize("path", CLAIMS)
     def test_c37_every_path_of_a_claim_records_the_process(self, store: Store, path: str) -> None:

@@ -146,8 +146,8 @@ def one(store: Store, owner: str = "worker", **options: Any) -> Grant:
 
 
 # The paths that a claim may take: alone, behind an earlier claim (for which a store may have a fast path), with others
-# of its queue or of several, and with others that have a lock key.
-CLAIMS = ("one", "the next one", "several", "of several queues", "beside a key")
+# of its queue that are alike or not, with one of another queue, and with one that has a lock key.
+CLAIMS = ("one", "the next one", "several alike", "several unlike", "of several queues", "beside a key")
 
 
 def claimed(store: Store, path: str, job: NewJob, **options: Any) -> Grant:
@@ -155,8 +155,12 @@ def claimed(store: Store, path: str, job: NewJob, **options: Any) -> Grant:
     if path == "one":
         store.add([job])
         return one(store, **options)
-    beside = {"of several queues": {"queue": "another"}, "beside a key": {"lock": "a key"}}.get(path, {})
-    store.add([new_job("before", **beside), job])
+    others = {
+        "several unlike": new_job("before", lease_seconds=7200),
+        "of several queues": new_job("before", queue="another"),
+        "beside a key": new_job("before", lock="a key"),
+    }
+    store.add([others.get(path, job._replace(id="before")), job])
     if path == "the next one":
         one(store, **options)
         return one(store, **options)
