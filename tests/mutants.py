@@ -101,6 +101,13 @@ MUTANTS = (
         (_OVER,),
     ),
     Mutant(
+        "sweep-ended",
+        "A sweep takes back a job that was settled at REPEATABLE READ.",
+        (Edit(_SQL + "04_claiming.sql", "IF j.seq IS NULL OR l.epoch <= j.epoch THEN\n        RETURN NULL;",
+              "IF j.seq IS NULL THEN\n        RETURN NULL;"),),
+        (_BESIDE + "test_a_sweep_takes_nothing_back_that_was_settled_at_repeatable_read",),
+    ),
+    Mutant(
         "children-unlocked",
         "A child is added after a takeover: the epoch is compared, and the lease is not locked.",
         (Edit(_SQL + "05_owning.sql", "IF leasehold.lock_lease(p_id, p_epoch, true) IS NOT NULL THEN",

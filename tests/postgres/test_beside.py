@@ -167,6 +167,57 @@ def test_after_a_settlement_at_repeatable_read_the_lease_is_over(
     assert [job.id for job in store.jobs()] == ["a"]
 
 
+@pytest.mark.parametrize("how", ["complete", "release"])
+def test_a_sweep_takes_nothing_back_that_was_settled_at_repeatable_read(
+    place: Place, store: PostgresStore, how: str
+) -> None:
+    """The row of the lease is left and has expired; the lease itself is over, so nothing is reclaimed."""
+    store.add([new_job("a")])
+    lease = Lease(store, one(store, lease_us=1))
+    with place.connect(store) as own:
+        own.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        (lease.complete if how == "complete" else lease.release)(connection=own)
+
+    assert store.reclaim() == []
+
+    job = store.job("a")
+    assert (job.status, job.epoch, job.reclaims) == ("done" if how == "complete" else "pending", lease.epoch, 0)
+
+
+def test_a_report_in_a_callers_transaction_is_traced(place: Place) -> None:
+    """Once it has committed, with the epoch and what was reported."""
+    store = place.store(trace=True)
+    store.add([new_job("a")])
+    lease = Lease(store, one(store))
+
+    with place.connect(store) as own:
+        lease.progress(0.5, note="half", connection=own)
+        assert store.events(kind="progressed") == []
+
+    [event] = store.events(kind="progressed")
+    assert (event.job_id, event.epoch, event.owner) == ("a", lease.epoch, "worker")
+    assert (event.facts["progress"], event.facts["note"]) == (0.5, "half")
+
+
+def test_a_fenced_transaction_is_ended_by_one_caller_at_a_time(place: Place, store: PostgresStore) -> None:
+    """While another session decides about it, it is left alone, and remembered."""
+    store.add([new_job("a")])
+    held = one(store)
+    with session(store) as other, place.connect(store) as paused:
+        Lease(store, held).fence(paused)
+        [(key,)] = other.ask("key_of", f"end {held.epoch}")
+        other.connection.execute("select pg_advisory_xact_lock(%s)", [key])
+
+        store.transfer("a", held.epoch, to="b", by="ops")
+        assert paused.execute("select 1").fetchall() == [(1,)]
+
+        other.connection.rollback()
+        store.reclaim()
+        with pytest.raises(psycopg.OperationalError):
+            paused.execute("select 1")
+        paused.close()
+
+
 # Two callers under one epoch
 
 

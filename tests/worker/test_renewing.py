@@ -284,14 +284,18 @@ def test_the_deadline_of_a_slow_claim_runs_from_its_sending() -> None:
             gate.wait_for()
             [run] = worker._in_flight.values()
             until(lambda: has_looked(worker, steady), "the keepers to sleep")
-            assert run.deadline_us == steady.now() + 15_000_000
+            deadline_us, now = run.deadline_us, steady.now()
             steady.advance(14.9)
             until(lambda: has_looked(worker, steady), "the keepers to sleep")
-            assert not run.lease.lost
+            early = run.lease.lost
             steady.advance(0.2)
-            until(lambda: run.lease.lost, "the handler to be told")
+            until(lambda: has_looked(worker, steady), "the keepers to sleep")
+            late = run.lease.lost
             gate.open()
             ended(router, "a")
+
+    assert deadline_us == now + 15_000_000
+    assert (early, late) == (False, True)
 
 
 def test_a_job_that_does_not_move_is_renewed_no_more_and_reclaimed_as_stalled() -> None:

@@ -101,11 +101,12 @@ class Locking(Contract):
         settle(store, completed(grant))
         assert ids(store.claim("a", limit=2)) == ["second"]
 
-    def test_c14_parked_jobs_hold_up_nobody(self, store: Store) -> None:
+    @pytest.mark.parametrize("count", [50, 600])
+    def test_c14_parked_jobs_hold_up_nobody(self, store: Store, count: int) -> None:
         """A claim sees past any number of jobs that cannot run, and fills its batch."""
         store.add([new_job("holder", lock="k")])
         one(store)
-        store.add([new_job(f"parked-{number}", lock="k", priority=1) for number in range(50)])
+        store.add([new_job(f"parked-{number}", lock="k", priority=1) for number in range(count)])
         store.add([new_job("free-1"), new_job("free-2"), new_job("free-3")])
 
         assert ids(store.claim("a")) == ["free-1"]

@@ -85,6 +85,15 @@ class Settling(Contract):
         assert [type(reply) for reply in replies] == [StaleEpoch, type(None)]
         assert [job.id for job in store.jobs()] == ["a", "b", "b/mail"]
 
+    def test_c24_a_follow_up_may_have_the_unique_key_of_its_job(self, store: Store) -> None:
+        """The completion gives the key back before its follow-ups are added."""
+        store.add([new_job("a", unique="u")])
+
+        settle(store, completed(one(store), then=(new_child("a", new_job("next", unique="u"), 1),)))
+
+        assert [(job.id, job.status) for job in store.jobs()] == [("a", "done"), ("a/next", "pending")]
+        assert store.add([new_job("b", unique="u")])[0].job.id == "a/next"
+
     def test_c24_a_follow_up_that_exists_is_left_as_it_is(self, store: Store, clock: AlarmClock) -> None:
         """The children of an earlier run are found, not doubled."""
         store.add([new_job("a")])
