@@ -63,6 +63,9 @@ def threaded(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any
             finally:
                 _awaited.reset(token)
             return cast(R, await value) if inspect.isawaitable(value) else value
+        if is_anything_open():
+            # On a thread of its own: the shared ones may all be waiting for the transaction that this is a part of.
+            return await abandonable(lambda _: verb(self._sync, *args, **kwargs))
         return await asyncio.to_thread(verb, self._sync, *args, **kwargs)
 
     return cast(Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], call)

@@ -82,7 +82,9 @@ class Block:
 
     def __init__(self, transactions: Transactions, holder: tuple[str, int], connection: Any) -> None:
         self._transactions = transactions
-        self._lock = threading.Lock()  # tasks and threads that inherit the context are inside, too
+        # Tasks and threads that inherit the context are inside, too. If the connection has a lock for statements, it is
+        # that one: a verb of several statements must not be interleaved with the caller's own.
+        self._lock = getattr(connection, "statements", None) or threading.RLock()
         self.database = transactions.database
         self.exclusive = transactions.exclusive
         self.holder = holder
@@ -93,10 +95,10 @@ class Block:
         """Return whether the block has not ended yet."""
         return self.open
 
-    def end(self) -> None:
-        """Let no verb join any more; one that is under way comes first."""
+    def wait(self) -> None:
+        """Wait for a verb that is under way; the block is not open any more, so none can follow it."""
         with self._lock:
-            self.open = False
+            pass
 
     def run(self, program: Callable[[Transactions], Generator[Any, Any, T]], *, savepoint: bool = False) -> T:
         """Run *program* in the block's transaction and return its value."""
@@ -126,11 +128,11 @@ def remember(joined: Joined) -> None:
 @contextmanager
 def inside(block: Block) -> Iterator[None]:
     """Make *block* the open block of this context, until the end of the `with`."""
-    _here.set((*(entry for entry, _ in _entries()), block))
     try:
+        _here.set((*(entry for entry, _ in _entries()), block))
         yield
     finally:
-        block.end()
+        block.open = False  # first: Ctrl-C behind it leaves an entry that counts no more
         # Not by the token of the `set` above: an async block may end in another copy of the context.
         _here.set(tuple(entry for entry, found in _entries() if found is not block))
 
@@ -174,7 +176,7 @@ INSIDE = (
 def _entries() -> Iterator[tuple[Entry, Joined | Block]]:
     for entry in _here.get():
         found = entry() if isinstance(entry, weakref.ref) else entry
-        if found is not None and (isinstance(found, Block) or found.connection is not None):
+        if found is not None and (found.open if isinstance(found, Block) else found.connection is not None):
             yield entry, found
 
 

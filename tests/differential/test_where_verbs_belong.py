@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_SECONDS
 from tests.sqlite.joining import in_thread
 
 from leasehold import Conflict, Lease, Settled, StoreUnavailable
+from leasehold.transaction import Block
 from leasehold.worker.handling import call, call_async, settlement
 
 from .libraries import Driver, run
@@ -261,3 +264,90 @@ def test_a_renewal_from_a_loop_does_not_use_the_callers_connection_on_another_th
     own.execute(INSERT)
     own.commit()
     assert stage.rows("") == ["mine"]
+
+
+def test_a_task_may_report_while_another_one_writes_rows(stage: Stage, lease: Lease) -> None:
+    """On two threads and one connection; SQLite stopped the whole process when the two met."""
+
+    async def body() -> None:
+        async with lease.aio.transaction() as connection:
+
+            def write() -> None:
+                for _ in range(300):
+                    connection.execute(INSERT)
+
+            async def report() -> None:
+                for number in range(30):
+                    await lease.aio.progress(number / 30, checkpoint={"row": number})
+
+            await asyncio.gather(asyncio.to_thread(write), report(), report())
+
+    asyncio.run(body())
+
+    assert len(stage.rows("")) == 300
+    assert stage.router.job("mine").checkpoint == {"row": 29}
+
+
+def test_a_refused_verb_of_another_task_undoes_no_row(stage: Stage, lease: Lease) -> None:
+    """It undoes what it has done itself, and the caller's rows come before or after all of it."""
+
+    async def body() -> None:
+        async with lease.aio.transaction() as connection:
+            lease.complete()
+
+            def write() -> None:
+                for _ in range(200):
+                    connection.execute(INSERT)
+
+            async def refused() -> None:
+                for _ in range(30):
+                    with pytest.raises(Settled):
+                        await lease.aio.progress(0.5)
+
+            await asyncio.gather(asyncio.to_thread(write), refused())
+
+    asyncio.run(body())
+
+    assert stage.router.job("mine").status == "done"
+    assert len(stage.rows("")) == 200
+
+
+def test_verbs_of_many_blocks_do_not_wait_for_each_others_threads(stage: Stage) -> None:
+    """Those that wait for a unique key would fill the shared threads, which the one that has it needs to go on."""
+    count = 2 * min(32, (os.cpu_count() or 1) + 4)
+    assert stage.router.store.transactions is not None
+    if stage.router.store.transactions.exclusive:
+        count = 2  # there, one block at a time is open
+    stage.router.add_many([{"id": f"mine-{number}"} for number in range(count)])
+    leases = stage.router.claim_many("worker", limit=count)
+
+    async def handle(lease: Lease) -> None:
+        async with lease.aio.transaction():
+            await lease.aio.add("report", unique="daily-report")
+            await lease.aio.complete()
+
+    async def body() -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asyncio.gather(*(handle(lease) for lease in leases))
+
+    asyncio.run(body())
+
+    assert {stage.router.job(lease.job_id).status for lease in leases} == {"done"}
+
+
+def test_ctrl_c_at_the_end_of_a_block_leaves_none_open(
+    stage: Stage, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every later verb of this context would be refused."""
+
+    def interrupted(block: Block) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Block, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt), lease.transaction() as connection:
+        connection.execute(INSERT)
+
+    stage.router.add("later")
+    lease.complete()
+    assert stage.rows("") == []

@@ -14,6 +14,7 @@ part of every run, sees that the table has every arm and that its tests exist. A
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import shutil
@@ -110,13 +111,12 @@ _seen: list[str] = []
 
 def pytest_configure(config: Any) -> None:
     """Notice every server that the fixtures start."""
-    from tests.postgres import fixtures
-
+    fixtures: Any = importlib.import_module("tests.postgres.fixtures")
     start = fixtures.server
 
     @contextmanager
-    def noticed(which: str) -> Iterator[Any]:
-        with start(which) as server:
+    def noticed(*args: Any, **options: Any) -> Iterator[Any]:
+        with start(*args, **options) as server:
             _logs[Path(server.folder) / "log"] = 0
             yield server
 

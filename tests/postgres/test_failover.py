@@ -239,13 +239,15 @@ def test_an_owner_whose_job_the_new_primary_has_forgotten_is_told_so(after: Afte
     assert after.router.add("late", queue="elsewhere").created
 
 
-def test_a_transaction_that_was_open_at_the_failover_is_refused(after: Aftermath) -> None:
-    """Its connection went down with the old primary; the end of its block asks the new one."""
+def test_a_transaction_that_was_open_at_the_failover_may_have_committed_on_the_old_primary(after: Aftermath) -> None:
+    """Its connection was lost in COMMIT, and the new primary does not know how that ended elsewhere."""
     lease, block = after.inside
 
-    said = refused(lambda: block.__exit__(None, None, None))
+    with pytest.raises(StoreUnavailable) as lost:
+        block.__exit__(None, None, None)
 
-    assert said.presented == lease.epoch != said.current
+    assert lost.value.outcome_unknown
+    assert refused(lease.complete).presented == lease.epoch
     assert after.cluster.standbys[0].ask("select to_regclass('unfenced')") == [(None,)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import os
 import traceback
@@ -15,7 +16,15 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel, sql
 
-from leasehold import Conflict, InvalidArgument, NotInTransaction, StaleEpoch, StoreUnavailable, UnknownJob
+from leasehold import (
+    Conflict,
+    InvalidArgument,
+    LeaseholdError,
+    NotInTransaction,
+    StaleEpoch,
+    StoreUnavailable,
+    UnknownJob,
+)
 from leasehold.core.job import new_job
 from leasehold.errors import StaleSnapshot
 from leasehold.lease import Lease
@@ -86,6 +95,46 @@ def test_a_connection_is_lent_to_one_block_at_a_time(store: PostgresStore) -> No
 
     with lease_of(store).transaction() as one, entered_elsewhere(lease_of(store).transaction()) as two:
         assert one.info.backend_pid != two.info.backend_pid
+
+
+def test_the_connection_of_a_block_is_of_no_use_after_it(store: PostgresStore) -> None:
+    """A thread that outlived the block, or a slip behind it, would write unfenced, or in the next job's block."""
+    store.add([new_job("b")])
+    first, second = lease_of(store), lease_of(store)
+    with first.transaction() as old:
+        cursor = old.cursor()
+        cursor.execute("insert into results values ('mine')")
+    with second.transaction() as new:
+        for use in (
+            lambda: old.execute("insert into results values ('late')"),
+            lambda: cursor.execute("insert into results values ('late')"),
+            lambda: cursor.copy("copy results from stdin").__enter__(),
+            lambda: first.complete(connection=old),
+        ):
+            with pytest.raises((psycopg.OperationalError, LeaseholdError)):
+                use()
+        assert new is not old
+        new.execute("insert into results values ('new')")
+
+    assert rows(store) == 2
+    assert store.job(first.job_id).status == "running"
+
+
+def test_blocks_of_one_thread_that_end_in_another_order_are_undone(store: PostgresStore) -> None:
+    """As those of two tasks on one event loop do: what was begun last is not what is undone first."""
+    store.add([new_job("b")])
+    leases = [lease_of(store), lease_of(store)]
+    blocks = [lease.transaction() for lease in leases]
+    contexts = [contextvars.Context(), contextvars.Context()]
+    connections = [context.run(block.__enter__) for context, block in zip(contexts, blocks, strict=True)]
+    pids = [connection.info.backend_pid for connection in connections]
+    for context, block in zip(contexts, blocks, strict=True):
+        error = KeyError("mine")
+        context.run(block.__exit__, KeyError, error, None)
+
+    with psycopg.connect(store.database.url) as other:
+        query = "select count(*) from pg_stat_activity where pid = any(%s) and state like 'idle in transaction%%'"
+        assert other.execute(query, [pids]).fetchone() == (0,)
 
 
 def test_a_stale_owner_gets_no_block(store: PostgresStore) -> None:

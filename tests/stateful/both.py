@@ -220,14 +220,16 @@ class Both(RuleBasedStateMachine):
                 assert not self.judged(one.job_id, one.epoch, answer)
 
     def consequences(self, said: Settlement) -> None:
-        """What an accepted settlement has made of the job: C24, C25, C26."""
+        """What an accepted settlement has made of the job: C24, C25, C26; a crash counts a reclaim."""
         was, job = self.seen.jobs[said.job_id], self.stores[0].job(said.job_id)
-        assert (job.epoch, job.reclaims) == (was.epoch, was.reclaims)
+        assert (job.epoch, job.reclaims) == (was.epoch, was.reclaims + (said.outcome is Outcome.CRASH))
         assert job.errors == was.errors + (said.outcome is Outcome.FAIL)
         if said.outcome is Outcome.COMPLETE:
             assert (job.status, job.result_document) == (Status.DONE, said.result)
             assert all(self.stores[0].job(child.id) for child in said.then if child.unique is None)
-        elif said.outcome is Outcome.FAIL and (job.errors >= was.retry.max_errors or not said.retry):
+        elif (
+            said.outcome is Outcome.FAIL and (job.errors >= was.retry.max_errors or not said.retry)
+        ) or job.reclaims > max(was.reclaims, was.retry.max_reclaims):
             assert job.status is Status.FAILED
         else:
             assert job.status is Status.PENDING

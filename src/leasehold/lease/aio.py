@@ -69,16 +69,17 @@ class AsyncLease(Facade):
         connection = await abandonable(
             lambda _: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch, idle_us=idle)), verbs.rollback
         )
+        block = Block(verbs, (lease.job_id, lease.epoch), connection)
         with lease._counter().uncounted_on_failure(id(connection)):
             try:
                 verbs.entered(connection)
-                with inside(Block(verbs, (lease.job_id, lease.epoch), connection)):
+                with inside(block):
                     yield connection
             except BaseException as error:
                 ended = error  # which is unbound when this clause ends
-                await abandonable(lambda _: lease._undo_elsewhere(verbs, connection, ended))
+                await abandonable(lambda _: lease._undo_elsewhere(verbs, block, ended))
                 raise
-            await abandonable(lambda _: lease._told_by(lambda: verbs.commit(connection)))
+            await abandonable(lambda _: lease._commit(verbs, block))
 
 
 warn_on_loops(Lease, AsyncLease, "lease")

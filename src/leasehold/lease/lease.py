@@ -38,8 +38,10 @@ from ..errors import (
     NotInTransaction,
     Settled,
     StaleEpoch,
+    StaleSnapshot,
     StoreUnavailable,
     UnknownJob,
+    Unsupported,
 )
 from ..store import Program, Renewal, Store, Transactions
 from ..transaction import Block, Joined, block_of, inside, remember
@@ -212,7 +214,9 @@ class Lease(Recorded):
         """Return if this is still the current epoch; the answer may be old at once. Raises `StaleEpoch` otherwise."""
         if (run := self._run_here()) is not None:
             self._check_inside(run)
-        self._raise(self._store.check([(self.job_id, self.epoch)])[0])
+        [refusal] = self._store.check([(self.job_id, self.epoch)])
+        if refusal is not None:
+            raise self._told(refusal)
 
     def _check_inside(self, run: _Run) -> None:
         """Raise the refusal if the transaction has settled the lease: for its verbs that counts before it commits."""
@@ -422,7 +426,7 @@ class Lease(Recorded):
             return self._write(
                 connection, savepoint, lambda verbs: verbs.settle(said), lambda: self._settle_alone(said)
             )
-        except Conflict:
+        except (Conflict, InvalidArgument, NotInTransaction, StaleSnapshot, Unsupported):
             self._settled = before  # nothing has happened
             raise
 
@@ -451,37 +455,44 @@ class Lease(Recorded):
         Raises `StoreUnavailable` with `outcome_unknown` if the reply to COMMIT was lost, `Conflict` for a COMMIT or
         ROLLBACK of your own inside, and `Unsupported` on a memory store.
         """
-        verbs = self._transactions("lease.transaction()")
-        idle = asked.idle_us(idle_seconds)
-        connection = None
+        verbs, idle = self._transactions("lease.transaction()"), asked.idle_us(idle_seconds)
+        connection = block = None
         try:
             alone(self._store)
             connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch, idle_us=idle))
             verbs.entered(connection)
+            block = Block(verbs, (self.job_id, self.epoch), connection)
             with self._counter().uncounted_on_failure(id(connection)):
-                with inside(Block(verbs, (self.job_id, self.epoch), connection)):
+                with inside(block):
                     yield connection
-                self._told_by(lambda: verbs.commit(connection))
+                self._commit(verbs, block)
         except BaseException as error:
             # Also None: Ctrl-C may have come when it had begun, before it returned.
-            self._undo(verbs, connection, error)
+            self._undo(verbs, connection, block, error)
             raise
 
-    def _undo(self, verbs: Transactions, connection: Any, error: BaseException) -> None:
+    def _commit(self, verbs: Transactions, block: Block) -> None:
+        block.wait()
+        self._told_by(lambda: verbs.commit(block.connection))
+
+    def _undo(self, verbs: Transactions, connection: Any, block: Block | None, error: BaseException) -> None:
         """Undo the block that *error*, which is being handled, has ended; raise why, if the server has hung up."""
+        if block is not None:
+            block.wait()
+        was_ended = verbs.was_ended(connection)
         self._told_by(lambda: verbs.rollback(connection))
-        if isinstance(error, Exception) and not isinstance(error, LeaseholdError) and verbs.was_ended(connection):
+        if isinstance(error, Exception) and not isinstance(error, LeaseholdError) and was_ended:
             with suppress(StoreUnavailable):
                 [refusal] = self._store.check([(self.job_id, self.epoch)])
                 if refusal is not None:
                     raise self._told(refusal) from error
 
-    def _undo_elsewhere(self, verbs: Transactions, connection: Any, error: BaseException) -> None:
+    def _undo_elsewhere(self, verbs: Transactions, block: Block, error: BaseException) -> None:
         """Undo the block likewise, on another thread than the one that handles *error*: so it is handled here too."""
         try:
             raise error
         except BaseException:
-            self._undo(verbs, connection, error)
+            self._undo(verbs, block.connection, block, error)
 
     def fence(self, connection: Any, *, savepoint: bool = False) -> None:
         """
@@ -502,10 +513,11 @@ class Lease(Recorded):
         separately: Callable[[], T | Exception],
     ) -> T:
         """Run a verb where it belongs: in the caller's transaction, in this lease's open block, or separately."""
+        block = self._block()
+        if block is not None and connection in (None, block.connection):
+            return self._told_by(lambda: block.run(program, savepoint=savepoint))
         if connection is not None:
             return self._join(connection, program, savepoint=savepoint)
-        if (block := self._block()) is not None:
-            return self._told_by(lambda: block.run(program, savepoint=savepoint))
         alone(self._store)
         reply = self._told_by(separately)
         if isinstance(reply, Exception):
@@ -574,10 +586,6 @@ class Lease(Recorded):
             raise self._told(refusal) from refusal.__cause__
 
     # Shared
-
-    def _raise(self, refusal: Exception | None) -> None:
-        if refusal is not None:
-            raise self._told(refusal)
 
     def _told(self, refusal: Exception) -> Exception:
         # What an open transaction has settled may yet roll back.

@@ -85,9 +85,7 @@ class PostgresTransactions:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[FencedConnection] = []
-        self._begun = (
-            threading.local()
-        )  # .connection: what this thread has begun and nobody has entered; .holder: for whom
+        self._begun = threading.local()  # .connection: what this thread has begun and nobody has entered
         self._apart: deque[tuple[str, str]] = deque()  # refusals that their own transaction could not record
 
     def forked(self) -> None:
@@ -135,7 +133,7 @@ class PostgresTransactions:
 
     def _open(self, connection: FencedConnection, job_id: str, epoch: int, idle_us: int | None) -> None:
         connection.fenced = job_id, epoch
-        self._begun.connection, self._begun.holder = connection, (job_id, epoch)
+        self._begun.connection = connection
         _run(
             self.fence(job_id, epoch),
             lambda step: _begin(connection, *self._statement(step, False), idle_us=idle_us),
@@ -150,6 +148,8 @@ class PostgresTransactions:
             return
         connection.reply_seconds = self._database.reply_seconds
         if connection.cleared():
+            # As another object: the user of this one, or a thread of theirs, may go on with it.
+            connection = connection.moved()
             with self._lock:
                 if len(self._idle) < 10:
                     self._idle.append(connection)
@@ -252,8 +252,6 @@ class PostgresTransactions:
         if connection is None or connection.fenced is None:
             self._begun.connection = None
             return
-        if connection.fenced != getattr(self._begun, "holder", connection.fenced):
-            return  # Ctrl-C came when it was committed and kept, and it is somebody else's
         holder, error = connection.fenced, sys.exc_info()[1]
         was_lost = connection.info.transaction_status == pq.TransactionStatus.UNKNOWN
         self._undo(connection)
@@ -462,7 +460,12 @@ class PostgresTransactions:
         if number is None or self._database.closed:
             return True
         # A pool, or its user, may have begun another transaction on the connection since.
-        return refusals.status_of(self._database, number) == "in progress"
+        try:
+            return refusals.status_of(self._database, number) == "in progress"
+        except StoreUnavailable as error:
+            if sqlstate_of(error.__cause__) != "22023":  # a number that the server does not know, after a crash
+                raise
+            return False
 
     async def run_async(
         self,

@@ -45,9 +45,23 @@ class FencedCursor(psycopg.Cursor[Any]):
         """Run *query* for each of *params_seq*, likewise."""
         self._fenced(query, False, lambda: super(FencedCursor, self).executemany(query, params_seq, **options))
 
-    def _fenced(self, query: Any, several: bool, run: Callable[[], Any]) -> Any:
+    def copy(self, *args: Any, **options: Any) -> Any:
+        """Copy rows, if the block is still open."""
+        self._connection().note_end()
+        return super().copy(*args, **options)
+
+    def stream(self, *args: Any, **options: Any) -> Any:
+        """Return rows one by one, if the block is still open."""
+        self._connection().note_end()
+        return super().stream(*args, **options)
+
+    def _connection(self) -> FencedConnection:
         connection = self.connection
         assert isinstance(connection, FencedConnection)
+        return connection
+
+    def _fenced(self, query: Any, several: bool, run: Callable[[], Any]) -> Any:
+        connection = self._connection()
         text = _bytes(query, connection)
         # Behind every semicolon, also of a literal: which of them end a statement is more than this knows of SQL.
         begins = [0, *(end.end() for end in re.finditer(b";", text))] if several else [0]
@@ -64,6 +78,17 @@ class FencedCursor(psycopg.Cursor[Any]):
         value = run()
         connection.note_end()
         return value
+
+
+class _Gone:
+    """Stands for a session that its connection has no more."""
+
+    status = pq.ConnStatus.BAD
+    transaction_status = pq.TransactionStatus.UNKNOWN
+    pipeline_status = pq.PipelineStatus.OFF
+
+    def finish(self) -> None:
+        """Close nothing."""
 
 
 class FencedConnection(Connection):
@@ -107,6 +132,14 @@ class FencedConnection(Connection):
         except psycopg.Error:
             return False  # it is gone, or as good as gone; and the server undoes what it had open
         return not (self.closed or self.spoilt)
+
+    def moved(self) -> FencedConnection:
+        """Return the session as another object, and leave this one closed: its user may still have it."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        self.__dict__["pgconn"] = _Gone()
+        self.ours, self.ended = False, True
+        return other
 
     def commit(self) -> None:
         """Refuse: the end of `with lease.transaction()` commits."""

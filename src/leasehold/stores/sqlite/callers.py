@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...core.clock import Clock
@@ -33,6 +33,7 @@ from ...transaction import Joined, is_here, refuse_inside, remember
 from .. import django
 from .base import Joining
 from .database import Database, drive, inherited
+from .fenced import ROLLED_BACK, FencedConnection
 from .owning import Owning
 from .rows import Program, Standing, one
 
@@ -48,58 +49,6 @@ class JoinedVerbs(Joining, Owning):
     def last_epoch(self) -> Program[int]:
         """Return the last epoch that was issued."""
         return int((yield one(self.sql.last_epoch))[0][0])
-
-
-class FencedConnection(sqlite3.Connection):
-    """A connection whose transaction is the lease's to end, and not its user's."""
-
-    turn: AbstractContextManager[None] | None = None  # to write, as long as the block lasts
-    file: tuple[int, ...] | None = None  # which file it is to: see `Database.file`
-
-    def commit(self) -> None:
-        """Refuse: the end of `with lease.transaction()` commits."""
-        self._not_yours("commit")
-
-    def rollback(self) -> None:
-        """Refuse: raise an exception inside `with lease.transaction()` instead."""
-        self._not_yours("rollback")
-
-    def __exit__(self, *_: object) -> Any:
-        """Refuse what sqlite3 does here, which is to commit."""
-        self._not_yours("`with connection`")
-
-    def close(self) -> None:
-        """Refuse: the end of `with lease.transaction()` closes it."""
-        self._not_yours("close")
-
-    def blobopen(self, *args: Any, **kwargs: Any) -> Any:
-        """Open a blob, unless SQLite has rolled back: what is written to one is asked of no authorizer."""
-        if not self.in_transaction:
-            raise NotInTransaction(_ROLLED_BACK)
-        return super().blobopen(*args, **kwargs)
-
-    def end(self) -> None:
-        """
-        Roll back what is not committed, close, and give the turn back.
-
-        To do it again is no harm: Ctrl-C may have come in between.
-        """
-        try:
-            with suppress(sqlite3.Error):  # it is closed already, or its file is in a state that closing has to settle
-                self.set_authorizer(None)
-                # Closing alone does not roll back as long as somebody has a cursor.
-                _end(self, "ROLLBACK")
-            super().close()
-        finally:
-            if self.turn is not None:
-                self.turn.__exit__(None, None, None)
-                self.turn = None
-
-    def _not_yours(self, what: str) -> None:
-        raise Conflict(
-            f"{what} inside lease.transaction(): the end of the block commits, and an exception in it rolls back. "
-            "What followed a commit of your own would be unfenced."
-        )
 
 
 class SqliteTransactions:
@@ -168,7 +117,7 @@ class SqliteTransactions:
         try:
             connection.set_authorizer(None)
             if not connection.in_transaction:
-                raise NotInTransaction(_ROLLED_BACK)
+                raise NotInTransaction(ROLLED_BACK)
             self._database.refuse_replaced(connection.file)  # SQLite would commit to a file that has no name any more
             connection.execute("COMMIT")
         except BaseException as error:
@@ -337,11 +286,6 @@ class SqliteTransactions:
             )
 
 
-_ROLLED_BACK = (
-    "SQLite has rolled this transaction back before its block ended, as it does after some errors (INSERT OR ROLLBACK, "
-    "a full disk): nothing was committed. Let such an error leave the block."
-)
-
 _AUTOCOMMIT = (
     "that connection has no transaction open, so each statement commits by itself, and nothing would commit or roll "
     "back together with this: begin one first (sqlite3: execute('BEGIN IMMEDIATE'); SQLAlchemy: engine.begin(), "
@@ -460,7 +404,9 @@ def _watch(connection: Any) -> Callable[[Any], bool]:
 
 def _is_open(connection: Any) -> bool:
     try:
-        return bool(_driver(connection).in_transaction)
+        driver = _driver(connection)
+        # One with autocommit=False begins anew with its COMMIT: whether it is the same transaction cannot be told.
+        return bool(driver.in_transaction) and getattr(driver, "autocommit", None) is not False
     except Exception:  # closed or dropped, in whatever words the driver has for it
         return False
 
@@ -519,11 +465,6 @@ def _admitted(value: T | Refusal) -> T:
     if isinstance(value, StaleEpoch | UnknownJob):
         raise value
     return value
-
-
-def _end(connection: sqlite3.Connection, how: str) -> None:
-    if connection.in_transaction:
-        connection.execute(how)
 
 
 def _only_inside(connection: weakref.ref[sqlite3.Connection]) -> Callable[..., int]:
