@@ -198,6 +198,8 @@ class Both(RuleBasedStateMachine):
                 return Settlement(
                     job_id, epoch, saying.outcome, error=saying.word, retry=saying.retry, delay_us=saying.delay_us
                 )
+            case Outcome.CRASH:
+                return Settlement(job_id, epoch, saying.outcome, error=saying.word)
         return Settlement(job_id, epoch, saying.outcome, delay_us=saying.delay_us)
 
     def settled(self, batch: list[Settlement]) -> None:

@@ -257,7 +257,7 @@ def refused_with_the_facts(refusal: object, before: Snapshot, job_id: str, prese
     if job is None:
         assert isinstance(refusal, UnknownJob), f"{refusal!r} for a job that does not exist"
         return
-    [held] = [o for o in before.ownerships[job_id] if o.epoch == presented] or [None]
+    held = next((o for o in before.ownerships[job_id] if o.epoch == presented), None)
     ended = None if held is None else held.ended
     # A crash that its owner reports is a settlement, too; recovery by the store is not.
     settled = ended in BY_OWNER or (held is not None and ended == Reason.RECOVERY and held.by == held.owner)
