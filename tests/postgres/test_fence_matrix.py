@@ -177,11 +177,11 @@ def test_an_owner_that_takes_long_is_not_refused(
     with transaction(library, store.database.url, isolation) as opened:
         for before, step in zip([None, *STEPS], STEPS, strict=False):
             go(opened, lease, after=before, until=step)
-            lease.renew()
+            elsewhere(lease.renew)
             store.progress([Progress(lease.job_id, lease.epoch, 0.5, None, f'{{"at":"{step}"}}')])
             other.reclaim()
         elsewhere(Lease(other, one(other, "somebody else")).complete)  # the job b
-        lease.renew(0.000_001)
+        elsewhere(lease.renew, 0.000_001)
 
         opened.commit()
 
