@@ -180,6 +180,7 @@ class Killing(Proxy):
 
 
 @each_version
+@pytest.mark.soak  # half a minute on each server
 def test_on_postgresql_it_is_killed_at_every_message(importer: Importer, path: Path, server_url: str) -> None:
     """Before it reaches the server, and after the server has done what it says, when nobody hears of that any more."""
     url = database(server_url, "import")
