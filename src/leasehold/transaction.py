@@ -78,7 +78,7 @@ class Joined:
 class Block:
     """An open `lease.transaction()`: in its context, the verbs of its lease run on its connection, one at a time."""
 
-    __slots__ = ("_lock", "_transactions", "connection", "database", "exclusive", "holder", "open")
+    __slots__ = ("_lock", "_transactions", "connection", "database", "holder", "open")
 
     def __init__(self, transactions: Transactions, holder: tuple[str, int], connection: Any) -> None:
         self._transactions = transactions
@@ -86,7 +86,6 @@ class Block:
         # that one: a verb of several statements must not be interleaved with the caller's own.
         self._lock = getattr(connection, "statements", None) or threading.RLock()
         self.database = transactions.database
-        self.exclusive = transactions.exclusive
         self.holder = holder
         self.connection = connection
         self.open = True
