@@ -405,6 +405,10 @@ class Transactions(Protocol):
         """
         ...
 
+    def has_job(self, job_id: str) -> Program[bool]:
+        """The program that returns whether the job exists, as this transaction sees it."""
+        ...
+
     def renew(self, renewal: Renewal) -> Program[int]:
         """The program of `Store.renew`, for one lease, where transactions are `exclusive`; it raises the refusal."""
         ...

@@ -78,7 +78,7 @@ class Joined:
 class Block:
     """An open `lease.transaction()`: in its context, the verbs of its lease run on its connection, one at a time."""
 
-    __slots__ = ("_lock", "_transactions", "connection", "database", "holder", "open")
+    __slots__ = ("_lock", "_transactions", "connection", "database", "holder", "open", "renewed")
 
     def __init__(self, transactions: Transactions, holder: tuple[str, int], connection: Any) -> None:
         self._transactions = transactions
@@ -89,6 +89,7 @@ class Block:
         self.holder = holder
         self.connection = connection
         self.open = True
+        self.renewed: tuple[int, int] | None = None  # expires_us and the seconds asked for, once this has committed
 
     def is_open(self) -> bool:
         """Return whether the block has not ended yet."""

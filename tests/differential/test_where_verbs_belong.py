@@ -176,18 +176,50 @@ def test_a_thread_cannot_settle_beside_the_callers_transaction(
     assert stage.router.job("mine").status != "running"
 
 
-def test_a_thread_reports_beside_the_callers_transaction(stage: Stage, lease: Lease, own: Any) -> None:
-    """It commits separately on PostgreSQL, and waits on SQLite."""
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda lease: lease.progress(0.5),
+        lambda lease: lease.add("child"),
+        lambda lease: lease.once("charge", lambda key: key),
+        lambda lease: lease.transaction().__enter__(),
+    ],
+    ids=["progress", "add", "once", "transaction"],
+)
+def test_no_verb_of_the_lease_commits_beside_the_callers_transaction(
+    stage: Stage, lease: Lease, own: Any, verb: Callable[[Lease], Any]
+) -> None:
+    """In another thread, which does not have the context, as little as in this one."""
     own.execute(INSERT)
     lease.fence(own)
-    if stage.database.is_sqlite:
-        with pytest.raises(StoreUnavailable):
-            in_thread(lambda: lease.progress(0.5))
-    else:
-        in_thread(lambda: lease.progress(0.5))
+    with pytest.raises(Conflict, match="connection="):
+        verb(lease)
+    with pytest.raises(Conflict, match="still open"):
+        in_thread(lambda: verb(lease))
+    in_thread(lease.check)
     own.commit()
 
     assert stage.rows("") == ["mine"]
+    assert (stage.router.job("mine").progress, stage.router.jobs(parent="mine")) == (None, [])
+    lease.progress(0.5)
+
+
+def test_a_fence_of_another_task_counts_for_the_whole_lease(stage: Stage, lease: Lease, own: Any) -> None:
+    """The task that fences has a copy of the context, which is gone when it ends."""
+
+    async def body() -> None:
+        own.execute(INSERT)
+        await asyncio.create_task(lease.aio.fence(own))
+        with pytest.raises(Conflict, match="still open"):
+            await lease.aio.progress(0.5)
+        with pytest.raises(Conflict, match="still open"):
+            await lease.aio.complete()
+
+    asyncio.run(body())
+    own.commit()
+
+    assert stage.rows("") == ["mine"]
+    lease.complete()
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
@@ -246,18 +278,14 @@ def test_the_exempt_verbs_work_beside_a_transaction_that_a_savepoint_has_unsettl
     assert stage.router.job("mine").status == "running"
 
 
-def test_a_renewal_from_a_loop_does_not_use_the_callers_connection_on_another_thread(
+def test_a_renewal_from_a_loop_uses_the_callers_connection_on_its_own_thread(
     stage: Stage, lease: Lease, own: Any
 ) -> None:
-    """`lease.aio.renew` runs on a thread, which sqlite3 would not let near the connection."""
+    """sqlite3 lets no other thread near the connection."""
 
     async def body() -> None:
         await lease.aio.fence(own)
-        if stage.database.is_sqlite:
-            with pytest.raises(Conflict):
-                await lease.aio.renew()
-        else:
-            await lease.aio.renew()
+        await lease.aio.renew()
         await lease.aio.check()
 
     asyncio.run(body())
@@ -351,3 +379,89 @@ def test_ctrl_c_at_the_end_of_a_block_leaves_none_open(
     stage.router.add("later")
     lease.complete()
     assert stage.rows("") == []
+
+
+def test_a_renewal_in_a_block_moves_the_leases_deadline_with_its_commit(stage: Stage, lease: Lease) -> None:
+    """On SQLite it is part of the block, even in a savepoint; on PostgreSQL it takes effect at once."""
+
+    def failing() -> None:
+        with lease.transaction() as connection:
+            connection.execute("savepoint attempt")
+            lease.renew(7200)
+            raise KeyError
+
+    before = lease.expires_at
+    with pytest.raises(KeyError):
+        failing()
+    rolled_back = stage.router.job("mine").expires_at
+    assert lease.expires_at == rolled_back
+    assert stage.database.is_sqlite is (rolled_back == before)
+
+    with lease.transaction():
+        renewed = lease.renew(8000)
+
+    assert lease.expires_at == renewed == stage.router.job("mine").expires_at
+
+
+def test_a_renewal_in_a_savepoint_of_the_callers_works(stage: Stage, lease: Lease, own: Any) -> None:
+    """Rolled back, the lease is what it was before."""
+    own.execute(INSERT)
+    lease.fence(own)
+    own.execute("savepoint attempt")
+    lease.renew(7200)
+    lease.check()
+    own.execute("release savepoint attempt")
+    own.commit()
+
+    assert stage.rows("") == ["mine"]
+
+
+def adding(stage: Stage, lease: Lease, own: Any, where: str, *, fails: bool) -> None:
+    """Add two children of one name in a transaction that commits, or rolls back."""
+    if where == "block":
+        with lease.transaction():
+            lease.add("page", {"n": 1})
+            lease.add("page", {"n": 2})
+            if fails:
+                raise KeyError
+        return
+    try:
+        own.execute(INSERT)
+        lease.add("page", {"n": 1}, connection=own)
+        lease.add("page", {"n": 2}, connection=own)
+        if fails:
+            raise KeyError
+    except KeyError:
+        own.rollback()
+        raise
+    own.commit()
+
+
+@pytest.mark.parametrize("where", ["block", "own"])
+def test_a_transaction_that_is_run_again_asks_for_the_same_children(
+    stage: Stage, lease: Lease, own: Any, where: str
+) -> None:
+    """Else a second run of the job, which counts from one, would find them missing and add them a second time."""
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            adding(stage, lease, own, where, fails=True)
+    adding(stage, lease, own, where, fails=False)
+    lease.add("page", {"n": 3})
+
+    pages = {job.id: job.payload["n"] for job in stage.router.jobs(parent="mine")}
+    assert pages == {"mine/page": 1, "mine/page#2": 2, "mine/page#3": 3}
+
+
+def test_a_savepoint_that_is_rolled_back_takes_its_children_along(stage: Stage, lease: Lease, own: Any) -> None:
+    """The next child of that name in the same transaction gets its number."""
+    own.execute(INSERT)
+    lease.add("page", {"n": 1}, connection=own)
+    own.execute("savepoint attempt")
+    lease.add("page", {"n": 2}, connection=own, savepoint=True)
+    own.execute("rollback to savepoint attempt")
+    own.execute("release savepoint attempt")
+    lease.add("page", {"n": 3}, connection=own)
+    own.commit()
+
+    pages = {job.id: job.payload["n"] for job in stage.router.jobs(parent="mine")}
+    assert pages == {"mine/page": 1, "mine/page#2": 3}

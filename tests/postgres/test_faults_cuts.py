@@ -121,6 +121,7 @@ def test_every_function_that_a_verb_calls_is_cut_somewhere() -> None:
         "await_jobs",  # below, with the claim that waits
         "end_fenced",  # below, with the takeover
         "settled_in",  # in a block, before a renewal or check
+        "has_job",  # in a transaction, before a second child of one name
         "fence_children",  # in a caller's transaction, whose connection is the caller's
         "known_processes",  # below, with the sweep
         "record_refusal",  # below

@@ -286,6 +286,59 @@ def test_a_statement_on_a_lost_connection_is_explained(store: PostgresStore, kin
     assert rows(store) == 0
 
 
+Verb = Callable[..., Any]  # of a lease, or of its async facade; with the options of every verb
+
+_VERBS: list[Verb] = [
+    lambda lease, **options: lease.progress(0.5, **options),
+    lambda lease, **options: lease.add("child", **options),
+    lambda lease, **options: lease.complete(**options),
+]
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["taken over", "current"])
+@pytest.mark.parametrize("where", ["block", "own", "async"])
+@pytest.mark.parametrize("verb", _VERBS, ids=["progress", "add", "complete"])
+def test_a_verb_on_a_lost_connection_is_explained(store: PostgresStore, where: str, taken: bool, verb: Verb) -> None:
+    """By who has the job now: the session may have been ended because of the takeover."""
+    unended(store)
+    lease = lease_of(store)
+
+    def end(connection: Any) -> None:
+        if taken:
+            store.transfer("a", lease.epoch, to="b", by="ops")
+        with psycopg.connect(store.database.url, autocommit=True) as operator:
+            operator.execute("select pg_terminate_backend(%s, 10000)", [connection.info.backend_pid])
+
+    def refused() -> Any:
+        return pytest.raises(StaleEpoch if taken else StoreUnavailable)
+
+    def in_block() -> None:
+        with lease.transaction() as connection:
+            elsewhere(lambda: end(connection))
+            verb(lease)
+
+    async def on_a_loop() -> None:
+        async with await psycopg.AsyncConnection.connect(store.database.url) as connection:
+            await lease.aio.fence(connection)
+            elsewhere(lambda: end(connection))
+            with refused():
+                await verb(lease.aio, connection=connection)
+
+    if where == "block":
+        with refused():
+            in_block()
+    elif where == "own":
+        with psycopg.connect(store.database.url) as connection:
+            lease.fence(connection)
+            elsewhere(lambda: end(connection))
+            with refused():
+                verb(lease, connection=connection)
+    else:
+        asyncio.run(on_a_loop())
+
+    assert lease.lost == taken
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_an_error_of_a_blocks_own_is_raised_as_it_is(store: PostgresStore, kind: str) -> None:
     """With where it came from, and nothing else."""

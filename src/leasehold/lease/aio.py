@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
-from ..aio import Facade, abandonable, alone, threaded, warn_on_loops
+from ..aio import Facade, abandonable, threaded, warn_on_loops
 from ..core import asked, values
 from ..core.job import Effect
 from ..transaction import Block, inside
+from .block import commit, roll_back_elsewhere
 from .lease import IDLE_SECONDS, Lease
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _beside_connection(
+    verb: Callable[Concatenate[Lease, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return the async form of a verb that, in a transaction of the caller's, uses a connection of this thread."""
+    elsewhere = threaded(verb)
+
+    @functools.wraps(verb)
+    async def call(self: AsyncLease, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._sync._joined_here() is not None:
+            return verb(self._sync, *args, **kwargs)
+        return await elsewhere(self, *args, **kwargs)
+
+    return cast(Callable[Concatenate[Any, P], Coroutine[Any, Any, T]], call)
 
 
 class AsyncLease(Facade):
     """The verbs of a `Lease`, to be awaited."""
 
-    check = threaded(Lease.check)
-    renew = threaded(Lease.renew)
+    check = _beside_connection(Lease.check)
+    renew = _beside_connection(Lease.renew)
     progress = threaded(Lease.progress)
     add = threaded(Lease.add)
     complete = threaded(Lease.complete)
@@ -64,22 +82,22 @@ class AsyncLease(Facade):
         lease: Lease = self._sync
         verbs = lease._transactions("lease.aio.transaction()")
         idle = asked.idle_us(idle_seconds)
-        await asyncio.to_thread(alone, lease._store)
+        await asyncio.to_thread(lease._refuse_beside)
         # On threads of their own: the shared ones may all be waiting for the lock that is to be let go here.
         connection = await abandonable(
             lambda _: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch, idle_us=idle)), verbs.rollback
         )
         block = Block(verbs, (lease.job_id, lease.epoch), connection)
-        with lease._counter().uncounted_on_failure(id(connection)):
+        with lease._counter().committing(id(connection)):
             try:
                 verbs.entered(connection)
                 with inside(block):
                     yield connection
             except BaseException as error:
                 ended = error  # which is unbound when this clause ends
-                await abandonable(lambda _: lease._undo_elsewhere(verbs, block, ended))
+                await abandonable(lambda _: roll_back_elsewhere(lease, verbs, block, ended))
                 raise
-            await abandonable(lambda _: lease._commit(verbs, block))
+            await abandonable(lambda _: commit(lease, verbs, block))
 
 
 warn_on_loops(Lease, AsyncLease, "lease")

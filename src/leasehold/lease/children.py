@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from ..core.job import Child, NewJob, as_child, new_child
@@ -22,7 +22,10 @@ class Children:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # held for an instant
         self._counts: Counter[str] = Counter()
-        self._inside: dict[int, list[tuple[str, int]]] = {}  # in transactions that are open, by their connections' ids
+        # By name, the numbers that transactions have added of which it is not known that they have committed, each with
+        # the id of its transaction's connection.
+        self._unsure: dict[str, list[tuple[int, int]]] = {}
+        self._blocks: set[int] = set()  # the ids of the connections of open blocks
 
     def following(self, parent: str, items: Iterable[Child]) -> tuple[NewJob, ...]:
         """Return the jobs that a completion sets off, numbered behind those that were added before."""
@@ -38,8 +41,12 @@ class Children:
         return tuple(children)
 
     @contextmanager
-    def counted(self, name: str, inside: int | None = None) -> Iterator[int]:
-        """Count one more child of that name, before it is asked for: two threads must not ask for the same one."""
+    def counted(self, name: str, within: int | None = None) -> Iterator[int]:
+        """
+        Count one more child of that name, before it is asked for: two threads must not ask for the same one.
+
+        *within* is the id of the connection of the transaction that adds it.
+        """
         with self._lock:
             self._counts[name] += 1
             nth = self._counts[name]
@@ -50,26 +57,45 @@ class Children:
             with self._lock:
                 self._uncount(name, nth)
             raise
-        if inside is not None:
+        if within is not None:
             with self._lock:
-                self._inside.setdefault(inside, []).append((name, nth))
+                self._unsure.setdefault(name, []).append((nth, within))
+
+    def unsure(self, name: str, within: int | None, is_open: Callable[[int], bool]) -> int | None:
+        """
+        Return the last number of that name if the transaction that added it may have rolled back, else None.
+
+        A call inside a transaction, *within* its connection, sees what that transaction has added. What another one has
+        added cannot be seen while it is open.
+        """
+        with self._lock:
+            entries = self._unsure.get(name)
+            if not entries:
+                return None
+            nth, connection = entries[-1]
+            if connection != within and connection in self._blocks:
+                return None
+        return None if connection != within and is_open(connection) else nth
+
+    def uncount(self, name: str, nth: int) -> None:
+        """Forget a child that is not there: the next one of that name gets its number."""
+        with self._lock:
+            self._unsure[name] = [entry for entry in self._unsure[name] if entry[0] != nth]
+            self._uncount(name, nth)
 
     @contextmanager
-    def uncounted_on_failure(self, inside: int) -> Iterator[None]:
-        """
-        Count the children of a transaction no more if it fails: they are not there, and the next attempt must ask for
-        the same ids. Only those of this one: another thread may be adding children under the same lease.
-        """
+    def committing(self, connection: int) -> Iterator[None]:
+        """While a block is open on *connection*, its children may yet roll back; at its regular end they are there."""
+        with self._lock:
+            self._blocks.add(connection)
         try:
             yield
-        except BaseException:
             with self._lock:
-                for name, nth in reversed(self._inside.get(inside, ())):
-                    self._uncount(name, nth)
-            raise
+                for name, entries in list(self._unsure.items()):
+                    self._unsure[name] = [entry for entry in entries if entry[1] != connection]
         finally:
             with self._lock:
-                self._inside.pop(inside, None)
+                self._blocks.discard(connection)
 
     def _uncount(self, name: str, nth: int) -> None:
         if self._counts[name] == nth:  # else another one of that name has been counted after it

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from ..aio import alone, joined, transactions_of
 from ..core import asked, values
@@ -34,7 +34,6 @@ from ..errors import (
     Conflict,
     InDoubt,
     InvalidArgument,
-    LeaseholdError,
     NotInTransaction,
     Settled,
     StaleEpoch,
@@ -45,7 +44,9 @@ from ..errors import (
 )
 from ..store import Program, Renewal, Store, Transactions
 from ..transaction import Block, Joined, block_of, inside, remember
-from .children import Children, named
+from .adding import added_alone, added_in
+from .block import commit, roll_back, unless_lost
+from .children import Children
 from .current import _current
 from .record import Recorded
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from .aio import AsyncLease
 
 T = TypeVar("T")
-_Run = Callable[[Callable[[Transactions], Program[Any]]], Any]  # runs a program in a transaction
+_Run = Callable[..., Any]  # runs a program in a transaction, as `Block.run` does
 
 log = logging.getLogger("leasehold")
 
@@ -214,6 +215,9 @@ class Lease(Recorded):
         """Return if this is still the current epoch; the answer may be old at once. Raises `StaleEpoch` otherwise."""
         if (run := self._run_here()) is not None:
             self._check_inside(run)
+        self._check_store()
+
+    def _check_store(self) -> None:
         [refusal] = self._store.check([(self.job_id, self.epoch)])
         if refusal is not None:
             raise self._told(refusal)
@@ -221,7 +225,7 @@ class Lease(Recorded):
     def _check_inside(self, run: _Run) -> None:
         """Raise the refusal if the transaction has settled the lease: for its verbs that counts before it commits."""
         with suppress(NotInTransaction, StoreUnavailable):
-            self._told_by(lambda: run(lambda verbs: verbs.check(self.job_id, self.epoch)))
+            self._told_by(lambda: run(lambda verbs: verbs.check(self.job_id, self.epoch), savepoint=True))
 
     def renew(self, seconds: float | None = None) -> datetime:
         """
@@ -239,17 +243,24 @@ class Lease(Recorded):
         reply = self._store.renew([renewal])[0]
         if not isinstance(reply, int):
             raise self._told(reply)
-        self._expires_us = reply
-        self._asked_us = lasts or 0
+        self._renewed(reply, lasts or 0)
         return self.expires_at
+
+    def _renewed(self, expires_us: int, asked_us: int) -> None:
+        self._expires_us, self._asked_us = expires_us, asked_us
 
     def _renewed_inside(self, renewal: Renewal) -> int | None:
         """Renew as part of an open transaction, where one keeps every other writer out; else return None."""
-        if (run := self._run_here()) is not None:
-            if self._transactions().exclusive:  # beside it, the renewal would wait for its own caller
-                return int(self._told_by(lambda: run(lambda verbs: verbs.renew(renewal))))
+        if (run := self._run_here()) is None:
+            return None
+        if not self._transactions().exclusive:
             self._check_inside(run)
-        return None
+            return None
+        # Even in a savepoint: rolled back, the lease is what it was before.
+        expires_us = int(self._told_by(lambda: run(lambda verbs: verbs.renew(renewal), savepoint=True)))
+        if (block := self._block()) is not None:
+            block.renewed = expires_us, renewal.lease_us or 0
+        return expires_us
 
     def progress(
         self,
@@ -305,32 +316,15 @@ class Lease(Recorded):
         return self._write(
             connection,
             savepoint,
-            lambda verbs: self._added_in(verbs, name, child, within),
-            lambda: self._added_alone(name, child),
+            lambda verbs: added_in(self, verbs, name, child, within),
+            lambda: added_alone(self, name, child),
         )
-
-    def _added_alone(self, name: str, child: NewJob) -> Added:
-        with self._counter().counted(name) as nth:
-            child = named(self.job_id, child, name, nth)
-            [added] = self._store.add_children(self.job_id, self.epoch, [child])
-        return self._mine(added, child)
-
-    def _added_in(self, verbs: Transactions, name: str, child: NewJob, inside: int) -> Generator[Any, Any, Added]:
-        with self._counter().counted(name, inside) as nth:
-            child = named(self.job_id, child, name, nth)
-            [added] = yield from verbs.add_children(self.job_id, self.epoch, [child])
-        return self._mine(added, child)
 
     def _counter(self) -> Children:
         if self._children is None:
             with _making:
                 self._children = self._children or Children()
         return self._children
-
-    def _mine(self, added: Added, child: NewJob) -> Added:
-        if child.parent is not None and added.job.parent != child.parent and not added.job.unique:
-            log.warning("job %r exists and is no child of %r; it is left as it is", added.job.id, self.job_id)
-        return added
 
     def once(
         self,
@@ -368,7 +362,7 @@ class Lease(Recorded):
         # Looked at before the intent is recorded: a slip must not leave an effect in doubt that was never tried.
         again = asked.effect(name, call, in_doubt, undone)
         effect, fresh = self._told_by(
-            lambda: alone(self._store).begin_effect(self.job_id, self.epoch, name, again=again)
+            lambda: self._refuse_beside().begin_effect(self.job_id, self.epoch, name, again=again)
         )
         if not (effect.known or fresh):
             raise InDoubt(self.job_id, name, key=effect.key, epoch=effect.epoch)
@@ -431,7 +425,6 @@ class Lease(Recorded):
             raise
 
     def _settle_alone(self, said: Settlement) -> Exception | None:
-        self._refuse_settling_beside()
         refusal = self._store.settle([said])[0]
         if refusal is None:
             self._settled = True
@@ -458,41 +451,18 @@ class Lease(Recorded):
         verbs, idle = self._transactions("lease.transaction()"), asked.idle_us(idle_seconds)
         connection = block = None
         try:
-            alone(self._store)
+            self._refuse_beside()
             connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch, idle_us=idle))
             verbs.entered(connection)
             block = Block(verbs, (self.job_id, self.epoch), connection)
-            with self._counter().uncounted_on_failure(id(connection)):
+            with self._counter().committing(id(connection)):
                 with inside(block):
                     yield connection
-                self._commit(verbs, block)
+                commit(self, verbs, block)
         except BaseException as error:
             # Also None: Ctrl-C may have come when it had begun, before it returned.
-            self._undo(verbs, connection, block, error)
+            roll_back(self, verbs, connection, block, error)
             raise
-
-    def _commit(self, verbs: Transactions, block: Block) -> None:
-        block.wait()
-        self._told_by(lambda: verbs.commit(block.connection))
-
-    def _undo(self, verbs: Transactions, connection: Any, block: Block | None, error: BaseException) -> None:
-        """Undo the block that *error*, which is being handled, has ended; raise why, if the server has hung up."""
-        if block is not None:
-            block.wait()
-        was_ended = verbs.was_ended(connection)
-        self._told_by(lambda: verbs.rollback(connection))
-        if isinstance(error, Exception) and not isinstance(error, LeaseholdError) and was_ended:
-            with suppress(StoreUnavailable):
-                [refusal] = self._store.check([(self.job_id, self.epoch)])
-                if refusal is not None:
-                    raise self._told(refusal) from error
-
-    def _undo_elsewhere(self, verbs: Transactions, block: Block, error: BaseException) -> None:
-        """Undo the block likewise, on another thread than the one that handles *error*: so it is handled here too."""
-        try:
-            raise error
-        except BaseException:
-            self._undo(verbs, block.connection, block, error)
 
     def fence(self, connection: Any, *, savepoint: bool = False) -> None:
         """
@@ -515,10 +485,10 @@ class Lease(Recorded):
         """Run a verb where it belongs: in the caller's transaction, in this lease's open block, or separately."""
         block = self._block()
         if block is not None and connection in (None, block.connection):
-            return self._told_by(lambda: block.run(program, savepoint=savepoint))
+            return self._unless_lost(lambda: block.run(program, savepoint=savepoint))
         if connection is not None:
             return self._join(connection, program, savepoint=savepoint)
-        alone(self._store)
+        self._refuse_beside()
         reply = self._told_by(separately)
         if isinstance(reply, Exception):
             raise self._told(reply)
@@ -531,34 +501,58 @@ class Lease(Recorded):
         """Return what runs a program in the transaction that this lease is part of here, or None."""
         if (block := self._block()) is not None:
             return block.run
-        joined_ = next((one for one in self._joined if one.is_usable_here()), None)
+        joined_ = self._joined_here()
         return None if joined_ is None else partial(self._join, joined_.connection)
+
+    def _joined_here(self) -> Joined | None:
+        return next((one for one in self._joined if one.is_usable_here()), None)
 
     def _block(self) -> Block | None:
         return block_of((self.job_id, self.epoch), lambda: self._transactions().database)
 
     def _join(self, connection: Any, program: Callable[[Transactions], Program[T]], *, savepoint: bool = False) -> T:
-        return joined(
-            self._store,
-            connection,
-            lambda verbs: self._marked(program(verbs)),
-            savepoint=savepoint,
-            note=self._remember,
+        reply = self._unless_lost(
+            lambda: joined(
+                self._store,
+                connection,
+                lambda verbs: self._marked(program(verbs)),
+                savepoint=savepoint,
+                note=self._remember,
+            )
         )
+        # With an async connection it is a coroutine, for the async form of the verb.
+        return cast(T, unless_lost(self, reply)) if inspect.iscoroutine(reply) else reply
+
+    def _unless_lost(self, verb: Callable[[], T]) -> T:
+        """Run a verb in a transaction. If its connection is gone since the job was taken over, raise the refusal."""
+        try:
+            return self._told_by(verb)
+        except StaleSnapshot:
+            raise  # the connection is there
+        except StoreUnavailable:
+            with suppress(StoreUnavailable):
+                self._check_store()
+            raise
 
     def _remember(self, one: Joined) -> None:
         """Keep in mind that this lease is part of a transaction that the caller will end."""
         remember(one)
         self._joined = (*(other for other in self._joined if other.connection not in (None, one.connection)), one)
 
-    def _refuse_settling_beside(self) -> None:
-        """Refuse to settle while another thread has this lease in an open transaction, whose rows would be lost."""
-        if self._has_open_transaction():
+    def _is_open_on(self, connection: int) -> bool:
+        """Return whether this lease is part of a transaction that is open on the connection with that `id`."""
+        return any(id(one.connection) == connection and one.is_open() for one in self._joined)
+
+    def _refuse_beside(self) -> Store:
+        """Return the store, for a verb that commits by itself; refuse it while this lease is part of a transaction."""
+        # Of another thread or task, too: after a settlement of its own, the rows of that transaction would be lost.
+        if alone(self._store) and self._has_open_transaction():
             raise Conflict(
-                f"job {self.job_id!r} has been fenced or settled in a transaction of yours that is still open: pass "
-                "connection=… to make this call part of it, or end it first. By itself this call would commit at once, "
-                "and the rows of that transaction would be lost. Nothing was changed."
+                f"job {self.job_id!r} is part of a transaction of yours that is still open: pass connection=… to make "
+                "this call part of it, or end it first. By itself this call would commit at once, and that "
+                "transaction could still roll back, or be refused. Nothing was changed."
             )
+        return self._store
 
     def _has_open_transaction(self) -> bool:
         self._joined = tuple(one for one in self._joined if one.is_open())

@@ -34,7 +34,7 @@ from .. import django
 from . import refusals
 from .database import Database, inherited, outlive_fork
 from .faults import explained, is_lost, sqlstate_of
-from .fenced import ENDED, FencedConnection
+from .fenced import ENDED, FencedConnection, begin
 from .libraries import (
     ASYNC_SESSIONS,
     ask_on,
@@ -59,7 +59,7 @@ Steps = Generator[Step, list[Row], T]
 
 _SAVEPOINT: Any = object()  # stands for what whoever runs a program says about savepoints
 _PIPED: Any = object()  # and for whether it waits for answers
-_SCALAR = {"fence", "settled_in"}  # functions that answer with one value
+_SCALAR = {"fence", "has_job", "settled_in"}  # functions that answer with one value
 _NUMBER = "pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text"  # in each row, last: see `_joined`
 
 
@@ -128,7 +128,7 @@ class PostgresTransactions:
                 connection = self._idle.pop() if self._idle else None
             if connection is not None and connection.is_alive():
                 return connection
-        # Autocommit, for the driver's own BEGIN would be one more round trip: `_begin` sends it with the fence.
+        # Autocommit, for the driver's own BEGIN would be one more round trip: `fenced.begin` sends it with the fence.
         return self._database.connect(FencedConnection)
 
     def _open(self, connection: FencedConnection, job_id: str, epoch: int, idle_us: int | None) -> None:
@@ -136,7 +136,7 @@ class PostgresTransactions:
         self._begun.connection = connection
         _run(
             self.fence(job_id, epoch),
-            lambda step: _begin(connection, *self._statement(step, False), idle_us=idle_us),
+            lambda step: begin(connection, *self._statement(step, False), idle_us=idle_us),
         )
 
     def _put(self, connection: FencedConnection) -> None:
@@ -320,6 +320,11 @@ class PostgresTransactions:
         if refused is not None:
             self._note(job_id, refused)
             raise refusal_of(job_id, epoch, "check", refused)
+
+    def has_job(self, job_id: str) -> Program[bool]:
+        """The program that returns whether the job exists, as this transaction sees it."""
+        [(exists,)] = yield "has_job", (job_id,)
+        return bool(exists)
 
     def renew(self, renewal: Renewal) -> Program[int]:
         """Not part of a transaction here: a renewal takes effect at once."""
@@ -555,19 +560,6 @@ class PostgresTransactions:
                 "the same database can commit together."
             )
         return explained(driver, where, schema)
-
-
-def _begin(connection: FencedConnection, fence: str, params: tuple[Any, ...], *, idle_us: int | None) -> list[Row]:
-    """Begin a transaction and fence it, in one round trip."""
-    if idle_us is not None:
-        idle = max(idle_us // 1000, 1)
-        fence += f", pg_catalog.set_config('idle_in_transaction_session_timeout', '{idle}', true)"
-    with psycopg.ClientCursor(connection, row_factory=tuple_row) as cursor:
-        cursor.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {fence}", params)
-        cursor.nextset()
-        rows = cursor.fetchall()
-    connection.number = rows[0][1]
-    return [row[:1] for row in rows]
 
 
 def _run(program: Program[T], run: Callable[[Step], list[Row]]) -> T:

@@ -12,6 +12,7 @@ from psycopg.rows import tuple_row
 
 from ...errors import Conflict, NotInTransaction
 from .connection import Connection
+from .rows import Row
 
 _BLANK = rb"(?:\s|;|--[^\n\r]*(?:[\n\r]|\Z)|/\*.*?\*/)*"
 _ENDS = re.compile(
@@ -166,6 +167,19 @@ class FencedConnection(Connection):
                 f"{what} inside lease.transaction(): the end of the block commits, and an exception in it rolls back. "
                 "What followed a commit of your own would be unfenced."
             )
+
+
+def begin(connection: FencedConnection, fence: str, params: tuple[Any, ...], *, idle_us: int | None) -> list[Row]:
+    """Begin a transaction and fence it, in one round trip."""
+    if idle_us is not None:
+        idle = max(idle_us // 1000, 1)
+        fence += f", pg_catalog.set_config('idle_in_transaction_session_timeout', '{idle}', true)"
+    with psycopg.ClientCursor(connection, row_factory=tuple_row) as cursor:
+        cursor.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {fence}", params)
+        cursor.nextset()
+        rows = cursor.fetchall()
+    connection.number = rows[0][1]
+    return [row[:1] for row in rows]
 
 
 ENDED = (

@@ -55,6 +55,7 @@ KINDS = {
             "end_effect",
             "fence",
             "fence_children",
+            "has_job",
             "settled_in",
             "reclaim",
             "known_processes",

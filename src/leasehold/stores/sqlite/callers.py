@@ -172,6 +172,10 @@ class SqliteTransactions:
         [refusal] = yield from self._verbs.check([(job_id, epoch)], self._clock.now())
         return _admitted(refusal)
 
+    def has_job(self, job_id: str) -> Program[bool]:
+        """The program that returns whether the job exists, as this transaction sees it."""
+        return (yield from self._verbs.standing(job_id)) is not None
+
     def renew(self, renewal: Renewal) -> Program[int]:
         """The program of `Store.renew`, for one lease; it raises the refusal."""
         yield from self._lock()

@@ -62,6 +62,12 @@ LANGUAGE sql STABLE AS $lh$
     SELECT position(' ' || leasehold.fence_of(p_epoch) || ' ' IN leasehold.settled_here()) > 0
 $lh$;
 
+-- Whether a job exists, as this transaction sees it: also one that it has added itself.
+CREATE OR REPLACE FUNCTION leasehold.has_job(p_id text) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+    SELECT EXISTS (SELECT FROM leasehold.jobs WHERE id = p_id)
+$lh$;
+
 -- The refusal of a verb under an epoch that this transaction will settle, or null if it will not.
 CREATE OR REPLACE FUNCTION leasehold.settled_in(p_id text, p_epoch bigint, p_now bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$

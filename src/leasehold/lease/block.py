@@ -1,0 +1,59 @@
+"""How the transactions of a lease end: committed, rolled back, or lost with their connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import LeaseholdError, StaleSnapshot, StoreUnavailable
+from ..store import Transactions
+from ..transaction import Block
+
+if TYPE_CHECKING:
+    from .lease import Lease
+
+
+T = TypeVar("T")
+
+
+async def unless_lost(lease: Lease, reply: Coroutine[Any, Any, T]) -> T:
+    """Await what a verb replies in a transaction of an event loop, as `Lease._unless_lost` does for the others."""
+    try:
+        return await reply
+    except StaleSnapshot:
+        raise
+    except StoreUnavailable:
+        with suppress(StoreUnavailable):
+            await asyncio.to_thread(lease._check_store)
+        raise
+
+
+def commit(lease: Lease, verbs: Transactions, block: Block) -> None:
+    """Commit the block, after the verbs that other threads run in it."""
+    block.wait()
+    lease._told_by(lambda: verbs.commit(block.connection))
+    if block.renewed is not None:
+        lease._renewed(*block.renewed)
+
+
+def roll_back(lease: Lease, verbs: Transactions, connection: Any, block: Block | None, error: BaseException) -> None:
+    """Roll back the block that *error*, which is being handled, has ended; raise the refusal if it was the reason."""
+    if block is not None:
+        block.wait()
+    was_ended = verbs.was_ended(connection)
+    lease._told_by(lambda: verbs.rollback(connection))
+    if isinstance(error, Exception) and not isinstance(error, LeaseholdError) and was_ended:
+        with suppress(StoreUnavailable):
+            [refusal] = lease.store.check([(lease.job_id, lease.epoch)])
+            if refusal is not None:
+                raise lease._told(refusal) from error
+
+
+def roll_back_elsewhere(lease: Lease, verbs: Transactions, block: Block, error: BaseException) -> None:
+    """Roll back on another thread than the one that handles *error*: `verbs.rollback` looks at the handled one."""
+    try:
+        raise error
+    except BaseException:
+        roll_back(lease, verbs, block.connection, block, error)
