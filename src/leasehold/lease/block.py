@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import LeaseholdError, StaleSnapshot, StoreUnavailable
+from ..errors import LeaseholdError, StoreUnavailable
 from ..store import Transactions
 from ..transaction import Block
 
@@ -22,11 +22,8 @@ async def unless_lost(lease: Lease, reply: Coroutine[Any, Any, T]) -> T:
     """Await what a verb replies in a transaction of an event loop, as `Lease._unless_lost` does for the others."""
     try:
         return await reply
-    except StaleSnapshot:
-        raise
-    except StoreUnavailable:
-        with suppress(StoreUnavailable):
-            await asyncio.to_thread(lease._check_store)
+    except StoreUnavailable as error:
+        await asyncio.to_thread(lease._check_lost, error)
         raise
 
 

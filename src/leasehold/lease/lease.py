@@ -527,12 +527,15 @@ class Lease(Recorded):
         """Run a verb in a transaction. If its connection is gone since the job was taken over, raise the refusal."""
         try:
             return self._told_by(verb)
-        except StaleSnapshot:
-            raise  # the connection is there
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            self._check_lost(error)
+            raise
+
+    def _check_lost(self, error: StoreUnavailable) -> None:
+        """Raise the refusal if the job was taken over, which may be why a server has ended the transaction."""
+        if not (isinstance(error, StaleSnapshot) or self._transactions().exclusive):
             with suppress(StoreUnavailable):
                 self._check_store()
-            raise
 
     def _remember(self, one: Joined) -> None:
         """Keep in mind that this lease is part of a transaction that the caller will end."""
