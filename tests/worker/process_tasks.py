@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sqlite3
 import subprocess
 import threading
 import time
@@ -16,7 +17,9 @@ from typing import Any
 
 from leasehold import Conflict, Lease, Retry, Router, StaleEpoch, current_lease
 
-router = Router(os.environ.get("LEASEHOLD_TEST_URL"), lease_seconds=30)
+router = Router(
+    os.environ.get("LEASEHOLD_TEST_URL"), schema=os.environ.get("LEASEHOLD_TEST_SCHEMA", "leasehold"), lease_seconds=30
+)
 seen: list[str] = []  # what the hooks of this very process have seen
 once = Retry(max_errors=1)
 
@@ -132,7 +135,8 @@ def rows(lease: Lease, how: str) -> None:
     """Write a row of one's own, with the job."""
     with suppress(KeyError), lease.transaction() as connection:
         connection.execute("create table if not exists results (job text)")
-        connection.execute("insert into results values (?)", (lease.job_id,))
+        place = "?" if isinstance(connection, sqlite3.Connection) else "%s"
+        connection.execute(f"insert into results values ({place})", (lease.job_id,))
         if how == "refused":
             try:
                 router.add("beside")

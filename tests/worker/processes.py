@@ -24,13 +24,14 @@ router = tasks.router
 
 
 @contextmanager
-def kept(url: str | None, folder: Path) -> Iterator[None]:
+def kept(url: str | None, folder: Path, schema: str = "leasehold") -> Iterator[None]:
     """Point the router of the tasks at the store *url*, here and in the processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LEASEHOLD_TEST_URL", url or "memory:")
+        patch.setenv("LEASEHOLD_TEST_SCHEMA", schema)
         patch.setenv("LEASEHOLD_TEST_FOLDER", str(folder))
         patch.setattr(router, "url", url)
-        patch.setattr(router, "_store", open_store(url))
+        patch.setattr(router, "_store", open_store(url, schema=schema))
         yield
         router.close()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.postgres.fixtures import NEWEST, Place, url_of
 from tests.worker import process_hooks  # noqa: F401  # gives the router a hook
 from tests.worker import process_tasks as tasks
 from tests.worker.processes import done, kept, named, now, router, until
@@ -133,17 +134,17 @@ def test_a_handler_may_settle_its_job_itself(worker: Worker) -> None:
     assert (job.result, worker.tally.refused) == ("by hand", 0)
 
 
+WRITES = [
+    ("rows only", Status.DONE, 1),
+    ("with the job", Status.DONE, 1),
+    ("swallowed", Status.FAILED, 0),
+    ("joined", Status.DONE, 1),
+    ("refused", Status.DONE, 0),  # the router's verbs are not part of the block
+]
+
+
 @pytest.mark.usefixtures("worker")
-@pytest.mark.parametrize(
-    ("how", "status", "written"),
-    [
-        ("rows only", Status.DONE, 1),
-        ("with the job", Status.DONE, 1),
-        ("swallowed", Status.FAILED, 0),
-        ("joined", Status.DONE, 1),
-        ("refused", Status.DONE, 0),  # the router's verbs are not part of the block
-    ],
-)
+@pytest.mark.parametrize(("how", "status", "written"), WRITES)
 def test_a_handler_writes_its_own_rows_with_the_job(how: str, status: Status, written: int, folder: Path) -> None:
     """On a connection of the process; what was rolled back is not taken for settled."""
     job = now(tasks.rows.job(how))
@@ -155,6 +156,25 @@ def test_a_handler_writes_its_own_rows_with_the_job(how: str, status: Status, wr
     rows = connection.execute("select count(*) from results where job = ?", (job.id,)).fetchone()[0]
     connection.close()
     assert rows == written
+
+
+def test_a_handler_writes_its_own_rows_on_postgresql(tmp_path: Path) -> None:
+    """Its process has a connection of its own there, too, and the verbs in its block run in the process."""
+    place = Place(url_of(NEWEST))
+    try:
+        store = place.store()
+        with (
+            place.connect(store, autocommit=True) as reader,
+            kept(store.database.url, tmp_path, store.database.schema),
+            router.worker(concurrency=1),
+        ):
+            reader.execute("create table results (job text)")
+            for how, status, written in WRITES:
+                job = now(tasks.rows.job(how))
+                assert job.status == status, job.last_error
+                assert reader.execute("select count(*) from results where job = %s", [job.id]).fetchone() == (written,)
+    finally:
+        place.clear()
 
 
 @pytest.mark.usefixtures("worker")
