@@ -8,6 +8,7 @@ transaction has ended.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
@@ -75,10 +76,13 @@ class Joined:
         return not self._ended
 
 
+_numbers = itertools.count(-1, -1)  # of blocks: an `id` may be another one's later, and these are never an `id`
+
+
 class Block:
     """An open `lease.transaction()`: in its context, the verbs of its lease run on its connection, one at a time."""
 
-    __slots__ = ("_lock", "_transactions", "connection", "database", "holder", "open", "renewed")
+    __slots__ = ("_lock", "_transactions", "connection", "database", "holder", "number", "open", "renewed")
 
     def __init__(self, transactions: Transactions, holder: tuple[str, int], connection: Any) -> None:
         self._transactions = transactions
@@ -89,6 +93,7 @@ class Block:
         self.holder = holder
         self.connection = connection
         self.open = True
+        self.number = next(_numbers)
         self.renewed: tuple[int, int] | None = None  # expires_us and the seconds asked for, once this has committed
 
     def is_open(self) -> bool:

@@ -28,7 +28,7 @@ def added_alone(lease: Lease, name: str, child: NewJob) -> Added:
 
 
 def added_in(lease: Lease, verbs: Transactions, name: str, child: NewJob, within: int) -> Program[Added]:
-    """The program that adds a child in a transaction of the caller's; *within* is the id of its connection."""
+    """The program that adds a child in a transaction of the caller's; *within* is its number or connection."""
     counter = lease._counter()
     while last := counter.unsure(name, within, lease._is_open_on):
         if (yield from verbs.has_job(named(lease.job_id, child, name, last).id)):

@@ -88,7 +88,7 @@ class AsyncLease(Facade):
             lambda _: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch, idle_us=idle)), verbs.rollback
         )
         block = Block(verbs, (lease.job_id, lease.epoch), connection)
-        with lease._counter().committing(id(connection)):
+        with lease._counter().committing(block.number):
             try:
                 verbs.entered(connection)
                 with inside(block):

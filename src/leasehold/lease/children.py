@@ -23,9 +23,9 @@ class Children:
         self._lock = threading.Lock()  # held for an instant
         self._counts: Counter[str] = Counter()
         # By name, the numbers that transactions have added of which it is not known that they have committed, each with
-        # the id of its transaction's connection.
+        # its transaction: the number of a block, or the `id` of a caller's connection.
         self._unsure: dict[str, list[tuple[int, int]]] = {}
-        self._blocks: set[int] = set()  # the ids of the connections of open blocks
+        self._blocks: set[int] = set()  # that are open
 
     def following(self, parent: str, items: Iterable[Child]) -> tuple[NewJob, ...]:
         """Return the jobs that a completion sets off, numbered behind those that were added before."""
@@ -45,7 +45,7 @@ class Children:
         """
         Count one more child of that name, before it is asked for: two threads must not ask for the same one.
 
-        *within* is the id of the connection of the transaction that adds it.
+        *within* is the transaction that adds it, if it is the caller's.
         """
         with self._lock:
             self._counts[name] += 1
@@ -65,17 +65,17 @@ class Children:
         """
         Return the last number of that name if the transaction that added it may have rolled back, else None.
 
-        A call inside a transaction, *within* its connection, sees what that transaction has added. What another one has
-        added cannot be seen while it is open.
+        A call *within* a transaction sees what that transaction has added. What another one has added cannot be seen
+        while it is open.
         """
         with self._lock:
             entries = self._unsure.get(name)
             if not entries:
                 return None
-            nth, connection = entries[-1]
-            if connection != within and connection in self._blocks:
+            nth, transaction = entries[-1]
+            if transaction != within and transaction in self._blocks:
                 return None
-        return None if connection != within and is_open(connection) else nth
+        return None if transaction != within and is_open(transaction) else nth
 
     def uncount(self, name: str, nth: int) -> None:
         """Forget a child that is not there: the next one of that name gets its number."""
@@ -84,18 +84,18 @@ class Children:
             self._uncount(name, nth)
 
     @contextmanager
-    def committing(self, connection: int) -> Iterator[None]:
-        """While a block is open on *connection*, its children may yet roll back; at its regular end they are there."""
+    def committing(self, block: int) -> Iterator[None]:
+        """While *block* is open, its children may yet roll back; at its regular end they are there."""
         with self._lock:
-            self._blocks.add(connection)
+            self._blocks.add(block)
         try:
             yield
             with self._lock:
                 for name, entries in list(self._unsure.items()):
-                    self._unsure[name] = [entry for entry in entries if entry[1] != connection]
+                    self._unsure[name] = [entry for entry in entries if entry[1] != block]
         finally:
             with self._lock:
-                self._blocks.discard(connection)
+                self._blocks.discard(block)
 
     def _uncount(self, name: str, nth: int) -> None:
         if self._counts[name] == nth:  # else another one of that name has been counted after it

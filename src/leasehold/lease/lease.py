@@ -312,7 +312,7 @@ class Lease(Recorded):
             raise InvalidArgument("a NewJob brings its payload and options along: pass it alone.")
         child, name = as_child(name if isinstance(name, NewJob) else {"id": name, "payload": payload, **options})
         block = self._block()
-        within = id(connection if connection is not None or block is None else block.connection)
+        within = block.number if block is not None and connection in (None, block.connection) else id(connection)
         return self._write(
             connection,
             savepoint,
@@ -455,7 +455,7 @@ class Lease(Recorded):
             connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch, idle_us=idle))
             verbs.entered(connection)
             block = Block(verbs, (self.job_id, self.epoch), connection)
-            with self._counter().committing(id(connection)):
+            with self._counter().committing(block.number):
                 with inside(block):
                     yield connection
                 commit(self, verbs, block)
