@@ -26,6 +26,7 @@ _TOPICS = (
     "locking",
     "operating",
     "owning",
+    "paths",
     "reading",
     "reclaiming",
     "recording",
@@ -46,6 +47,7 @@ from .keeping import Keeping  # noqa: E402
 from .locking import Locking  # noqa: E402
 from .operating import Operating  # noqa: E402
 from .owning import Owning  # noqa: E402
+from .paths import Paths  # noqa: E402
 from .reading import Reading  # noqa: E402
 from .reclaiming import Reclaiming  # noqa: E402
 from .recording import Recording  # noqa: E402
@@ -67,6 +69,7 @@ class StoreContract(
     Fencing,
     Owning,
     Settling,
+    Paths,
     Effects,
     Operating,
     Transitions,

@@ -82,6 +82,18 @@ class Reclaiming(Contract):
         assert ended.keys() == ({"a"} if path == "one" else {"a", "before"})
         assert (ended["a"].epoch, ended["a"].ended) == (grant.epoch, Reason.RECOVERY)
 
+    @pytest.mark.parametrize("owner", ["worker-0", "o'brien", 'a "b"', 'it\'s "c"', "d\\e", "f\tg\nh\r"])
+    def test_c36_the_error_names_the_owner_as_python_shows_it(
+        self, store: Store, clock: AlarmClock, owner: str
+    ) -> None:
+        """Quoted, whatever is in its name, by every store alike."""
+        store.add([new_job("a")])
+        one(store, owner)
+
+        expire(store, clock)
+
+        assert store.job("a").last_error == f"the lease of {owner!r} expired; reclaimed"
+
     def test_c36_expired_and_stalled_is_one_reclaim(self, store: Store, clock: AlarmClock) -> None:
         """A lease ends once, whatever else is wrong with it."""
         store.add([new_job("a", stall_seconds=10)])

@@ -150,21 +150,22 @@ def one(store: Store, owner: str = "worker", **options: Any) -> Grant:
 CLAIMS = ("one", "the next one", "several alike", "several unlike", "of several queues", "beside a key")
 
 
-def claimed(store: Store, path: str, job: NewJob, **options: Any) -> Grant:
-    """Add *job*, and return the lease that a claim on that *path* grants for it."""
-    if path == "one":
-        store.add([job])
-        return one(store, **options)
+def companion(path: str, job: NewJob) -> list[NewJob]:
+    """What stands beside *job* where it is claimed on that *path*: one job, or none."""
     others = {
         "several unlike": new_job("before", lease_seconds=7200),
         "of several queues": new_job("before", queue="another"),
         "beside a key": new_job("before", lock="a key"),
     }
-    store.add([others.get(path, job._replace(id="before")), job])
+    return [] if path == "one" else [others.get(path, job._replace(id="before"))]
+
+
+def claimed(store: Store, path: str, job: NewJob, **options: Any) -> Grant:
+    """Add *job*, and return the lease that a claim on that *path* grants for it."""
+    store.add([*companion(path, job), job])
     if path == "the next one":
         one(store, **options)
-        return one(store, **options)
-    return store.claim("worker", limit=2, **options)[1]
+    return store.claim("worker", limit=1 if path in ("one", "the next one") else 2, **options)[-1]
 
 
 def ids(grants: list[Grant]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from ...core.job import Grant, Progress, new_child, new_job
 from ...errors import InvalidArgument, NotInTransaction, Settled, StaleEpoch
 from ...store import Program, Renewal, Store, Transactions
+from .paths import ADDS, ASKED, SAYS, beside
 from .support import AlarmClock, Contract, all_of, completed, expire, failed, ids, last_event, one, released, settle
 
 # Every program, under the epoch of a lease on job "a".
@@ -186,15 +188,51 @@ class InTransactions(Contract):
         assert all_of(store) == before
         assert store.check([("a", grant.epoch)]) == [None]
 
-    def test_c42_a_failure_and_a_release_count_as_they_do_outside(
-        self, store: Store, verbs: Transactions, connection: Any
+    @pytest.mark.parametrize("how", SAYS)
+    def test_c42_a_settlement_does_what_it_does_outside(
+        self, store: Store, verbs: Transactions, connection: Any, clock: AlarmClock, how: str
     ) -> None:
-        """The same verb, in the caller's transaction."""
-        assert self.attempt(verbs, connection, PROGRAMS["fail"](verbs, one(store))) is None
-        assert (store.job("a").status, store.job("a").errors) == ("pending", 1)
+        """The same verb, in the caller's transaction: of two jobs that are alike, one is settled in each way."""
+        settle(store, completed(one(store)))
+        names = ("inside", "outside")
+        store.add([new_job(name, {}, lock=f"key of {name}", unique=f"mail of {name}") for name in names])
+        inside, outside = store.claim("worker", limit=2)
+        clock.advance(3)
 
-        assert self.attempt(verbs, connection, PROGRAMS["release"](verbs, one(store))) is None
-        assert (store.job("a").status, store.job("a").errors) == ("pending", 1)
+        assert self.attempt(verbs, connection, verbs.settle(SAYS[how](inside))) is None
+        settle(store, SAYS[how](outside))
+
+        jobs, ends = [store.job(name) for name in names], [store.ownerships(name)[-1] for name in names]
+        assert replace(jobs[0], spec=jobs[1].spec, epoch=jobs[1].epoch) == jobs[1]
+        assert replace(ends[0], job_id="outside", epoch=ends[1].epoch) == ends[1]
+        assert (jobs[0].epoch, ends[0].epoch) == (inside.epoch, inside.epoch)
+        kinds = [[event.kind for event in store.events(job_id=name)] for name in names]
+        assert kinds[0] == kinds[1]
+        again = store.add([new_job(f"again {name}", unique=f"mail of {name}") for name in names])
+        assert again[0].created == again[1].created
+        clock.advance(5)
+        assert len(store.claim("later", limit=10)) == 2  # each again, or what has its unique key now
+
+    @pytest.mark.parametrize("path", ADDS)
+    @pytest.mark.parametrize("who", ["a producer", "an owner"])
+    def test_c42_an_add_keeps_all_that_is_asked_for(
+        self, store: Store, verbs: Transactions, connection: Any, clock: AlarmClock, path: str, who: str
+    ) -> None:
+        """As it does outside, whatever else is added in the same call."""
+        grant = one(store)
+        wish = new_job("new", {"total": 10}, delay_seconds=7, **ASKED)._replace(
+            parent="a" if who == "an owner" else None
+        )
+        wishes = [wish, *beside(path, wish), wish]
+        program = verbs.add(wishes) if who == "a producer" else verbs.add_children("a", grant.epoch, wishes)
+        connection.execute("begin")
+        added = verbs.run(connection, program)
+        connection.commit()
+
+        assert [created for _, created in added] == [*(True for _ in wishes[1:]), False]
+        job = store.job("new")
+        assert job == added[0].job == added[-1].job
+        assert (job.spec, job.run_us) == (wish._replace(delay_us=0), clock.now() + 7_000_000)
 
     def test_c42_a_settlement_frees_the_lock_key(self, store: Store, verbs: Transactions, connection: Any) -> None:
         """Who waits behind it can be claimed once the caller has committed."""
@@ -358,22 +396,26 @@ class InTransactions(Contract):
         assert (job.progress, job.note, job.checkpoint) == (0.25, "quarter", {"row": 0})
 
     @pytest.mark.parametrize("joined", [True, False], ids=["in a transaction", "by itself"])
+    @pytest.mark.parametrize("later", ["fraction", "note", "both"])
     def test_c46_the_later_report_counts(
-        self, store: Store, verbs: Transactions, connection: Any, joined: bool
+        self, store: Store, verbs: Transactions, connection: Any, joined: bool, later: str
     ) -> None:
         """Wherever it was made; and what it leaves out stays as it was."""
         grant = one(store)
-        first, second = Progress("a", grant.epoch, 0.25, "quarter", None), Progress("a", grant.epoch, 0.75, None, None)
+        first = Progress("a", grant.epoch, 0.25, "quarter", None)
+        second = Progress(
+            "a", grant.epoch, None if later == "note" else 0.75, None if later == "fraction" else "later", None
+        )
         for report, inside in ((first, not joined), (second, joined)):
             if inside:
                 assert self.attempt(verbs, connection, verbs.progress(report)) is None
             else:
                 assert store.progress([report]) == [None]
 
-        job = store.job("a")
-        assert (job.progress, job.note) == (0.75, "quarter")
+        expected = (second.fraction or first.fraction, second.note or first.note)
+        assert (store.job("a").progress, store.job("a").note) == expected
         settle(store, completed(grant))
-        assert (store.job("a").progress, store.job("a").note) == (0.75, "quarter")
+        assert (store.job("a").progress, store.job("a").note) == expected
 
     def test_c46_progress_moves_the_stall_deadline_from_the_commit_on(
         self, store: Store, verbs: Transactions, connection: Any, clock: AlarmClock
