@@ -33,7 +33,8 @@ _SQL = "stores/postgres/functions/"
 _BESIDE = "tests/postgres/test_beside.py::"
 _POSTGRES = "tests/contract/test_postgres.py::TestPostgresStore::"
 _SQLITE = "tests/contract/test_sqlite.py::TestSqliteStore::"
-_OVER = _BESIDE + "test_after_a_settlement_at_repeatable_read_the_lease_is_over"
+_SNAPSHOTS = "tests/postgres/test_snapshots.py::"
+_OVER = _SNAPSHOTS + "test_after_a_settlement_at_repeatable_read_the_lease_is_over"
 
 
 class Edit(NamedTuple):
@@ -105,7 +106,7 @@ MUTANTS = (
         "A sweep takes back a job that was settled at REPEATABLE READ.",
         (Edit(_SQL + "04_claiming.sql", "IF j.seq IS NULL OR l.epoch <= j.epoch THEN\n        RETURN NULL;",
               "IF j.seq IS NULL THEN\n        RETURN NULL;"),),
-        (_BESIDE + "test_a_sweep_takes_nothing_back_that_was_settled_at_repeatable_read",),
+        (_SNAPSHOTS + "test_a_sweep_takes_nothing_back_that_was_settled_at_repeatable_read",),
     ),
     Mutant(
         "children-unlocked",
@@ -208,6 +209,119 @@ MUTANTS = (
               "IF l.seq IS NOT NULL AND j.lock IS NOT NULL THEN"),),
         (_POSTGRES + "test_c28_a_woken_job_that_leaves_before_its_claim_wakes_the_next",),
     ),
+    # PostgreSQL: the other paths of a verb
+    Mutant(
+        "add-alike-stall",
+        "Several jobs that are added alike lose their stall deadline.",
+        (Edit(_SQL + "03_adding.sql", "p_max_reclaims, p_lease_us, p_stall_us, p_parent, w.payload, v_now, v_now",
+              "p_max_reclaims, p_lease_us, NULL, p_parent, w.payload, v_now, v_now"),),
+        (_POSTGRES + "test_c10_every_path_of_an_add_keeps_all_that_is_asked_for",),
+    ),
+    Mutant(
+        "add-unlike-lease",
+        "Jobs that are added with others unlike them lose the length of their lease.",
+        (Edit(_SQL + "03_adding.sql", "lease_us, stall_us, parent, payload, p_now, p_now AS updated",
+              "NULL::bigint, stall_us, parent, payload, p_now, p_now AS updated"),),
+        (_POSTGRES + "test_c10_every_path_of_an_add_keeps_all_that_is_asked_for",),
+    ),
+    Mutant(
+        "add-joined-priority",
+        "A job that is added in a caller's transaction loses its priority.",
+        (Edit("stores/postgres/callers.py", "as_json(wishes(jobs)), _SAVEPOINT,",
+              "as_json([{**wish, 'priority': 0} for wish in wishes(jobs)]), _SAVEPOINT,"),),
+        (_POSTGRES + "test_c42_an_add_keeps_all_that_is_asked_for",),
+    ),
+    Mutant(
+        "fast-claim-length",
+        "The fast path of a claim forgets the length of lease that the job asks for.",
+        (Edit(_SQL + "04_claiming_next.sql", "v_lasts := coalesce(p_lease_us, j.lease_us, p_default_us);",
+              "v_lasts := coalesce(p_lease_us, p_default_us);"),),
+        (_POSTGRES + "test_c15_every_path_of_a_claim_grants_the_length_that_counts",),
+    ),
+    Mutant(
+        "fast-claim-history",
+        "The fast path of a claim drops the attempt, the errors and the checkpoint.",
+        (Edit(_SQL + "04_claiming_next.sql", "CASE WHEN j.others IS NOT NULL THEN ARRAY[j.others] END", "NULL::text[]"),),
+        (_POSTGRES + "test_c16_every_path_of_a_claim_hands_over_what_is_kept_of_the_job",),
+    ),
+    Mutant(
+        "renew-twice",
+        "Of two renewals of one lease in one call, the earlier counts.",
+        (Edit(_SQL + "05_owning.sql", "ORDER BY place, ord DESC", "ORDER BY place, ord"),),
+        (_POSTGRES + "test_c20_every_path_of_a_renewal_moves_its_deadline_and_nothing_else",),
+    ),
+    Mutant(
+        "progress-order",
+        "Of two reports of one lease in one call, the earlier counts.",
+        (Edit(_SQL + "05_owning.sql", "WITH ORDINALITY AS r(id, epoch, fraction, note, checkpoint, ord)\n",
+              "WITH ORDINALITY AS r(id, epoch, fraction, note, checkpoint, ord) ORDER BY ord DESC\n"),),
+        (_POSTGRES + "test_c21_every_path_of_a_report_keeps_it_and_holds_off_the_stall",),
+    ),
+    Mutant(
+        "progress-note-joined",
+        "A note that was reported in a transaction hides every later one.",
+        (Edit(_SQL + "05_owning.sql", "note = CASE WHEN r.note IS NULL THEN c.note END\n", "note = c.note\n"),),
+        (_POSTGRES + "test_c46_the_later_report_counts",),
+    ),
+    Mutant(
+        "complete-uniques",
+        "Of a batch of plain completions only the first gives its unique key back.",
+        (Edit(_SQL + "06_settling.sql", "WHERE unique_key = ANY (v_uniques) AND seq = ANY (v_seqs);",
+              "WHERE unique_key = v_uniques[1] AND seq = v_seqs[1];"),),
+        (_POSTGRES + "test_c24_every_path_of_a_settlement_ends_its_lease_alike",),
+    ),
+    Mutant(
+        "joined-delay",
+        "A settlement in a caller's transaction forgets its delay.",
+        (Edit(_SQL + "08_fences.sql", "s.outcome, s.result, s.error, s.retry, s.delay, s.said, s.followed_by, true,",
+              "s.outcome, s.result, s.error, s.retry, 0, s.said, s.followed_by, true,"),),
+        (_POSTGRES + "test_c42_a_settlement_does_what_it_does_outside",),
+    ),
+    Mutant(
+        "complete-waited",
+        "A plain completion that waited for a renewal is taken for done.",
+        (Edit("stores/postgres/store.py", "left = [number for number in left if number + 1 not in done]", "left = []"),),
+        (_BESIDE + "test_a_verb_that_had_to_wait_is_done_if_the_lease_is_still_its_own",),
+    ),
+    Mutant(
+        "batch-waits",
+        "A batch waits as a whole for the one row of it that is locked.",
+        (Edit("stores/postgres/store.py", "BATCH_PATIENCE_MS if parts and len(items) > 1 else PATIENCE_MS", "PATIENCE_MS"),),
+        (_BESIDE + "test_of_a_batch_only_what_collides_waits",),
+    ),
+    Mutant(
+        "operator-meets-owner",
+        "An operator does not wait for the settlement of the owner beside it.",
+        (Edit(_SQL + "07_moving.sql", "WHERE y.id = p_id FOR UPDATE OF x;", "WHERE y.id = p_id;"),
+         Edit(_SQL + "07_moving.sql", "FROM leasehold.jobs AS x WHERE x.id = p_id FOR UPDATE;",
+              "FROM leasehold.jobs AS x WHERE x.id = p_id;")),
+        (_BESIDE + "test_an_operator_who_saw_a_running_job_meets_the_settlement_beside_it",),
+    ),
+    Mutant(
+        "replayed-twice",
+        "Two replays at the same moment are both done.",
+        (Edit(_SQL + "07_moving.sql", "FROM leasehold.jobs AS x WHERE x.id = p_id FOR UPDATE;",
+              "FROM leasehold.jobs AS x WHERE x.id = p_id;"),),
+        (_BESIDE + "test_of_two_replays_of_one_job_one_is_done",),
+    ),
+    Mutant(
+        "advanced-twice",
+        "Two claims that find another server advance the epochs one after the other.",
+        (Edit(_SQL + "02_epochs.sql", "    IF v_known THEN\n", "    IF false THEN\n"),),
+        (_BESIDE + "test_of_two_claims_that_find_another_server_one_advances_the_epochs",),
+    ),
+    Mutant(
+        "operator-ended",
+        "Operators take what a REPEATABLE READ settlement left for a lease.",
+        (Edit(_SQL + "07_moving.sql", "            l := NULL;\n", ""),),
+        (_SNAPSHOTS + "test_after_a_settlement_at_repeatable_read_operators_find_the_job_as_it_is",),
+    ),
+    Mutant(
+        "transfer-ended-key",
+        "A transfer stumbles over the key of a lease that a REPEATABLE READ settlement has ended.",
+        (Edit(_SQL + "07_moving.sql", "        DELETE FROM leasehold.leases WHERE lock = j.lock;\n", ""),),
+        (_SNAPSHOTS + "test_a_key_that_was_freed_at_repeatable_read_can_be_taken_at_once",),
+    ),
     # PostgreSQL: epochs and upkeep
     Mutant(
         "epochs-setval",
@@ -260,6 +374,22 @@ MUTANTS = (
         "Two completions in one batch get one result.",
         (Edit("stores/sqlite/owning.py", "if all(row[:2] == rows[0][:2] for row in rows):", "if len(rows) > 1:"),),
         (_SQLITE + "test_c24_each_completion_of_a_batch_keeps_its_own_result",),
+    ),
+    Mutant(
+        "sqlite-unlike-length",
+        "Of several jobs that are claimed together, all get the lease of the last.",
+        (Edit("stores/sqlite/claiming.py", " and rest[8] is None and all(lease[2:] == tuple(rest) for lease in leases)",
+              " and rest[8] is None"),),
+        (_SQLITE + "test_c15_every_path_of_a_claim_grants_the_length_that_counts",),
+    ),
+    Mutant(
+        "sqlite-batch-keys",
+        "Of a batch of completions only the first frees its lock key.",
+        (Edit("stores/sqlite/owning.py", "            if row[4] is not None:\n                yield from self.wake(row[4])\n            if self.trace:\n"
+              "                yield from self.record(\"completed\"",
+              "            if row is completed[0][1] and row[4] is not None:\n                yield from self.wake(row[4])\n            if self.trace:\n"
+              "                yield from self.record(\"completed\""),),
+        (_SQLITE + "test_c24_every_path_of_a_settlement_ends_its_lease_alike",),
     ),
     Mutant(
         "sqlite-early-clock",

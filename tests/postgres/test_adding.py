@@ -14,7 +14,7 @@ from leasehold.stores.postgres import PostgresStore
 from leasehold.testing import elsewhere
 
 from .fixtures import Place
-from .staging import Call, blocked, until
+from .staging import Call, until_blocked
 
 KEPT = (
     r"^somebody else's open transaction has kept locked what this needs \(a row, or the id or unique key of a new "
@@ -87,16 +87,33 @@ def test_a_child_likewise(router: Router, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
-def test_an_add_that_waited_is_told_how_it_ended(router: Router, ends: str) -> None:
+@pytest.mark.parametrize("how", [*ADDS, "a child", "a child's key"])
+def test_an_add_that_waited_is_told_how_it_ended(router: Router, ends: str, how: str) -> None:
     """If the other one committed, its job is the one; else this is."""
-    with held(router) as own:
-        adding = Call(lambda: router.add("held"))
-        until(lambda: blocked(store_of(router)))
+    router.add("parent")
+    lease = router.claim("worker")
+    assert lease is not None
+    adds: dict[str, Callable[[Router], object]] = {
+        **ADDS,
+        "a child": lambda _: elsewhere(lease.add, "held"),
+        "a child's key": lambda _: elsewhere(lease.add, "other", unique="key"),
+    }
+    with psycopg.connect(store_of(router).database.url) as own:
+        router.add("parent/held" if how == "a child" else "held", unique="key", connection=own)
+        adding = Call(lambda: adds[how](router))
+        until_blocked(store_of(router), adding)
 
         getattr(own, ends)()
 
-        assert adding.result().created == (ends == "rollback")
-    assert [job.id for job in router.jobs()] == ["held"]
+        answer: Any = adding.result()
+    *others, last = answer if isinstance(answer, list) else [answer]
+    assert [added.created for added in others] == [True] * len(others)
+    assert last.created == (ends == "rollback")
+    name = {"a key": "other", "a child": "parent/held", "a child's key": "parent/other"}.get(how, "held")
+    if ends == "commit" and how.endswith("key") and not how.startswith("an id"):
+        name = "held"
+    assert last.id == name
+    assert {job.id for job in router.jobs()} == {"parent", name, *(added.id for added in others)}
 
 
 def test_the_patience_of_an_add_is_not_that_of_whoever_has_the_session_next(router: Router) -> None:

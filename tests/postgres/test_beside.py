@@ -15,20 +15,19 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from leasehold import Conflict, Settled, StaleEpoch
-from leasehold.core.job import Grant, NewJob, Outcome, Progress, Settlement, new_child, new_job
+from leasehold import Conflict, StaleEpoch
+from leasehold.core.job import Outcome, Progress, new_job
 from leasehold.lease import Lease
 from leasehold.process import this_process
-from leasehold.store import Refusal, Renewal
+from leasehold.store import Renewal
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.rows import as_json, settlement
 
 from .fixtures import Place
-from .staging import Call, Session, session, until_blocked
+from .owners import DONE, OWNERS, PATIENCE_MS, one, refused, settling, transfer
+from .staging import Call, Session, session, until, until_blocked
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
-
-PATIENCE_MS = 60_000  # of a staged session with a lock
 
 
 @pytest.fixture
@@ -37,28 +36,6 @@ def store(place: Place) -> Iterator[PostgresStore]:
     made = place.store()
     yield made
     assert made.verify() == []
-
-
-def one(store: PostgresStore, owner: str = "worker", **options: Any) -> Grant:
-    """Claim exactly one job."""
-    [grant] = store.claim(owner, **options)
-    return grant
-
-
-def said(grant: Grant, outcome: Outcome = Outcome.COMPLETE) -> Settlement:
-    """How the owner settles its lease."""
-    return Settlement(grant.spec.id, grant.epoch, outcome, "null" if outcome is Outcome.COMPLETE else None)
-
-
-def child(grant: Grant) -> NewJob:
-    """A child of the job."""
-    return new_child(grant.spec.id, new_job("child"), 1)
-
-
-def transfer(other: Session, grant: Grant) -> None:
-    """Transfer the job in the session's transaction, which stays open."""
-    [row] = other.call("transfer", grant.spec.id, grant.epoch, "thief", "ops", None, None, 30_000_000, PATIENCE_MS)
-    assert row[0] is None
 
 
 # A lease that is taken over
@@ -90,26 +67,6 @@ def test_a_renewal_that_had_to_wait_does_not_renew_the_next_owner(
     assert expires_us < held.granted_us + 85_000_000
 
 
-OWNERS: dict[str, Callable[[PostgresStore, Grant], Any]] = {
-    "add": lambda store, grant: store.add_children(grant.spec.id, grant.epoch, [child(grant)]),
-    "begin_effect": lambda store, grant: store.begin_effect(grant.spec.id, grant.epoch, "mail"),
-    "complete": lambda store, grant: store.settle([said(grant)]),
-    "end_effect": lambda store, grant: store.end_effect(grant.spec.id, grant.epoch, "charge", "1"),
-    "progress": lambda store, grant: store.progress([Progress(grant.spec.id, grant.epoch, 0.5, None, "1")]),
-    "release": lambda store, grant: store.settle([said(grant, Outcome.RELEASE)]),
-    "renew": lambda store, grant: store.renew([Renewal(grant.spec.id, grant.epoch)]),
-}
-
-
-def refused(call: Callable[[], Any]) -> Refusal | None:
-    """The refusal that *call* raises or returns."""
-    try:
-        reply = call()
-    except StaleEpoch as error:
-        return error
-    return next((one for one in reply if isinstance(one, StaleEpoch)), None) if isinstance(reply, list) else None
-
-
 @pytest.mark.parametrize("verb", OWNERS)
 def test_a_verb_that_meets_a_takeover_waits_for_it_and_is_refused(store: PostgresStore, verb: str) -> None:
     """The takeover has locked the lease and not committed: until it has, nobody knows whether the owner may write."""
@@ -129,59 +86,73 @@ def test_a_verb_that_meets_a_takeover_waits_for_it_and_is_refused(store: Postgre
     assert (store.job("a").owner, store.job("a").progress) == ("thief", None)
 
 
-@pytest.mark.parametrize("how", [Outcome.COMPLETE, Outcome.FAIL, Outcome.RELEASE])
-def test_after_a_settlement_at_repeatable_read_the_lease_is_over(
-    place: Place, store: PostgresStore, how: Outcome
+@pytest.mark.parametrize("verb", OWNERS)
+@pytest.mark.parametrize("other", ["a takeover that is undone", "the owner's renewal"])
+def test_a_verb_that_had_to_wait_is_done_if_the_lease_is_still_its_own(
+    store: PostgresStore, verb: str, other: str
 ) -> None:
-    """Such a transaction cannot remove the row of the lease, so the row stays until the next claim; nothing passes."""
+    """The lock alone refuses nothing; and what is found behind it is the row as it is then."""
     store.add([new_job("a")])
-    held = one(store)
+    held = one(store, lease_us=60_000_000)
     store.begin_effect("a", held.epoch, "charge")
-    with place.connect(store) as own:
-        own.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        lease = Lease(store, held)
-        if how is Outcome.COMPLETE:
-            lease.complete(connection=own)
-        elif how is Outcome.FAIL:
-            lease.fail("x", connection=own)
+    with session(store) as beside:
+        if other == "the owner's renewal":
+            renewals = as_json([{"id": "a", "epoch": held.epoch, "lease_us": 70_000_000}])
+            [(_, _, refusal)] = beside.call("renew", renewals, False, PATIENCE_MS, False)
+            assert refusal is None
         else:
-            lease.release(connection=own)
-    leases = sql.Identifier(store.database.schema, "leases")
-    with session(store) as other:
-        [(left,)] = other.connection.execute(sql.SQL("select epoch from {}").format(leases)).fetchall()
-    assert left == held.epoch
-    before = store.job("a"), store.effects("a")
-    again = {"complete", "release"} - {str(how.value)}  # the same settlement again is accepted, and changes nothing
+            transfer(beside, held)
 
-    for verb in OWNERS.keys() - {"complete", "release"} | again:
-        assert type(refused(lambda verb=verb: OWNERS[verb](store, held))) is Settled, verb  # type: ignore[misc]  # a default is how a lambda keeps a value
-    assert type(store.check([("a", held.epoch)])[0]) is Settled
-    several = [said(held, Outcome.RELEASE if how is Outcome.COMPLETE else Outcome.COMPLETE)] * 2
-    assert [type(reply) for reply in store.settle(several)] == [Settled, Settled]
-    for act in (store.cancel, store.finish):
-        if how is Outcome.COMPLETE:
-            with pytest.raises(Conflict):
-                act("a", held.epoch, by="ops")
+        call = Call(lambda: refused(lambda: OWNERS[verb](store, held)))
+        if other == "the owner's renewal" and verb == "add":
+            call.result()  # for which it need not wait
+        else:
+            until_blocked(store, call)
+        if other == "the owner's renewal":
+            beside.connection.commit()
+        else:
+            beside.connection.rollback()
 
-    assert (store.job("a"), store.effects("a")) == before
-    assert [job.id for job in store.jobs()] == ["a"]
+    assert call.result() is None
+    assert DONE[verb](store)
+    assert store.job("a").epoch == held.epoch
 
 
-@pytest.mark.parametrize("how", ["complete", "release"])
-def test_a_sweep_takes_nothing_back_that_was_settled_at_repeatable_read(
-    place: Place, store: PostgresStore, how: str
+@pytest.mark.parametrize("verb", ["complete", "mixed", "progress", "renew"])
+@pytest.mark.parametrize("ends", ["commits", "rolls back"])
+def test_of_a_batch_only_what_collides_waits(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, verb: str, ends: str
 ) -> None:
-    """The row of the lease is left and has expired; the lease itself is over, so nothing is reclaimed."""
-    store.add([new_job("a")])
-    lease = Lease(store, one(store, lease_us=1))
-    with place.connect(store) as own:
-        own.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        (lease.complete if how == "complete" else lease.release)(connection=own)
+    """The others are done meanwhile; the one that waited is refused, or done, by how the other transaction ended."""
+    monkeypatch.setattr("leasehold.stores.postgres.store.BATCH_PATIENCE_MS", 20)
+    store.add([new_job(name) for name in "abc"])
+    a, b, c = store.claim("worker", limit=3)
+    settlements = [settling(b), settling(a), settling(c, Outcome.RELEASE if verb == "mixed" else Outcome.COMPLETE)]
+    calls: dict[str, Callable[[], list[Any]]] = {
+        "complete": lambda: store.settle(settlements),
+        "mixed": lambda: store.settle(settlements),
+        "progress": lambda: store.progress([Progress(one.spec.id, one.epoch, 0.5) for one in (b, a, c)]),
+        "renew": lambda: store.renew([Renewal(one.spec.id, one.epoch, 90_000_000) for one in (b, a, c)]),
+    }
 
-    assert store.reclaim() == []
+    before = {job.id: job for job in store.jobs()}
+    with session(store) as other:
+        transfer(other, a)
+        call = Call(calls[verb])
+        until_blocked(store, call)
+        until(lambda: store.job("b") != before["b"] and store.job("c") != before["c"])
+        assert store.job("a") == before["a"]
+        (other.connection.commit if ends == "commits" else other.connection.rollback)()
+        answers = call.result()
 
+    assert [isinstance(answer, StaleEpoch) for answer in answers] == [False, ends == "commits", False]
     job = store.job("a")
-    assert (job.status, job.epoch, job.reclaims) == ("done" if how == "complete" else "pending", lease.epoch, 0)
+    if ends == "commits":
+        assert (job.owner, job.progress) == ("thief", None)
+        assert store.lease("a", "thief").lease_us == 30_000_000
+    else:
+        assert job != before["a"]
+        assert job.epoch == a.epoch
 
 
 def test_a_report_in_a_callers_transaction_is_traced(place: Place) -> None:
@@ -259,7 +230,7 @@ def test_an_operator_who_saw_a_pending_job_meets_the_claim_beside_it(
     }
     with session(store) as other:
         if waiting == "parked":
-            other.call("settle", as_json([settlement(said(holder))]), PATIENCE_MS, False)
+            other.call("settle", as_json([settlement(settling(holder))]), PATIENCE_MS, False)
         if waiting == "scheduled":  # the transaction of an hour later
             other._now = store.job("a").run_us + 3_600_000_000
         assert other.claim() == ["a"]
@@ -273,6 +244,85 @@ def test_an_operator_who_saw_a_pending_job_meets_the_claim_beside_it(
 
     assert (told.value.presented, told.value.owner) == (0, "other")
     assert store.job("a").owner == "other"
+
+
+@pytest.mark.parametrize("act", ["cancel", "finish", "transfer"])
+@pytest.mark.parametrize("how", ["complete", "release", "settles nothing"])
+def test_an_operator_who_saw_a_running_job_meets_the_settlement_beside_it(
+    store: PostgresStore, act: str, how: str
+) -> None:
+    """The operator waits, and acts on the job as its owner has left it, under the epoch that both have seen."""
+    store.add([new_job("a")])
+    held = one(store)
+    acts: dict[str, Callable[[], Any]] = {
+        "cancel": lambda: store.cancel("a", held.epoch, by="ops"),
+        "finish": lambda: store.finish("a", held.epoch, by="ops"),
+        "transfer": lambda: store.transfer("a", held.epoch, to="b", by="ops"),
+    }
+    with session(store) as other:
+        outcome = Outcome.RELEASE if how == "release" else Outcome.COMPLETE
+        assert other.call("settle", as_json([settlement(settling(held, outcome))]), PATIENCE_MS, False) == []
+
+        call = Call(acts[act])
+        until_blocked(store, call)
+        (other.connection.rollback if how == "settles nothing" else other.connection.commit)()
+
+        if how == "complete":
+            with pytest.raises(Conflict):
+                call.result()
+        else:
+            call.result()
+
+    after = {"cancel": "cancelled", "finish": "done", "transfer": "running"}[act]
+    assert store.job("a").status == ("done" if how == "complete" else after)
+    [first, *_] = store.ownerships("a")
+    ended = {"complete": "done", "release": "release"}.get(how, "cancellation" if act == "cancel" else "manual")
+    assert (first.epoch, first.ended) == (held.epoch, ended)
+
+
+@pytest.mark.parametrize("ends", ["commits", "rolls back"])
+def test_of_two_replays_of_one_job_one_is_done(store: PostgresStore, ends: str) -> None:
+    """The second waits for the first, whose epoch it has not seen."""
+    store.add([new_job("a")])
+    held = one(store)
+    store.settle([settling(held)])
+    with session(store) as other:
+        [row] = other.call("override", "replay", "a", held.epoch, "ops", None, None, PATIENCE_MS)
+        assert row[0] is None
+
+        call = Call(lambda: store.replay("a", held.epoch, by="ops"))
+        until_blocked(store, call)
+        (other.connection.commit if ends == "commits" else other.connection.rollback)()
+        if ends == "commits":
+            with pytest.raises(StaleEpoch):
+                call.result()
+        else:
+            assert call.result().status == "pending"
+
+    assert (store.job("a").status, store.job("a").attempt) == ("pending", 1)
+    assert len(store.events(kind="replayed")) == 1
+
+
+@pytest.mark.parametrize("ends", ["commits", "rolls back"])
+def test_an_operator_does_not_resolve_what_the_owner_is_recording(store: PostgresStore, ends: str) -> None:
+    """Its outcome is known once the owner has committed, and is not written over."""
+    store.add([new_job("a")])
+    held = one(store)
+    store.begin_effect("a", held.epoch, "charge")
+    with session(store) as other:
+        assert other.call("end_effect", "a", held.epoch, "charge", '"owner"', PATIENCE_MS) == [(None,)]
+
+        call = Call(lambda: store.resolve("a", held.epoch, "charge", by="ops", outcome='"ops"'))
+        until_blocked(store, call)
+        (other.connection.commit if ends == "commits" else other.connection.rollback)()
+        if ends == "commits":
+            with pytest.raises(Conflict):
+                call.result()
+        else:
+            call.result()
+
+    [effect] = store.effects("a")
+    assert effect.outcome == ('"owner"' if ends == "commits" else '"ops"')
 
 
 @pytest.mark.parametrize("claim", ["commits", "rolls back"])
@@ -338,6 +388,42 @@ def test_no_epoch_is_drawn_while_the_next_one_is_set(store: PostgresStore) -> No
             other.ask("raise_epochs", 0)
 
 
+@pytest.mark.parametrize("function", ["claim", "add", "transfer"])
+def test_a_clock_that_would_use_up_the_epochs_is_refused_by_the_server(store: PostgresStore, function: str) -> None:
+    """Where the store's own clock is asked, nothing in Python looks at it first."""
+    store.add([new_job("a")])
+    asked: dict[str, tuple[Any, ...]] = {
+        "add": (store.database.store_id, "[]", True, False, PATIENCE_MS),
+        "claim": ("other", 1, None, None, 30_000_000, None, *[None] * 12, False),
+        "transfer": ("a", 0, "b", "ops", None, None, 30_000_000, PATIENCE_MS),
+    }
+    with session(store) as other, pytest.raises(psycopg.Error) as refused:
+        other.ask(function, *asked[function], 2**52)
+
+    assert refused.value.sqlstate == "LH003"
+    assert store.job("a").epoch == 0
+
+
+def test_of_two_claims_that_find_another_server_one_advances_the_epochs(store: PostgresStore) -> None:
+    """The second waits for the first, and then trusts what that one has written."""
+    store.add([new_job("a"), new_job("b")])
+    before = len(store.events(kind="advanced"))
+    with session(store) as other:
+        row = sql.Identifier(store.database.schema, "store")
+        other.connection.execute(sql.SQL("update {} set fingerprint = 'elsewhere'").format(row))
+        other.connection.commit()
+        assert other.claim(1) == ["a"]
+
+        second = Call(lambda: one(store))
+        until_blocked(store, second)
+        other.connection.commit()
+
+        assert second.result().spec.id == "b"
+
+    assert len(store.events(kind="advanced")) == before + 1
+    assert second.result().epoch > store.job("a").epoch
+
+
 # Upkeep
 
 
@@ -373,7 +459,7 @@ def test_a_prune_leaves_a_job_that_was_replayed_after_it_looked(store: PostgresS
     """It has found the job among the finished ones, and locks it once the replay has committed."""
     store.add([new_job("a"), new_job("b")])
     for grant in store.claim("worker", limit=2):
-        store.settle([said(grant)])
+        store.settle([settling(grant)])
     epoch = store.job("a").epoch
     with session(store) as pruner, session(store) as holder, pausing(store, pruner, 4711):
         holder.connection.execute("select pg_advisory_lock(4711)")
@@ -383,7 +469,7 @@ def test_a_prune_leaves_a_job_that_was_replayed_after_it_looked(store: PostgresS
         until_blocked(store, pruning)
         store.replay("a", epoch, by="ops")
         if since != "a replay":
-            store.settle([said(one(store))])
+            store.settle([settling(one(store))])
         holder.connection.execute("select pg_advisory_unlock(4711)")
         holder.connection.commit()
 
