@@ -35,8 +35,6 @@ SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.ret
 FROM leasehold.jobs AS j
 LEFT JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
 LEFT JOIN leasehold.checkpoints AS c ON c.seq = j.seq;
-ALTER TYPE leasehold.found ADD ATTRIBUTE tag text;
-ALTER TYPE leasehold.moved ADD ATTRIBUTE tag text;
 CREATE TABLE leasehold.tags (tag text PRIMARY KEY);
 """
 DROP = "DROP FUNCTION leasehold.check_holders(json, bigint);"

@@ -163,12 +163,12 @@ def test_a_checkpoint_is_not_kept_in_memory(store: PostgresStore) -> None:
     checkpoint = '"' + "x" * 100_000 + '"'
     assert store.progress([Progress("a", grant.epoch, checkpoint=checkpoint)]) == [None]
     Lease(store, grant).release()
-    rows._other.cache_clear()
+    rows._short.cache_clear()
 
     [again] = store.claim("worker")
 
     assert again.checkpoint == checkpoint
-    assert rows._other.cache_info().currsize == 0
+    assert rows._short.cache_info().currsize == 0
 
 
 def test_a_sweep_that_meets_the_end_of_its_store_warns_of_nothing(

@@ -19,6 +19,7 @@ from leasehold import InvalidArgument, Router, StoreIncompatible, StoreUnavailab
 from leasehold.core.job import new_job
 from leasehold.core.values import shown_url
 from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.rows import LeaseRow, SpecRow, StateRow
 
 from .fixtures import Place
 
@@ -236,3 +237,18 @@ def test_the_command_looks_at_a_store_and_makes_none(server_url: str, nowhere: s
 
     assert (absent.returncode, "Nothing was created" in absent.stderr) == (1, True)
     assert (there.returncode, "Every invariant holds" in there.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("view", "fields"),
+    [("seen", SpecRow._fields + StateRow._fields), ("granted", SpecRow._fields + LeaseRow._fields)],
+)
+def test_a_view_has_the_columns_that_rows_are_read_by(place: Place, view: str, fields: tuple[str, ...]) -> None:
+    """Rows arrive without names, so a column that is inserted in the middle would be read as another one."""
+    store = place.store()
+    store.counts()
+    with psycopg.connect(store.database.url) as connection:
+        cursor = connection.execute(sql.SQL("select * from {}").format(sql.Identifier(store.database.schema, view)))
+        columns = [column.name for column in cursor.description or ()]
+
+    assert columns == list(fields)

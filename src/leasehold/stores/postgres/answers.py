@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from ...core.job import Added, NewJob, Status
 from ...core.lifecycle import Verb, after, lock_held, no_effect, unique_taken
 from ...errors import Conflict
-from .rows import Row, added, refusal_of
+from .rows import Row, add_refusal, added, refusal_of
 
 
 def admitted_children(job_id: str, epoch: int, jobs: Sequence[NewJob], rows: list[Row]) -> list[Added]:
-    """Return the answer to an add of children, or raise the refusal that stands where a note would."""
-    refused = next(row[24] for row in rows if row[0] == 0)
-    if refused is not None:
+    """Return the answer to an add of children, or raise its refusal."""
+    if (refused := add_refusal(rows)) is not None:
         raise refusal_of(job_id, epoch, "add", refused)
     return added(jobs, rows)
 

@@ -47,7 +47,7 @@ from .libraries import (
     unsupported,
 )
 from .refusals import REFUSED_SQLSTATE
-from .rows import Row, added, as_json, refusal_of, settlement, wishes
+from .rows import Row, add_refusal, added, answer, as_json, refusal_of, settlement, wishes
 from .sql import in_schema
 
 if TYPE_CHECKING:
@@ -353,8 +353,7 @@ class PostgresTransactions:
         wished = as_json(wishes(jobs))
         args = (self._database.store_id, job_id, epoch, wished, _SAVEPOINT, self._trace, self._now())
         rows = yield "fence_children", args
-        refused = next(row[24] for row in rows if row[0] == 0)
-        if refused is not None:
+        if (refused := add_refusal(rows)) is not None:
             self._note(job_id, refused)
             raise refusal_of(job_id, epoch, "add", refused)
         return added(jobs, rows)
@@ -541,7 +540,7 @@ class PostgresTransactions:
         call = f"{self._quoted[style]}{function}({', '.join(places)})"
         if function in _SCALAR:
             return f"SELECT {call}, {_NUMBER}", tuple(params)
-        return f"SELECT f.*, {_NUMBER} FROM {call} AS f", tuple(params)
+        return f"SELECT {answer(function)}, {_NUMBER} FROM {call} AS f", tuple(params)
 
     def _explained(self, error: BaseException) -> BaseException:
         # What SQLAlchemy and Django raise has the driver's error inside.

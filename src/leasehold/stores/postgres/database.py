@@ -26,7 +26,7 @@ from ..migrating import Migrated
 from .connection import Connection, is_pooled
 from .faults import cannot_connect, explained, sqlstate_of, without_secrets
 from .rights import check_role
-from .rows import Row
+from .rows import Row, answer
 from .schema import admitted, look, make, migrate
 from .sql import Statements, checked, in_schema, statements
 
@@ -185,7 +185,7 @@ class Database:
             else:
                 params.append(arg)
                 places.append(_PLACES[len(params)])
-        return f"SELECT * FROM {self._quoted}{function}({', '.join(places)})", params
+        return f"SELECT {answer(function)} FROM {self._quoted}{function}({', '.join(places)}) AS f", params
 
     def _ask(self, query: str, params: Any, what: str, patient: bool) -> list[Row]:
         with self.connection(patient=patient) as connection:

@@ -6,21 +6,30 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
-from operator import attrgetter
 from typing import Any
 
-from ...core.job import Added, Grant, Job, NewJob, Outcome, Settlement, Status, new_state
+from ...core.job import Added, Grant, NewJob, Outcome, Settlement, Status, new_state
 from ...core.lifecycle import ending
 from ...core.ownership import Ending, Event, Ownership, Process, Reason
-from ...core.retry import DEFAULT_RETRY, Retry
 from ...errors import Settled, StaleEpoch, UnknownJob
 from ...store import Refusal
+from ..rows import REASONS, job_of, retry_document, spec_of
 
 Row = Sequence[Any]
 
 _SHORT = 200  # of what is remembered: many jobs have the same, and a checkpoint may be a megabyte
 _COMPLETE = Outcome.COMPLETE  # in Python 3.11 an enum's member is found through its metaclass, ten times slower
-_REASONS: dict[str, Reason] = {reason.value: reason for reason in Reason}
+# How the answer of a function that nests a job or a lease is selected; of any other, as it is.
+_FOUND = "f.ord, f.now, f.refusal, (f.job).*"
+_MOVED = "f.answer, f.fenced, (f.job).*"
+_ANSWERS = {
+    "add": _FOUND,
+    "add_children": _FOUND,
+    "fence_children": _FOUND,
+    "override": _MOVED,
+    "resolve": _MOVED,
+    "transfer": "f.answer, f.fenced, (f.lease).*",
+}
 
 
 def as_json(value: object) -> str:
@@ -32,7 +41,7 @@ def as_json(value: object) -> str:
 
 
 def wishes(jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
-    """Return *jobs* as the function `keep` reads them."""
+    """Return *jobs* as the type `wish` has them."""
     return [_wish(job) for job in jobs]
 
 
@@ -46,13 +55,12 @@ def _wish(job: NewJob) -> dict[str, Any]:
         "max_errors": job.retry.max_errors,
         "max_reclaims": job.retry.max_reclaims,
     }
-    if job.retry is not DEFAULT_RETRY and job.retry != DEFAULT_RETRY:
-        wish["retry"] = json.dumps(job.retry.stored())
     for name, value in (
         ("task", job.task),
         ("run_at", job.run_us),
         ("lock", job.lock),
-        ("unique", job.unique),
+        ("unique_key", job.unique),
+        ("retry", retry_document(job.retry)),
         ("lease_us", job.lease_us),
         ("stall_us", job.stall_us),
         ("parent", job.parent),
@@ -67,23 +75,10 @@ def alike(jobs: Sequence[NewJob]) -> tuple[Any, ...] | None:
     if not jobs:
         return None
     first = jobs[0]
-    options, retry = _options(first), first.retry
-    if any(job.unique is not None or _options(job) != options for job in jobs):
+    rest = first[2:]  # everything behind the id and the payload
+    if first.unique is not None or any(job[2:] != rest for job in jobs):
         return None
-    return (
-        array([job.id for job in jobs]),
-        array([job.document for job in jobs]),
-        *options[:6],
-        None if retry == DEFAULT_RETRY else json.dumps(retry.stored()),
-        retry.max_errors,
-        retry.max_reclaims,
-        *options[6:-1],
-    )
-
-
-_options = attrgetter(
-    "task", "queue", "priority", "run_us", "delay_us", "lock", "lease_us", "stall_us", "parent", "retry"
-)
+    return array([job.id for job in jobs]), array([job.document for job in jobs]), as_json(_wish(first.like("", "")))
 
 
 def settlement(said: Settlement) -> dict[str, Any]:
@@ -139,44 +134,9 @@ def places(floors: Sequence[Any] | None) -> tuple[Any, ...]:
 # What they answer
 
 
-@lru_cache(maxsize=256)
-def retry_of(document: str | None) -> Retry:
-    """Return the retry policy that a job keeps."""
-    return DEFAULT_RETRY if document is None else Retry(**json.loads(document))
-
-
-def spec_of(row: Row) -> NewJob:
-    """Return what the producer asked for, from the eleven columns that say it."""
-    job_id, payload, task, queue, priority, lock, unique, retry, lease_us, stall_us, parent = row
-    return NewJob(
-        job_id, payload, task, queue, priority, None, 0, lock, unique, retry_of(retry), lease_us, stall_us, parent
-    )
-
-
-def job_of(row: Row) -> Job:
-    """Return the job of a row of the view `seen`."""
-    status, epoch, owner, reason = row[11:15]
-    return Job(spec_of(row[:11]), Status(status), epoch, owner, _REASONS[reason] if epoch else None, *row[15:29])
-
-
-def grant_of(row: Row) -> Grant:
-    """Return the grant of a row of the view `granted`."""
-    epoch, owner, reason, attempt, errors, checkpoint, claim_id, granted_us, expires_us, lease_us = row[:10]
-    process = None if row[10] is None else Process(*row[10:15])
-    return Grant(
-        spec_of(row[15:]),
-        epoch,
-        owner,
-        _REASONS[reason],
-        attempt,
-        errors,
-        checkpoint,
-        claim_id,
-        process,
-        granted_us,
-        expires_us,
-        lease_us,
-    )
+def answer(function: str) -> str:
+    """Return what to select from a call of *function*, which is called f there."""
+    return _ANSWERS.get(function, "f.*")
 
 
 def told(row: Row, lent: Sequence[Any] | None) -> list[Any]:
@@ -203,7 +163,6 @@ def granted(
     _, epochs, ids, documents, tasks, queues, others = row
     if epochs is None:
         return []
-    plain = 0, None, 0, None, None, DEFAULT_RETRY, None, None, None  # the rest of a NewJob's fields
     usual = lease_us or default_us
     mostly = Reason.CLAIM, 0, 0, None, claim_id, process, now, now + usual, usual  # of a Grant's, behind the owner
     grants = []
@@ -211,34 +170,36 @@ def granted(
         epochs, ids, documents, tasks or repeat(None), queues or repeat("default"), others or repeat(None), strict=False
     ):
         if other is None:
-            spec = NewJob(id_, document, task, queue, *plain)
+            spec = NewJob(id_, document, task, queue)
             grants.append(Grant(spec, epoch, owner, *mostly))
             continue
-        said = _other(other) if len(other) <= _SHORT else json.loads(other)
-        reason, attempt, errors, priority, lock, unique, retry, asked_us, stall_us, parent, checkpoint = said
-        lasts = lease_us or asked_us or default_us
-        rest = priority, None, 0, lock, unique, retry_of(retry), asked_us, stall_us, parent
+        reason, attempt, errors, checkpoint, rest = _short(other) if len(other) <= _SHORT else _others(other)
         spec = NewJob(id_, document, task, queue, *rest)
-        held = _REASONS[reason], attempt, errors, checkpoint, claim_id, process, now, now + lasts, lasts
+        lasts = lease_us or spec.lease_us or default_us
+        held = reason, attempt, errors, checkpoint, claim_id, process, now, now + lasts, lasts
         grants.append(Grant(spec, epoch, owner, *held))
     return grants
 
 
-@lru_cache(maxsize=1024)
-def _other(document: str) -> tuple[Any, ...]:
-    return tuple(json.loads(document))
+def _others(document: str) -> tuple[Reason, int, int, str | None, tuple[Any, ...]]:
+    """Return what the column `others` has: of a grant, and the fields of a NewJob behind its queue."""
+    reason, attempt, errors, checkpoint, *rest = json.loads(document)
+    return REASONS[reason], attempt, errors, checkpoint, spec_of(("", "", None, "", *rest))[4:]
+
+
+_short = lru_cache(maxsize=1024)(_others)
 
 
 def taken_back(row: Row) -> Ownership:
     """Return the ownership that a sweep has ended."""
     job_id, epoch, owner, began, *rest, _ = row
-    return Ownership(job_id, epoch, owner, _REASONS[began], *rest)
+    return Ownership(job_id, epoch, owner, REASONS[began], *rest)
 
 
 def ownership_of(job_id: str, row: Row) -> Ownership:
     """Return an ownership of a row of the statement `ownerships`."""
     epoch, owner, began, ended, granted, expires, by, at, note, _ = row
-    return Ownership(job_id, epoch, owner, _REASONS[began], granted, expires, ended, at, by, note)
+    return Ownership(job_id, epoch, owner, REASONS[began], granted, expires, ended, at, by, note)
 
 
 def event_of(row: Row) -> Event:
@@ -249,12 +210,19 @@ def event_of(row: Row) -> Event:
 
 def added(jobs: Sequence[NewJob], rows: Sequence[Row]) -> list[Added]:
     """Return the answer to an add, from the rows of the function `keep`: what is not among them is new."""
-    now = next(row[1] for row in rows if row[0] == 0)
-    found = {row[0]: job_of(row[2:]) for row in rows if row[0]}
+    first, *rest = rows  # of number 0
+    now = first[1]
+    found = {number: job_of(job) for number, _, _, *job in rest}
     return [
         Added(found[number], False) if number in found else Added(new_state(job, now), True)
         for number, job in enumerate(jobs, 1)
     ]
+
+
+def add_refusal(rows: Sequence[Row]) -> str | None:
+    """Return why an add of children was refused, from the same rows; None if it was not."""
+    _, _, refusal, *_ = rows[0]
+    return refusal  # type: ignore[no-any-return]  # a text
 
 
 def refusal_of(job_id: str, epoch: int, verb: str, said: str) -> Refusal:
@@ -271,7 +239,7 @@ def stale_epoch(job_id: str, epoch: int, verb: str, facts: Mapping[str, Any]) ->
         presented=epoch,
         current=facts["current"],
         owner=facts.get("owner"),
-        reason=None if reason is None else _REASONS[reason],
+        reason=None if reason is None else REASONS[reason],
         verb=verb,
         ending=how and _ending(how),
     )

@@ -252,53 +252,49 @@ FROM leasehold.jobs AS j
 LEFT JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
 LEFT JOIN leasehold.checkpoints AS c ON c.seq = j.seq;
 
--- A job as a claim needs it. others is what most jobs do not have: null, or a JSON array of all of it.
+-- A job as a claim needs it. others is what most jobs do not have: null, or a JSON array of all of it. (An object with
+-- names, for each job that has some: 7.4 µs instead of 1.8 µs.)
 CREATE VIEW leasehold.claimable AS
 SELECT j.seq, j.id, j.payload, j.task, j.queue, j.reason, j.lock, j.lease_us, j.stall_us,
        CASE WHEN j.reason <> 'claim' OR j.attempt <> 0 OR j.errors <> 0 OR j.priority <> 0
                 OR num_nonnulls(j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent) > 0
            THEN json_build_array(
-               j.reason, j.attempt, j.errors, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent,
+               j.reason, j.attempt, j.errors,
                -- The first owner finds none.
-               CASE WHEN j.attempt > 0 THEN (SELECT c.checkpoint FROM leasehold.checkpoints AS c WHERE c.seq = j.seq) END
+               CASE WHEN j.attempt > 0 THEN (SELECT c.checkpoint FROM leasehold.checkpoints AS c WHERE c.seq = j.seq) END,
+               j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent
            )::text END AS others
 FROM leasehold.jobs AS j;
 
 -- A live lease, in the shape of a grant.
 CREATE VIEW leasehold.granted AS
-SELECT l.epoch, l.owner, l.reason, j.attempt, j.errors, c.checkpoint, l.claim_id, l.granted_at, l.expires_at, l.lease_us,
-       p.host, p.boot, p.namespace, p.pid, p.started,
-       j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us AS asked_us, j.stall_us,
-       j.parent
+SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent,
+       l.epoch, l.owner, l.reason, j.attempt, j.errors, c.checkpoint, l.claim_id, l.granted_at, l.expires_at,
+       l.lease_us AS lasts_us, p.host, p.boot, p.namespace, p.pid, p.started
 FROM leasehold.leases AS l
 JOIN leasehold.jobs AS j ON j.seq = l.seq AND l.epoch > j.epoch
 LEFT JOIN leasehold.checkpoints AS c ON c.seq = l.seq
 LEFT JOIN leasehold.processes AS p ON p.id = l.process;
 
--- What functions answer with: a job or a grant, behind what else there is to say.
+-- A job as `add` takes it, in JSON with these names.
+CREATE TYPE leasehold.wish AS (
+    id text, payload text, task text, queue text, priority integer, run_at bigint, delay bigint, lock text,
+    unique_key text, retry text, max_errors integer, max_reclaims integer, lease_us bigint, stall_us bigint, parent text
+);
+
+-- What functions answer with. A job or a lease is nested: its columns are those of its view, and the call expands them. (As
+-- JSON, a row of `seen` takes 29 µs from the table to Python, nested 8.7 µs, flat 6.1 µs.)
 CREATE TYPE leasehold.found AS (
     ord integer, now bigint,
-    id text, payload text, task text, queue text, priority integer, lock text, unique_key text, retry text,
-    lease_us bigint, stall_us bigint, parent text, status text, epoch bigint, owner text, reason text, attempt integer,
-    errors integer, reclaims integer, run_at bigint, granted_at bigint, expires_at bigint, progress double precision,
-    note text, checkpoint text, result text, last_error text, created_at bigint, updated_at bigint, finished_at bigint,
-    seq bigint
+    refusal text,  -- why nothing was added, as JSON
+    job leasehold.seen
 );
 CREATE TYPE leasehold.moved AS (
     answer text, fenced bigint[],  -- answer: why not, as JSON; null: done. fenced: the epochs that open fences still name
-    id text, payload text, task text, queue text, priority integer, lock text, unique_key text, retry text,
-    lease_us bigint, stall_us bigint, parent text, status text, epoch bigint, owner text, reason text, attempt integer,
-    errors integer, reclaims integer, run_at bigint, granted_at bigint, expires_at bigint, progress double precision,
-    note text, checkpoint text, result text, last_error text, created_at bigint, updated_at bigint, finished_at bigint,
-    seq bigint
+    job leasehold.seen
 );
 CREATE TYPE leasehold.transferred AS (
-    answer text, fenced bigint[],
-    epoch bigint, owner text, reason text, attempt integer, errors integer, checkpoint text, claim_id text,
-    granted_at bigint, expires_at bigint, given_us bigint,
-    host text, boot text, namespace text, pid bigint, started bigint,
-    id text, payload text, task text, queue text, priority integer, lock text, unique_key text, retry text,
-    lease_us bigint, stall_us bigint, parent text
+    answer text, fenced bigint[], lease leasehold.granted
 );
 CREATE TYPE leasehold.claimed AS (
     told text,  -- in the first row: what there is to say of all, as JSON (see `claim`)

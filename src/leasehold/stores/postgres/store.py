@@ -28,6 +28,7 @@ from ...errors import LeaseholdError, NoLease, StaleEpoch, StoreUnavailable, Unk
 from ...process import is_gone, this_process
 from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
 from ..migrating import Migrated
+from ..rows import grant_of, job_of
 from . import lost_replies
 from .answers import admitted_children, why_not
 from .callers import PostgresTransactions
@@ -43,9 +44,7 @@ from .rows import (
     as_json,
     completions,
     event_of,
-    grant_of,
     granted,
-    job_of,
     ownership_of,
     places,
     refusal_of,

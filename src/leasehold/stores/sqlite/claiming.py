@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core.job import Grant
-from ...core.ownership import Process, Reason
+from ...core.ownership import Process
+from ..rows import REASONS, SpecRow, spec_of
 from .moving import Moving
-from .rows import Program, many, number_of, one, spec_of
+from .rows import Program, many, number_of, one
 
 PARKED_AT_ONCE = 500
 
-Candidate = tuple[Any, ...]
+Candidate = tuple[Any, ...]  # a row of the statement `candidates`
+_SPEC = 7  # where its SpecRow begins
+_QUEUE = _SPEC + SpecRow._fields.index("queue")
+_LOCK = _SPEC + SpecRow._fields.index("lock")
 
 
 class Claiming(Moving):
@@ -51,8 +55,8 @@ class Claiming(Moving):
         leases, grants = [], []
         for row in taken:
             epoch += 1
-            _, _, seq, reason, attempt, errors, checkpoint = row[:7]
-            spec = spec_of(row[7:])
+            _, _, seq, reason, attempt, errors, checkpoint = row[:_SPEC]
+            spec = spec_of(row[_SPEC:])
             lasts = lease_us or spec.lease_us or default_lease_us
             until, stall_us = now + lasts, spec.stall_us
             stalls = None if stall_us is None else now + stall_us
@@ -92,14 +96,14 @@ class Claiming(Moving):
                 return taken, False
             free: list[Candidate] = first[:wanting]
             blocked: list[Candidate] = []
-            wanted = {row[12] for row in first if row[12] is not None}
+            wanted = {row[_LOCK] for row in first if row[_LOCK] is not None}
             if wanted:
                 keys.update(key for (key,) in (yield one(self.sql.held_locks, json.dumps(sorted(wanted)))))
                 free, blocked = _divided(first, wanting, keys)
             taken += free
-            yield many(self.sql.delete_ready, [(row[10], row[0], row[1], row[2]) for row in free + blocked])
+            yield many(self.sql.delete_ready, [(row[_QUEUE], row[0], row[1], row[2]) for row in free + blocked])
             if blocked:
-                yield many(self.sql.insert_parked, [(row[12], row[10], *row[:3]) for row in blocked])
+                yield many(self.sql.insert_parked, [(row[_LOCK], row[_QUEUE], *row[:3]) for row in blocked])
                 parked += len(blocked)
         return taken, parked >= PARKED_AT_ONCE
 
@@ -123,13 +127,10 @@ def _divided(candidates: Sequence[Candidate], wanting: int, keys: set[str]) -> t
     free: list[Candidate] = []
     blocked: list[Candidate] = []
     for row in candidates:
-        if row[12] in keys:
+        if row[_LOCK] in keys:
             blocked.append(row)
         elif len(free) < wanting:
             free.append(row)
-            if row[12] is not None:
-                keys.add(row[12])
+            if row[_LOCK] is not None:
+                keys.add(row[_LOCK])
     return free, blocked
-
-
-REASONS = {reason.value: reason for reason in Reason}

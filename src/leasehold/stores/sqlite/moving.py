@@ -11,8 +11,9 @@ from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, judge_reclaim, lo
 from ...core.ownership import STORE, Ownership, Process, Reason
 from ...errors import Conflict, UnknownJob
 from ...store import EVENTS_AT_ONCE, Refusal
+from ..rows import grant_of, job_of, spec_of, state_of
 from .owning import Owning
-from .rows import Program, Standing, grant_of, job_of, number_of, one
+from .rows import Program, Standing, number_of, one
 
 SWEPT_AT_ONCE = 1_000
 
@@ -134,8 +135,8 @@ class Moving(Owning):
         yield self.sql.transferred, moved, False
         issued = yield from self.draw(1, now)
         [row] = yield one(self.sql.job, job_id)
-        asked_us, stall_us = row[8], row[9]
-        lasts = lease_us or asked_us or default_lease_us
+        spec = spec_of(row)
+        stall_us, lasts = spec.stall_us, lease_us or spec.lease_us or default_lease_us
         yield one(
             self.sql.insert_lease,
             held.seq,
@@ -212,7 +213,7 @@ class Moving(Owning):
             "errors": 0 if replay else held.errors,
             "reclaims": 0 if replay else held.reclaims,
             "last_error": None if finish else held.last_error,
-            "result": result if finish else None if replay else row[24],
+            "result": result if finish else None if replay else state_of(row).result,
             "run_at": run_us,
             "progress": held.progress,
             "note": held.note,

@@ -11,8 +11,9 @@ from ...core.job import Added, Effect, Job, NewJob, Outcome, Progress, Settlemen
 from ...core.lifecycle import FINISHED, FREED_BY, RECORDED_AS, after, no_effect, setback
 from ...errors import UnknownJob
 from ...store import Begun, Refusal, Renewal
+from ..rows import job_of, retry_document
 from .base import Base
-from .rows import Program, Standing, Step, job_of, many, one, retry_document
+from .rows import Program, Standing, Step, many, one
 
 
 class Owning(Base):

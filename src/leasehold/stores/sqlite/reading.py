@@ -10,8 +10,9 @@ from ...core.job import Counts, Effect, Grant, Job, Status
 from ...core.lifecycle import FINISHED
 from ...core.ownership import Event, Ownership, Reason
 from ...errors import NoLease, UnknownJob
+from ..rows import grant_of, job_of
 from .base import Base
-from .rows import Program, grant_of, job_of, one
+from .rows import Program, one
 
 _CONDITIONS = {
     "queue": "j.queue = :queue",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Generator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from ...core.job import Grant, Job, NewJob, Status
+from ...core.job import Status
 from ...core.ownership import Ownership, Process, Reason
-from ...core.retry import DEFAULT_RETRY, Retry
+from ...core.retry import Retry
+from ..rows import retry_of
 
 T = TypeVar("T")
 
@@ -97,60 +97,8 @@ def status_of(stored: str, leased: bool) -> Status:
     return (Status.RUNNING if leased else Status.PENDING) if stored == "unfinished" else Status(stored)
 
 
-def retry_document(retry: Retry) -> str | None:
-    """Return what a job keeps of its retry policy; the default needs no room."""
-    return None if retry is DEFAULT_RETRY or retry == DEFAULT_RETRY else json.dumps(retry.stored())
-
-
-@lru_cache(maxsize=256)
-def retry_of(document: str | None) -> Retry:
-    """Return the retry policy that a job keeps."""
-    return DEFAULT_RETRY if document is None else Retry(**json.loads(document))
-
-
 @lru_cache(maxsize=64)
 def number_of(process: Process) -> int:
     """Return the number of a process's row: a digest of its name, so that it is never given to another one."""
     digest = hashlib.blake2b("\0".join(map(str, process)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
-
-
-def spec_of(row: Sequence[Any]) -> NewJob:
-    """Return what the producer asked for, from the columns in which every statement that needs them ends or begins."""
-    job_id, payload, task, queue, priority, lock, unique, retry, lease_us, stall_us, parent = row
-    return NewJob(
-        job_id, payload, task, queue, priority, None, 0, lock, unique, retry_of(retry), lease_us, stall_us, parent
-    )
-
-
-def job_of(row: Sequence[Any]) -> Job:
-    """Return the job of a row of the statement `job`."""
-    stored, epoch, owner, reason = row[11:15]
-    return Job(
-        spec_of(row[:11]),
-        status_of(stored, owner is not None),
-        epoch,
-        owner,
-        Reason(reason) if epoch else None,
-        *row[15:29],
-    )
-
-
-def grant_of(row: Sequence[Any]) -> Grant:
-    """Return the grant of a row of the statement `grants`."""
-    epoch, owner, reason, attempt, errors, checkpoint, claim_id, granted_us, expires_us, lease_us = row[:10]
-    process = None if row[10] is None else Process(*row[10:15])
-    return Grant(
-        spec_of(row[15:]),
-        epoch,
-        owner,
-        Reason(reason),
-        attempt,
-        errors,
-        checkpoint,
-        claim_id,
-        process,
-        granted_us,
-        expires_us,
-        lease_us,
-    )

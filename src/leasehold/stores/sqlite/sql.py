@@ -9,10 +9,12 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from ...errors import InvalidArgument
+from ..rows import SpecRow
 
 _PREFIX = re.compile(r"\bleasehold_")
 _TABLE = re.compile(r"(?<!')\bleasehold_")
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_SPEC = ", ".join(f"j.{name}" for name in SpecRow._fields)
 
 
 class Statements:
@@ -21,7 +23,8 @@ class Statements:
     def __init__(self, schema: str) -> None:
         parts = _NAME.split((files(__package__) / "statements.sql").read_text())
         for name, text in zip(parts[1::2], parts[2::2], strict=True):
-            setattr(self, name, " ".join(_bare(with_prefix(_qualified(text), schema)).split()))
+            text = _bare(with_prefix(_qualified(text), schema)).replace("{spec}", _SPEC)
+            setattr(self, name, " ".join(text.split()))
 
     def __getattr__(self, name: str) -> str:  # for the type checker; a missing name is still an error
         raise AttributeError(f"statements.sql has no statement named {name!r}")

@@ -1,5 +1,5 @@
 -- Every statement of the SQLite store but the schema, by name. Comments are stripped before use, and the tables are
--- qualified as main's.
+-- qualified as main's. {spec} stands for the columns of `rows.SpecRow`, as j's.
 
 -- name: lock
 -- Take the file's only write lock, and learn what holds for the store. As the first statement in a caller's
@@ -101,7 +101,7 @@ SELECT queue FROM queues WHERE queue IS NOT NULL;
 -- CROSS JOIN keeps the order of the loops: the first rows of `ready`, each with its job.
 SELECT r.rank, r.run_at, r.seq, j.reason, j.attempt, j.errors,
        (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = r.seq),
-       j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent
+       {spec}
 FROM leasehold_ready AS r CROSS JOIN leasehold_jobs AS j ON j.seq = r.seq
 WHERE r.queue = ?
 ORDER BY r.rank, r.run_at, r.seq
@@ -114,7 +114,7 @@ SELECT rank, run_at, seq FROM leasehold_ready WHERE queue = ? ORDER BY rank, run
 -- name: chosen
 SELECT r.rank, r.run_at, r.seq, j.reason, j.attempt, j.errors,
        (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = j.seq),
-       j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent
+       {spec}
 FROM json_each(?) AS wanted
 CROSS JOIN leasehold_jobs AS j ON j.seq = wanted.value
 CROSS JOIN leasehold_ready AS r ON r.queue = j.queue AND r.rank = -j.priority AND r.run_at = j.run_at AND r.seq = j.seq
@@ -319,8 +319,9 @@ DELETE FROM leasehold_events WHERE number IN (SELECT number FROM leasehold_event
 
 
 -- name: job
-SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent,
-       j.status, coalesce(l.epoch, j.epoch), l.owner, coalesce(l.reason, j.reason), j.attempt, j.errors, j.reclaims,
+SELECT {spec},
+       CASE WHEN j.status <> 'unfinished' THEN j.status WHEN l.seq IS NULL THEN 'pending' ELSE 'running' END,
+       coalesce(l.epoch, j.epoch), l.owner, coalesce(l.reason, j.reason), j.attempt, j.errors, j.reclaims,
        j.run_at, l.granted_at, l.expires_at, coalesce(l.progress, j.progress), coalesce(l.note, j.note),
        (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = j.seq), j.result, j.last_error,
        j.created_at, coalesce(l.updated_at, j.updated_at), j.finished_at, j.seq
@@ -329,20 +330,18 @@ WHERE j.id = ?;
 
 -- name: grant
 -- The live lease of a job, in the shape of a grant.
-SELECT l.epoch, l.owner, l.reason, j.attempt, j.errors,
+SELECT {spec}, l.epoch, l.owner, l.reason, j.attempt, j.errors,
        (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = j.seq),
-       l.claim_id, l.granted_at, l.expires_at, l.lease_us, p.host, p.boot, p.namespace, p.pid, p.started,
-       j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent
+       l.claim_id, l.granted_at, l.expires_at, l.lease_us, p.host, p.boot, p.namespace, p.pid, p.started
 FROM leasehold_jobs AS j JOIN leasehold_leases AS l ON l.seq = j.seq
 LEFT JOIN leasehold_processes AS p ON p.id = l.process
 WHERE j.id = ?;
 
 -- name: grants
 -- The live leases of a claim: a scan of the leases, for the rare owner whose reply was lost.
-SELECT l.epoch, l.owner, l.reason, j.attempt, j.errors,
+SELECT {spec}, l.epoch, l.owner, l.reason, j.attempt, j.errors,
        (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = j.seq),
-       l.claim_id, l.granted_at, l.expires_at, l.lease_us, p.host, p.boot, p.namespace, p.pid, p.started,
-       j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent
+       l.claim_id, l.granted_at, l.expires_at, l.lease_us, p.host, p.boot, p.namespace, p.pid, p.started
 FROM leasehold_leases AS l JOIN leasehold_jobs AS j ON j.seq = l.seq
 LEFT JOIN leasehold_processes AS p ON p.id = l.process
 WHERE l.claim_id = ?

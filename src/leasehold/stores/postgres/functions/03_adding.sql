@@ -16,25 +16,17 @@ DECLARE
     v_seq bigint;
     v_found text;
 BEGIN
-    RETURN QUERY SELECT 0, p_now, (NULL::leasehold.seen).*;
+    RETURN NEXT ROW(0, p_now, NULL, NULL)::leasehold.found;
     IF v_count = 0 THEN
         RETURN;
     END IF;
     IF position('"run_at":' IN p_jobs::text) > 0 THEN
         PERFORM leasehold.lower_floors();
     END IF;
-    IF position('"unique":' IN p_jobs::text) = 0 THEN
+    IF position('"unique_key":' IN p_jobs::text) = 0 THEN
         -- The common path: no unique keys. (Where a payload speaks of one, the other path does as well.)
         WITH wished AS MATERIALIZED (
-            SELECT * FROM ROWS FROM (
-                json_to_recordset(p_jobs) AS (
-                    id text, payload text, task text, queue text, priority integer, run_at bigint, delay bigint, lock text,
-                    retry text, max_errors integer, max_reclaims integer, lease_us bigint, stall_us bigint, parent text
-                )
-            ) WITH ORDINALITY AS w(
-                id, payload, task, queue, priority, run_at, delay, lock, retry, max_errors, max_reclaims, lease_us,
-                stall_us, parent, ord
-            )
+            SELECT * FROM json_populate_recordset(NULL::leasehold.wish, p_jobs) WITH ORDINALITY
         ), made AS (
             INSERT INTO leasehold.jobs AS j (
                 seq, id, task, queue, priority, run_at, lock, retry, max_errors, max_reclaims, lease_us, stall_us, parent,
@@ -44,7 +36,7 @@ BEGIN
             FROM (
                 SELECT id, task, queue, priority, coalesce(run_at, p_now + delay), lock, retry, max_errors, max_reclaims,
                        lease_us, stall_us, parent, payload, p_now, p_now AS updated
-                FROM wished ORDER BY ord
+                FROM wished ORDER BY ordinality
             ) AS w
             ON CONFLICT (id) DO NOTHING
             RETURNING j.seq, j.id, j.queue, j.priority, j.run_at, j.lock
@@ -67,16 +59,7 @@ BEGIN
     ELSE
         -- One by one, since each may give the next one's key away or take it.
         FOR w IN
-            SELECT * FROM ROWS FROM (
-                json_to_recordset(p_jobs) AS (
-                    id text, payload text, task text, queue text, priority integer, run_at bigint, delay bigint, lock text,
-                    retry text, max_errors integer, max_reclaims integer, lease_us bigint, stall_us bigint, parent text,
-                    "unique" text
-                )
-            ) WITH ORDINALITY AS w(
-                id, payload, task, queue, priority, run_at, delay, lock, retry, max_errors, max_reclaims, lease_us,
-                stall_us, parent, unique_key, ord
-            )
+            SELECT * FROM json_populate_recordset(NULL::leasehold.wish, p_jobs) WITH ORDINALITY
         LOOP
             v_seq := nextval('leasehold.seqs');
             LOOP
@@ -110,7 +93,7 @@ BEGIN
                 DELETE FROM leasehold.uniques WHERE unique_key = w.unique_key AND seq = v_seq;
             END LOOP;
             IF v_found IS NOT NULL THEN
-                v_ords := v_ords || w.ord::integer;
+                v_ords := v_ords || w.ordinality::integer;
                 v_ids := v_ids || v_found;
             END IF;
         END LOOP;
@@ -128,7 +111,7 @@ BEGIN
     END IF;
     IF v_ids <> '{}' THEN
         RETURN QUERY
-        SELECT f.ord, p_now, s.* FROM unnest(v_ords, v_ids) AS f(ord, id) JOIN leasehold.seen AS s ON s.id = f.id;
+        SELECT f.ord, p_now, NULL::text, s FROM unnest(v_ords, v_ids) AS f(ord, id) JOIN leasehold.seen AS s ON s.id = f.id;
         GET DIAGNOSTICS v_count = ROW_COUNT;
         IF v_count < cardinality(v_ids) THEN
             -- It was there when this looked, and not any more: whoever asks again adds it. Without a word it would be taken
@@ -157,24 +140,23 @@ BEGIN
 END
 $lh$;
 
--- The verb `add` for jobs that differ by their ids and payloads alone, in a transaction of its own. Answers with the
--- instant; with null if one of them was there before, and then it has added none of them.
+-- The verb `add` for jobs that differ by their ids and payloads alone, in a transaction of its own; p_wish is the first of
+-- them. Answers with the instant; with null if one of them was there before, and then it has added none of them.
 -- Without it, 0.7 times as many jobs per second are added (python benchmarks/postgres.py --only add_many), and an idle
 -- claim gets a single one an eighth later (--only "from add to claim").
 CREATE OR REPLACE FUNCTION leasehold.add_alike(
-    p_ids text[], p_payloads text[], p_task text, p_queue text, p_priority integer, p_run_at bigint, p_delay bigint,
-    p_lock text, p_retry text, p_max_errors integer, p_max_reclaims integer, p_lease_us bigint, p_stall_us bigint,
-    p_parent text, p_patience integer, p_now bigint
+    p_ids text[], p_payloads text[], p_wish json, p_patience integer, p_now bigint
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $lh$
 DECLARE
     v_now bigint := leasehold.instant(p_now);
-    v_run_at bigint := coalesce(p_run_at, v_now + p_delay);
+    v_wish leasehold.wish := json_populate_record(NULL::leasehold.wish, p_wish);
+    v_run_at bigint := coalesce(v_wish.run_at, v_now + v_wish.delay);
     v_patience text := set_config('lock_timeout', p_patience::text, true);
 BEGIN
-    IF p_run_at IS NOT NULL THEN
+    IF v_wish.run_at IS NOT NULL THEN
         PERFORM leasehold.lower_floors();
     END IF;
     WITH made AS (
@@ -182,16 +164,17 @@ BEGIN
             seq, id, task, queue, priority, run_at, lock, retry, max_errors, max_reclaims, lease_us, stall_us, parent,
             payload, created_at, updated_at
         )
-        SELECT nextval('leasehold.seqs'), w.id, p_task, p_queue, p_priority, v_run_at, p_lock, p_retry, p_max_errors,
-               p_max_reclaims, p_lease_us, p_stall_us, p_parent, w.payload, v_now, v_now
-        FROM unnest(p_ids, p_payloads) AS w(id, payload)
+        SELECT nextval('leasehold.seqs'), j.id, v_wish.task, v_wish.queue, v_wish.priority, v_run_at, v_wish.lock,
+               v_wish.retry, v_wish.max_errors, v_wish.max_reclaims, v_wish.lease_us, v_wish.stall_us, v_wish.parent,
+               j.payload, v_now, v_now
+        FROM unnest(p_ids, p_payloads) AS j(id, payload)
         RETURNING seq
     ), ready AS (
         INSERT INTO leasehold.ready (queue, rank, run_at, seq, lock)
-        SELECT p_queue, -p_priority, v_run_at, seq, p_lock FROM made WHERE v_run_at <= v_now
+        SELECT v_wish.queue, -v_wish.priority, v_run_at, seq, v_wish.lock FROM made WHERE v_run_at <= v_now
     )
     INSERT INTO leasehold.scheduled (run_at, seq, queue, rank, lock)
-    SELECT v_run_at, seq, p_queue, -p_priority, p_lock FROM made WHERE v_run_at > v_now;
+    SELECT v_run_at, seq, v_wish.queue, -v_wish.priority, v_wish.lock FROM made WHERE v_run_at > v_now;
     PERFORM leasehold.wake();
     RETURN v_now;
 EXCEPTION WHEN unique_violation THEN

@@ -145,7 +145,7 @@ BEGIN
 END
 $lh$;
 
--- The verb `add_children`. The refusal, if any, is in the note of the row of number 0.
+-- The verb `add_children`. A refusal is in the row of number 0.
 CREATE OR REPLACE FUNCTION leasehold.add_children(
     p_id text, p_epoch bigint, p_jobs json, p_patience integer, p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.found
@@ -161,7 +161,7 @@ BEGIN
         RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, true, p_trace, v_now);
     ELSE
         v_refused.ord := 0;
-        v_refused.note := leasehold.refusal(p_id, p_epoch, 'add', v_now, true);
+        v_refused.refusal := leasehold.refusal(p_id, p_epoch, 'add', v_now, true);
         RETURN NEXT v_refused;
     END IF;
 END

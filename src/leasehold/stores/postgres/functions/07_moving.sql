@@ -114,7 +114,7 @@ BEGIN
         'transferred', p_id, v_now, v_epoch, p_to, jsonb_build_object('was', l.owner, 'by', p_by, 'note', p_note)
     );
     PERFORM leasehold.wake();
-    RETURN QUERY SELECT NULL::text, v_fenced, g.* FROM leasehold.granted AS g WHERE g.id = p_id;
+    RETURN QUERY SELECT NULL::text, v_fenced, g FROM leasehold.granted AS g WHERE g.id = p_id;
 END
 $lh$;
 
@@ -201,7 +201,7 @@ BEGIN
         NULL, jsonb_build_object('was', l.owner, 'by', p_by, 'note', p_note)
     );
     PERFORM leasehold.wake();
-    RETURN QUERY SELECT NULL::text, v_fenced, s.* FROM leasehold.seen AS s WHERE s.id = p_id;
+    RETURN QUERY SELECT NULL::text, v_fenced, s FROM leasehold.seen AS s WHERE s.id = p_id;
 END
 $lh$;
 
@@ -237,7 +237,7 @@ BEGIN
     PERFORM leasehold.record(
         'resolved', p_id, v_now, p_epoch, l.owner, jsonb_build_object('name', p_name, 'by', p_by, 'note', p_note)
     );
-    RETURN QUERY SELECT NULL::text, NULL::bigint[], s.* FROM leasehold.seen AS s WHERE s.id = p_id;
+    RETURN QUERY SELECT NULL::text, NULL::bigint[], s FROM leasehold.seen AS s WHERE s.id = p_id;
 END
 $lh$;
 

@@ -130,8 +130,7 @@ BEGIN
 END
 $lh$;
 
--- Adds children in the caller's transaction, if the epoch is current, and fences it. The refusal, if any, is in the note
--- of the row of number 0.
+-- Adds children in the caller's transaction, if the epoch is current, and fences it. A refusal is in the row of number 0.
 CREATE OR REPLACE FUNCTION leasehold.fence_children(
     p_store uuid, p_id text, p_epoch bigint, p_jobs json, p_savepoint boolean, p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.found
@@ -142,8 +141,8 @@ DECLARE
     v_refused leasehold.found;
 BEGIN
     v_refused.ord := 0;
-    v_refused.note := leasehold.fence(p_store, p_id, p_epoch, 'add', NULL, p_savepoint, false, p_trace, p_now);
-    IF v_refused.note IS NULL THEN
+    v_refused.refusal := leasehold.fence(p_store, p_id, p_epoch, 'add', NULL, p_savepoint, false, p_trace, p_now);
+    IF v_refused.refusal IS NULL THEN
         RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, p_savepoint, p_trace, leasehold.instant(p_now));
     ELSE
         RETURN NEXT v_refused;

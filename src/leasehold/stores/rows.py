@@ -1,0 +1,156 @@
+"""
+The rows of a job and of a lease that both SQL stores select, by name, and the values that they stand for.
+
+A row of a job is `SpecRow` followed by `StateRow`, a row of a lease is `SpecRow` followed by `LeaseRow`. PostgreSQL's
+views `seen` and `granted` have these columns in this order, which a test compares; SQLite's statements are made from
+`SpecRow`. A column that a later release appends is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ..core.job import Grant, Job, NewJob, Status
+from ..core.ownership import Process, Reason
+from ..core.retry import DEFAULT_RETRY, Retry
+
+REASONS: dict[str, Reason] = {reason.value: reason for reason in Reason}
+
+
+class SpecRow(NamedTuple):
+    """What the producer asked for."""
+
+    id: str
+    payload: str
+    task: str | None
+    queue: str
+    priority: int
+    lock: str | None
+    unique_key: str | None
+    retry: str | None
+    lease_us: int | None
+    stall_us: int | None
+    parent: str | None
+
+
+class StateRow(NamedTuple):
+    """What has become of the job."""
+
+    status: str
+    epoch: int
+    owner: str | None
+    reason: str
+    attempt: int
+    errors: int
+    reclaims: int
+    run_at: int
+    granted_at: int | None
+    expires_at: int | None
+    progress: float | None
+    note: str | None
+    checkpoint: str | None
+    result: str | None
+    last_error: str | None
+    created_at: int
+    updated_at: int
+    finished_at: int | None
+    seq: int
+
+
+class LeaseRow(NamedTuple):
+    """A live lease, and the process that claimed it."""
+
+    epoch: int
+    owner: str
+    reason: str
+    attempt: int
+    errors: int
+    checkpoint: str | None
+    claim_id: str | None
+    granted_at: int
+    expires_at: int
+    lasts_us: int
+    host: str | None
+    boot: str | None
+    namespace: str | None
+    pid: int | None
+    started: int | None
+
+
+_SPEC = len(SpecRow._fields)
+_STATE = _SPEC + len(StateRow._fields)
+_LEASE = _SPEC + len(LeaseRow._fields)
+
+
+def retry_document(retry: Retry) -> str | None:
+    """Return what a job keeps of its retry policy; the default needs no room."""
+    return None if retry is DEFAULT_RETRY or retry == DEFAULT_RETRY else json.dumps(retry.stored())
+
+
+@lru_cache(maxsize=256)
+def retry_of(document: str | None) -> Retry:
+    """Return the retry policy that a job keeps."""
+    return DEFAULT_RETRY if document is None else Retry(**json.loads(document))
+
+
+def spec_of(row: Sequence[Any]) -> NewJob:
+    """Return what the producer asked for, from a row that begins with `SpecRow`."""
+    # Unpacked rather than made a SpecRow: each claim of SQLite's does this for each of its jobs.
+    job_id, payload, task, queue, priority, lock, unique, retry, lease_us, stall_us, parent = row[:_SPEC]
+    return NewJob(
+        job_id, payload, task, queue, priority, None, 0, lock, unique, retry_of(retry), lease_us, stall_us, parent
+    )
+
+
+def state_of(row: Sequence[Any]) -> StateRow:
+    """Return the columns behind `SpecRow` of a row of a job."""
+    return StateRow._make(row[_SPEC:_STATE])
+
+
+def job_of(row: Sequence[Any]) -> Job:
+    """Return the job of a row."""
+    state = state_of(row)
+    return Job(
+        spec_of(row),
+        Status(state.status),
+        state.epoch,
+        state.owner,
+        REASONS[state.reason] if state.epoch else None,
+        state.attempt,
+        state.errors,
+        state.reclaims,
+        state.run_at,
+        state.granted_at,
+        state.expires_at,
+        state.progress,
+        state.note,
+        state.checkpoint,
+        state.result,
+        state.last_error,
+        state.created_at,
+        state.updated_at,
+        state.finished_at,
+    )
+
+
+def grant_of(row: Sequence[Any]) -> Grant:
+    """Return the grant of a row of a lease."""
+    lease = LeaseRow._make(row[_SPEC:_LEASE])
+    process: tuple[Any, ...] = lease[-len(Process._fields) :]
+    return Grant(
+        spec_of(row),
+        lease.epoch,
+        lease.owner,
+        REASONS[lease.reason],
+        lease.attempt,
+        lease.errors,
+        lease.checkpoint,
+        lease.claim_id,
+        None if lease.host is None else Process(*process),
+        lease.granted_at,
+        lease.expires_at,
+        lease.lasts_us,
+    )
