@@ -14,6 +14,7 @@ import pytest
 import leasehold.stores.memory
 from leasehold import Status, StoreUnavailable
 from leasehold.core.job import Grant, NewJob, Outcome, Settlement, completion
+from leasehold.core.options import Options
 from leasehold.core.ownership import CLOCK_LIMIT, EPOCH_LIMIT
 from leasehold.core.retry import Retry
 from leasehold.stores.memory import MemoryStore
@@ -34,7 +35,7 @@ class Scene:
                 NewJob("held", lock="k", unique="u", stall_us=100 * SECOND),
                 NewJob("expiring", lease_us=10 * SECOND),
                 NewJob("expiring too", lease_us=10 * SECOND, lock="l"),
-                NewJob("exhausted", lease_us=10 * SECOND, retry=Retry(max_reclaims=0)),
+                NewJob("exhausted", lease_us=10 * SECOND, options=Options(Retry(max_reclaims=0))),
                 NewJob("done"),
             ]
         )

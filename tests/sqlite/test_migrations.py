@@ -70,6 +70,22 @@ def test_an_older_file_is_left_as_it_is_and_says_what_to_do(path: Path, newer: s
     assert dump(path) == before
 
 
+def test_a_file_from_before_the_first_release_is_refused_with_what_to_do(path: Path) -> None:
+    """No migration begins there, so `store migrate` says the same."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("update leasehold_store set schema_version = 1")
+    before = dump(path)
+    message = r"has version 1, from before the first release of leasehold \(version 2\), .*: use a new file"
+
+    with Router(f"sqlite:///{path}") as router:
+        with pytest.raises(StoreIncompatible, match=message):
+            router.add("b")
+        with pytest.raises(StoreIncompatible, match=message):
+            router.store.migrate()  # type: ignore[attr-defined]  # a store that keeps a schema
+
+    assert dump(path) == before
+
+
 def test_it_is_migrated_when_somebody_says_so(path: Path, newer: str, capsys: pytest.CaptureFixture[str]) -> None:
     """After a dry run that changes nothing; a second time there is nothing to do."""
     before = dump(path)

@@ -149,7 +149,7 @@ def test_a_list_of_exceptions_stays_with_the_task_and_holds_after_a_restart(tmp_
             raise ValueError
 
         assert restarted.job().retry == stored
-        assert "only" not in stored.stored()
+        assert stored.only == ()
         with working(after):
             assert with_status(after, "a", Status.FAILED).errors == 1
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, TypedDict
 
 from ..errors import InvalidArgument
 from . import failure, values
+from .options import DEFAULT_OPTIONS, Options
 from .ownership import Process, Reason
-from .retry import DEFAULT_RETRY, Retry
+from .retry import Retry
 
 PRIORITY_LIMIT = 2**31 - 1
 DETACHED = ""
@@ -47,15 +48,20 @@ class NewJob(NamedTuple):
     delay_us: int = 0
     lock: str | None = None
     unique: str | None = None
-    retry: Retry = DEFAULT_RETRY
     lease_us: int | None = None
     stall_us: int | None = None
     parent: str | None = None
+    options: Options = DEFAULT_OPTIONS
 
     @property
     def payload(self) -> Any:
         """The payload, decoded anew at each look."""
         return values.decode(self.document)
+
+    @property
+    def retry(self) -> Retry:
+        """Its budgets and back-off."""
+        return self.options.retry
 
     def like(self, id: str, document: str) -> NewJob:
         """Return the same wish with another id and payload."""
@@ -124,9 +130,9 @@ def new_job(
         0 if delay_seconds is None else values.microseconds(delay_seconds, "delay_seconds", zero=True),
         values.optional_name(lock, "lock"),
         values.optional_name(unique, "unique"),
-        DEFAULT_RETRY if retry is None else retry,
         None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
         None if stall_seconds is None else values.microseconds(stall_seconds, "stall_seconds"),
+        options=DEFAULT_OPTIONS if retry is None else Options(retry),
     )
 
 

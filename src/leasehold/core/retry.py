@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgument
 from . import suggestions, values
@@ -53,10 +53,6 @@ class Retry:
         except OverflowError:
             whole = self.max_delay_seconds
         return whole * chance if self.jitter else whole
-
-    def stored(self) -> dict[str, Any]:
-        """Return what a job keeps of it, by name: everything but `only`."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "only"}
 
 
 if not TYPE_CHECKING:  # a type checker knows what there is

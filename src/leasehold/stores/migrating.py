@@ -28,6 +28,14 @@ def refuse_older(where: str, version: int, needed: int) -> StoreIncompatible:
     )
 
 
+def refuse_unreleased(where: str, version: int, first: int) -> StoreIncompatible:
+    """Return the error for a schema from before the *first* one that was released: no migration begins there."""
+    return StoreIncompatible(
+        f"{where} has version {version}, from before the first release of leasehold (version {first}), and cannot be "
+        "brought up to date: use a new file, or a new schema (schema=…), and add the jobs again. Nothing was changed."
+    )
+
+
 def refuse_newer(where: str, version: int, known: int, oldest: int | None = None) -> StoreIncompatible:
     """Return the error for a schema of a newer leasehold, which works with code of version *oldest* or later."""
     works = "" if oldest is None else f", which works with leaseholds for version {oldest} or later"

@@ -8,14 +8,12 @@ views `seen` and `granted` have these columns in this order, which a test compar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..core.job import Grant, Job, NewJob, Status
+from ..core.options import decode
 from ..core.ownership import Process, Reason
-from ..core.retry import DEFAULT_RETRY, Retry
 
 REASONS: dict[str, Reason] = {reason.value: reason for reason in Reason}
 
@@ -30,10 +28,12 @@ class SpecRow(NamedTuple):
     priority: int
     lock: str | None
     unique_key: str | None
-    retry: str | None
     lease_us: int | None
     stall_us: int | None
     parent: str | None
+    max_errors: int
+    max_reclaims: int
+    options: str | None
 
 
 class StateRow(NamedTuple):
@@ -85,24 +85,13 @@ _STATE = _SPEC + len(StateRow._fields)
 _LEASE = _SPEC + len(LeaseRow._fields)
 
 
-def retry_document(retry: Retry) -> str | None:
-    """Return what a job keeps of its retry policy; the default needs no room."""
-    return None if retry is DEFAULT_RETRY or retry == DEFAULT_RETRY else json.dumps(retry.stored())
-
-
-@lru_cache(maxsize=256)
-def retry_of(document: str | None) -> Retry:
-    """Return the retry policy that a job keeps."""
-    return DEFAULT_RETRY if document is None else Retry(**json.loads(document))
-
-
 def spec_of(row: Sequence[Any]) -> NewJob:
     """Return what the producer asked for, from a row that begins with `SpecRow`."""
     # Unpacked rather than made a SpecRow: each claim of SQLite's does this for each of its jobs.
-    job_id, payload, task, queue, priority, lock, unique, retry, lease_us, stall_us, parent = row[:_SPEC]
-    return NewJob(
-        job_id, payload, task, queue, priority, None, 0, lock, unique, retry_of(retry), lease_us, stall_us, parent
-    )
+    job_id, payload, task, queue, priority, lock, unique, lease_us, stall_us, parent, *rest = row[:_SPEC]
+    max_errors, max_reclaims, document = rest
+    options = decode(document, max_errors, max_reclaims)
+    return NewJob(job_id, payload, task, queue, priority, None, 0, lock, unique, lease_us, stall_us, parent, options)
 
 
 def state_of(row: Sequence[Any]) -> StateRow:

@@ -10,10 +10,11 @@ from typing import Any
 
 from ...core.job import Added, Grant, NewJob, Outcome, Settlement, Status, new_state
 from ...core.lifecycle import ending
+from ...core.options import encode
 from ...core.ownership import Ending, Event, Ownership, Process, Reason
 from ...errors import Settled, StaleEpoch, UnknownJob
 from ...store import Refusal
-from ..rows import REASONS, job_of, retry_document, spec_of
+from ..rows import REASONS, job_of, spec_of
 
 Row = Sequence[Any]
 
@@ -60,10 +61,10 @@ def _wish(job: NewJob) -> dict[str, Any]:
         ("run_at", job.run_us),
         ("lock", job.lock),
         ("unique_key", job.unique),
-        ("retry", retry_document(job.retry)),
         ("lease_us", job.lease_us),
         ("stall_us", job.stall_us),
         ("parent", job.parent),
+        ("options", encode(job.options)),
     ):
         if value is not None:
             wish[name] = value

@@ -17,9 +17,9 @@ import psycopg
 from psycopg import sql
 
 from ...errors import StoreIncompatible, StoreUnavailable
-from ..migrating import Migrated, refuse_newer, refuse_older
+from ..migrating import Migrated, refuse_newer, refuse_older, refuse_unreleased
 from .rights import grant_again, grantees
-from .sql import functions, in_schema, latest, migrations, oldest
+from .sql import first, functions, in_schema, latest, migrations, oldest
 
 Connection = psycopg.Connection[Any]
 
@@ -59,6 +59,8 @@ def look(connection: Connection, schema: str) -> Found | None:
 
 def admitted(found: Found, where: str) -> uuid.UUID:
     """Return the store's id, if this leasehold works with its schema."""
+    if found.version < first():
+        raise refuse_unreleased(where, found.version, first())
     if found.version < latest():
         raise refuse_older(where, found.version, latest())
     if found.version > latest() < found.oldest:
@@ -103,7 +105,7 @@ def migrate(
                     _lock(connection, schema)
                 found = look(connection, schema)
                 version = found.version if found else 0
-                if found and version >= latest():
+                if found and not first() <= version < latest():
                     admitted(found, where)
                     return Migrated(version, version, [])
                 steps = [f"{step.version:04}_{step.name}" for step in migrations(schema) if step.version > version]

@@ -80,6 +80,12 @@ def functions(schema: str) -> list[str]:
 
 
 @cache
+def first() -> int:
+    """Return the oldest version of the schema from which migrations lead on."""
+    return migrations("leasehold")[0].version
+
+
+@cache
 def latest() -> int:
     """Return the version of the schema that this leasehold works with."""
     return migrations("leasehold")[-1].version

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ...core.clock import Clock
 from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
 from ...transaction import refuse_inside
-from ..migrating import Migrated, refuse_newer, refuse_older
+from ..migrating import Migrated, refuse_newer, refuse_older, refuse_unreleased
 from .base import Base
 from .log_file import LogFile
 from .rows import Program, one
@@ -497,6 +497,8 @@ def schema_version(sql: Statements, path: str, steps: list[Migration], *, older:
     version = int((yield one(sql.version))[0][0])
     if version > steps[-1].version:
         raise refuse_newer(f"the schema of {path}", version, steps[-1].version)
+    if version < steps[0].version:
+        raise refuse_unreleased(f"the schema of {path}", version, steps[0].version)
     if version < steps[-1].version and not older:
         raise refuse_older(f"the schema of {path}", version, steps[-1].version)
     return version

@@ -9,9 +9,10 @@ from typing import Any
 
 from ...core.job import Added, Effect, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key, new_state
 from ...core.lifecycle import FINISHED, FREED_BY, RECORDED_AS, after, no_effect, setback
+from ...core.options import encode
 from ...errors import UnknownJob
 from ...store import Begun, Refusal, Renewal
-from ..rows import job_of, retry_document
+from ..rows import job_of
 from .base import Base
 from .rows import Program, Standing, Step, many, one
 
@@ -319,10 +320,12 @@ def _job_row(seq: int, job: NewJob, run_us: int, now: int) -> tuple[Any, ...]:
         run_us,
         job.lock,
         job.unique,
-        retry_document(job.retry),
         job.lease_us,
         job.stall_us,
         job.parent,
+        job.retry.max_errors,
+        job.retry.max_reclaims,
+        encode(job.options),
         job.document,
         now,
         now,

@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from ...core.job import Status
+from ...core.options import decode
 from ...core.ownership import Ownership, Process, Reason
 from ...core.retry import Retry
-from ..rows import retry_of
 
 T = TypeVar("T")
 
@@ -40,7 +40,8 @@ class Standing(NamedTuple):
     run_us: int
     lock: str | None
     unique: str | None
-    retry_document: str | None
+    max_errors: int
+    max_reclaims: int
     attempt: int
     errors: int
     reclaims: int
@@ -88,8 +89,8 @@ class Standing(NamedTuple):
 
     @property
     def retry(self) -> Retry:
-        """The job's budgets."""
-        return retry_of(self.retry_document)
+        """The job's budgets; its back-off is its owner's affair."""
+        return decode(None, self.max_errors, self.max_reclaims).retry
 
 
 def status_of(stored: str, leased: bool) -> Status:

@@ -41,9 +41,9 @@ SELECT coalesce(max(seq), 0) FROM leasehold_jobs;
 
 -- name: insert_job
 INSERT INTO leasehold_jobs (
-    seq, id, task, queue, priority, run_at, lock, unique_key, retry, lease_us, stall_us, parent, payload,
-    created_at, updated_at
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    seq, id, task, queue, priority, run_at, lock, unique_key, lease_us, stall_us, parent, max_errors, max_reclaims, options,
+    payload, created_at, updated_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_ready
 INSERT INTO leasehold_ready (queue, rank, run_at, seq) VALUES (?, ?, ?, ?);
@@ -217,8 +217,8 @@ SELECT rank, run_at, seq FROM leasehold_parked WHERE lock = ? AND queue = ? ORDE
 
 -- name: standing
 -- A job with its lease, if any: what a decision about its next step needs.
-SELECT j.seq, j.id, j.status, j.queue, j.priority, j.run_at, j.lock, j.unique_key, j.retry, j.attempt, j.errors,
-       j.reclaims, j.epoch, j.reason, j.last_error, j.owner, j.granted_at, j.expires_at, j.settlement, j.finished_at,
+SELECT j.seq, j.id, j.status, j.queue, j.priority, j.run_at, j.lock, j.unique_key, j.max_errors, j.max_reclaims,
+       j.attempt, j.errors, j.reclaims, j.epoch, j.reason, j.last_error, j.owner, j.granted_at, j.expires_at, j.settlement, j.finished_at,
        l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, l.progress, l.note
 FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
 WHERE j.id = ?;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ...core import values
@@ -48,6 +50,35 @@ class Adding(Contract):
         assert job.payload == {"total": 10, "lines": ["ä", None, 1.5, True]}
         assert job.run_at == run_at
         assert (job.reason, job.result, job.checkpoint, job.last_error, job.finished_us) == (None,) * 5
+
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            {},
+            {"task": "send"},
+            {"queue": "mail"},
+            {"priority": 1},
+            {"lock": "customer:7"},
+            {"unique": "mail:7"},
+            {"lease_seconds": 12.5},
+            {"stall_seconds": 3},
+            {"retry": Retry()},
+            {"retry": Retry(max_errors=2)},
+            {"retry": Retry(max_reclaims=0)},
+            {"retry": Retry(factor=2)},
+        ],
+        ids=str,
+    )
+    def test_c10_an_owner_gets_each_option_by_itself(self, store: Store, asked: dict[str, Any]) -> None:
+        """A job that differs from most in one thing is not taken for one of them."""
+        wish = new_job("a", **asked)
+        store.add([wish])
+
+        grant = one(store)
+
+        assert grant.spec == wish
+        assert store.lease("a", grant.owner) == grant
+        assert [job.spec for job in store.jobs(status=Status.RUNNING)] == [wish]
 
     def test_c10_nothing_asked_for_is_nothing_added(self, store: Store) -> None:
         """An empty list is no mistake."""

@@ -30,7 +30,7 @@ CREATE TABLE leasehold.jobs (
     attempt       integer NOT NULL DEFAULT 0,
     errors        integer NOT NULL DEFAULT 0,
     reclaims      integer NOT NULL DEFAULT 0,
-    max_errors    integer NOT NULL,  -- of the retry policy, also the default's
+    max_errors    integer NOT NULL,
     max_reclaims  integer NOT NULL,
     id            text COLLATE "C" NOT NULL UNIQUE,
     payload       text NOT NULL,
@@ -40,10 +40,10 @@ CREATE TABLE leasehold.jobs (
     task          text COLLATE "C",
     lock          text COLLATE "C",
     unique_key    text COLLATE "C",
-    retry         text,  -- null: the default
     lease_us      bigint,
     stall_us      bigint,
     parent        text COLLATE "C",
+    options       text,  -- what no statement compares, as JSON; null: the defaults (core/options.py)
     result        text,
     last_error    text,
     progress      double precision,
@@ -228,7 +228,8 @@ CREATE UNLOGGED TABLE leasehold.waiters (
 
 -- A job as a reader sees it.
 CREATE VIEW leasehold.seen AS
-SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent,
+SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.lease_us, j.stall_us, j.parent,
+       j.max_errors, j.max_reclaims, j.options,
        CASE WHEN j.status <> 'unfinished' THEN j.status WHEN l.seq IS NULL THEN 'pending' ELSE 'running' END AS status,
        coalesce(l.epoch, j.epoch) AS epoch, l.owner, coalesce(l.reason, j.reason) AS reason,
        j.attempt, j.errors, j.reclaims, j.run_at, l.granted_at, l.expires_at,
@@ -245,19 +246,20 @@ LEFT JOIN leasehold.checkpoints AS c ON c.seq = j.seq;
 CREATE VIEW leasehold.claimable AS
 SELECT j.seq, j.id, j.payload, j.task, j.queue, j.reason, j.lock, j.lease_us, j.stall_us,
        CASE WHEN j.reason <> 'claim' OR j.attempt <> 0 OR j.errors <> 0 OR j.priority <> 0
-                OR num_nonnulls(j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent) > 0
+                OR j.max_errors <> 5 OR j.max_reclaims <> 3  -- core.retry.DEFAULT_RETRY
+                OR num_nonnulls(j.lock, j.unique_key, j.lease_us, j.stall_us, j.parent, j.options) > 0
            THEN json_build_array(
                j.reason, j.attempt, j.errors,
                -- The first owner finds none.
                CASE WHEN j.attempt > 0 THEN (SELECT c.checkpoint FROM leasehold.checkpoints AS c WHERE c.seq = j.seq) END,
-               j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent
+               j.priority, j.lock, j.unique_key, j.lease_us, j.stall_us, j.parent, j.max_errors, j.max_reclaims, j.options
            )::text END AS others
 FROM leasehold.jobs AS j;
 
 -- A live lease, in the shape of a grant.
 CREATE VIEW leasehold.granted AS
-SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.retry, j.lease_us, j.stall_us, j.parent,
-       l.epoch, l.owner, l.reason, j.attempt, j.errors, c.checkpoint, l.claim_id, l.granted_at, l.expires_at,
+SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.lease_us, j.stall_us, j.parent,
+       j.max_errors, j.max_reclaims, j.options, l.epoch, l.owner, l.reason, j.attempt, j.errors, c.checkpoint, l.claim_id, l.granted_at, l.expires_at,
        l.lease_us AS lasts_us, p.host, p.boot, p.namespace, p.pid, p.started
 FROM leasehold.leases AS l
 JOIN leasehold.jobs AS j ON j.seq = l.seq AND l.epoch > j.epoch
@@ -267,7 +269,7 @@ LEFT JOIN leasehold.processes AS p ON p.id = l.process;
 -- A job as `add` takes it, in JSON with these names.
 CREATE TYPE leasehold.wish AS (
     id text, payload text, task text, queue text, priority integer, run_at bigint, delay bigint, lock text,
-    unique_key text, retry text, max_errors integer, max_reclaims integer, lease_us bigint, stall_us bigint, parent text
+    unique_key text, lease_us bigint, stall_us bigint, parent text, max_errors integer, max_reclaims integer, options text
 );
 
 -- What functions answer with. A job or a lease is nested: its columns are those of its view, and the call expands them. (As

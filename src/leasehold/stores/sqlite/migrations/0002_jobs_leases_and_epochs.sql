@@ -19,10 +19,12 @@ CREATE TABLE leasehold_jobs (
     run_at       INTEGER NOT NULL,
     lock         TEXT,
     unique_key   TEXT,
-    retry        TEXT,  -- null: the default
     lease_us     INTEGER CHECK (lease_us > 0),
     stall_us     INTEGER CHECK (stall_us > 0),
     parent       TEXT,
+    max_errors   INTEGER NOT NULL CHECK (max_errors > 0),
+    max_reclaims INTEGER NOT NULL CHECK (max_reclaims >= 0),
+    options      TEXT,  -- what no statement compares, as JSON; null: the defaults (core/options.py)
     payload      TEXT NOT NULL,
     attempt      INTEGER NOT NULL DEFAULT 0,
     errors       INTEGER NOT NULL DEFAULT 0,
