@@ -97,10 +97,12 @@ def test_every_verb_of_a_router_works(router: Router, clock: ManualClock) -> Non
         assert (await aio.complete(await aio.job("a"), by="operator", result=1)).status is Status.DONE
         assert (await aio.cancel(await aio.job("b"), by="operator")).status is Status.CANCELLED
         assert (await aio.replay(await aio.job("b"), by="operator")).status is Status.PENDING
+        assert await aio.claim("worker", queues=["default"]) is not None
+        assert (await aio.requeue(await aio.job("b"), by="operator")).status is Status.PENDING
         assert set(await aio.snapshot()) == {"a", "b", "c"}
         assert [job.id for job in await aio.jobs(status="done")] == ["a"]
         assert [past.owner for past in await aio.ownerships("a")] == ["worker-0", "worker-1"]
-        assert {event.kind for event in await aio.events("b")} == {"cancelled", "replayed"}
+        assert {event.kind for event in await aio.events("b")} == {"cancelled", "replayed", "requeued"}
         assert (await aio.counts()).done == 1
         clock.advance(1)
         assert await aio.prune(keep_seconds=0) == 1

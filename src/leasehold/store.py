@@ -225,6 +225,16 @@ class Store(Protocol):
         """
         ...
 
+    def requeue(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
+        """
+        Take a running job from its owner and put it back to be claimed.
+
+        C48.  It is due now, at its old place in the order of claims, and counts against no budget: errors, reclaims,
+              checkpoint and effects stay. The next grant's reason is `manual`. Its owner is refused from now on, with
+              who requeued the job and the note.
+        """
+        ...
+
     def finish(self, job_id: str, epoch: int, *, by: str, note: str | None = None, result: str | None = None) -> Job:
         """Complete the job by hand; its owner, if any, is refused from now on."""
         ...
@@ -308,9 +318,9 @@ class Store(Protocol):
         Return what was recorded, oldest first, beginning behind the event numbered *after*.
 
         C40.  What is not an owner's ordinary work is always recorded, as `refused`, `alarm`, `retried`, `released`,
-              `crashed`, `failed`, `reclaimed`, `transferred`, `cancelled`, `finished`, `replayed`, `resolved` or
-              `advanced`. A store that traces records the rest too, as `added`, `claimed`, `renewed`, `progressed`,
-              `completed`.
+              `crashed`, `failed`, `reclaimed`, `transferred`, `cancelled`, `finished`, `replayed`, `requeued`,
+              `resolved` or `advanced`. A store that traces records the rest too, as `added`, `claimed`, `renewed`,
+              `progressed`, `completed`.
         """
         ...
 

@@ -41,6 +41,7 @@ def test_what_the_table_does_not_list_is_refused(verb: Verb, status: Status) -> 
         (Verb.TRANSFER, Status.DONE, "job 'a' is done and cannot be transferred: replay it first."),
         (Verb.CANCEL, Status.FAILED, "job 'a' is failed and cannot be cancelled: it is finished already."),
         (Verb.REPLAY, Status.RUNNING, "job 'a' is running and cannot be replayed: cancel it first, or let it finish."),
+        (Verb.REQUEUE, Status.PENDING, "job 'a' is pending and cannot be requeued: only a running job can."),
         (Verb.FINISH, Status.CANCELLED, "job 'a' is cancelled and cannot be completed by hand: replay it first."),
         (Verb.CLAIM, Status.DONE, "job 'a' is done and admits no claim."),
     ],
@@ -70,6 +71,7 @@ def test_a_running_job_is_left_only_by_its_owner_or_by_a_recorded_transfer() -> 
         Verb.EXHAUST,
         Verb.TRANSFER,
         Verb.CANCEL,
+        Verb.REQUEUE,
         Verb.FINISH,
     }
 
@@ -80,7 +82,7 @@ def test_every_way_back_says_why() -> None:
 
     assert back == set(FREED_BY)
     assert FREED_BY[Verb.RECLAIM] is Reason.RECOVERY
-    assert set(MOVED_BY) == {Verb.TRANSFER, Verb.CANCEL, Verb.REPLAY, Verb.FINISH}
+    assert set(MOVED_BY) == {Verb.TRANSFER, Verb.CANCEL, Verb.REPLAY, Verb.REQUEUE, Verb.FINISH}
     assert MOVED_BY[Verb.CANCEL] is Reason.CANCELLATION
 
 

@@ -83,6 +83,7 @@ ISSUING: dict[str, Callable[[Scene], object]] = {
     "cancel a running job": lambda s: s.store.cancel("held", s.held.epoch, by="op"),
     "cancel a parked job": lambda s: s.store.cancel("behind", 0, by="op"),
     "finish": lambda s: s.store.finish("held", s.held.epoch, by="op"),
+    "requeue": lambda s: s.store.requeue("held", s.held.epoch, by="op"),
     "replay": lambda s: s.store.replay("done", s.grants["done"].epoch, by="op"),
 }
 

@@ -299,6 +299,7 @@ MOVES: dict[str, Callable[[Router], object]] = {
     "claim and wait": lambda router: router.claim("other", wait_seconds=60),
     "transfer": lambda router: router.transfer(router.job("job-2"), to="other", by="ops"),
     "cancel": lambda router: router.cancel(router.job("job-2"), by="ops"),
+    "requeue": lambda router: router.requeue(router.job("job-2"), by="ops"),
     "replay": lambda router: router.replay(router.job("job-2"), by="ops"),
     "complete": lambda router: router.complete(router.job("job-2"), by="ops"),
     "reclaim": lambda router: router.reclaim(),

@@ -161,6 +161,7 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
     "transfer": (OP, Case.claimed, lambda s, it: s.transfer(it.id, it.epoch, to="b", by="ann")),
     "cancel": (OP, Case.claimed, lambda s, it: s.cancel(it.id, it.epoch, by="ann")),
     "replay": (OP, Case.finished, lambda s, it: s.replay(it.id, it.epoch, by="ann")),
+    "requeue": (OP, Case.claimed, lambda s, it: s.requeue(it.id, it.epoch, by="ann")),
     "finish": (OP, Case.claimed, lambda s, it: s.finish(it.id, it.epoch, by="ann", result="1")),
     "resolve": (OP, Case.begun, lambda s, it: s.resolve(it.id, it.epoch, "charge", by="ann", outcome="1")),
     "reclaim": (W | OP, lambda it: it, lambda store, it: store.reclaim()),

@@ -55,7 +55,18 @@ def last_epoch(store: PostgresStore) -> int:
 
 @pytest.mark.parametrize(
     "verb",
-    ["claim", "claim, the short way", "transfer", "cancel", "finish", "replay", "reclaim", "recover", "advance"],
+    [
+        "claim",
+        "claim, the short way",
+        "transfer",
+        "cancel",
+        "finish",
+        "requeue",
+        "replay",
+        "reclaim",
+        "recover",
+        "advance",
+    ],
 )
 def test_trap_2_and_3_every_statement_that_issues_looks_where_it_is(
     place: Place, store: PostgresStore, verb: str
@@ -80,6 +91,7 @@ def test_trap_2_and_3_every_statement_that_issues_looks_where_it_is(
         "transfer": lambda: store.transfer("a", held.epoch, to="b", by="ops").epoch,
         "cancel": lambda: store.cancel("a", held.epoch, by="ops").epoch,
         "finish": lambda: store.finish("a", held.epoch, by="ops").epoch,
+        "requeue": lambda: store.requeue("a", held.epoch, by="ops").epoch,
         "replay": lambda: store.replay("a", held.epoch, by="ops").epoch,
         "reclaim": lambda: (store.reclaim(), store.job("a").epoch)[1],
         "recover": lambda: (store._recover(always=True), store.job("a").epoch)[1],

@@ -385,6 +385,7 @@ VERBS = [
     _moving("transfer", "transferred", lambda router, job: router.transfer(job, to="b", by="ann")),
     _moving("cancel", "cancelled", lambda router, job: router.cancel(job, by="ann")),
     _moving("finish", "finished", lambda router, job: router.complete(job, by="ann")),
+    _moving("requeue", "requeued", lambda router, job: router.requeue(job, by="ann")),
     _moving("replay", "replayed", lambda router, job: router.replay(job, by="ann"), finished=True),
     Verb(
         "resolve",

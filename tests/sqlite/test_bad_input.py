@@ -198,6 +198,7 @@ BAD_MOVES: dict[str, tuple[Callable[[Any], object], str]] = {
     "transfer without an epoch": unseen("transfer", to="b"),
     "cancel without an epoch": unseen("cancel"),
     "replay without an epoch": unseen("replay"),
+    "requeue without an epoch": unseen("requeue"),
     "complete without an epoch": unseen("complete"),
     "resolve without an epoch": unseen("resolve", name="charge"),
     "epoch of True": (
@@ -232,6 +233,10 @@ FORBIDDEN_MOVES: dict[str, tuple[Callable[[Any], object], str]] = {
     "unfinished": (
         lambda r: r.replay(r.job("pending"), by="ops"),
         r"^job 'pending' is pending and cannot be replayed: cancel it first, or let it finish\.$",
+    ),
+    "not running": (
+        lambda r: r.requeue(r.job("pending"), by="ops"),
+        r"^job 'pending' is pending and cannot be requeued: only a running job can\.$",
     ),
     "no such effect": (
         lambda r: r.resolve(r.job("running"), "charge", by="ops", outcome=1),
@@ -325,11 +330,24 @@ def refused(
         lambda r: r.cancel("nobody", by="ops", epoch=0),
         lambda r: r.transfer("nobody", to="a", by="ops", epoch=0),
         lambda r: r.replay("nobody", by="ops", epoch=0),
+        lambda r: r.requeue("nobody", by="ops", epoch=0),
         lambda r: r.complete("nobody", by="ops", epoch=0),
         lambda r: r.resolve("nobody", "charge", by="ops", epoch=0),
         lambda r: r.jobs(after="nobody"),
     ],
-    ids=["job", "ownerships", "effects", "lease", "cancel", "transfer", "replay", "complete", "resolve", "jobs"],
+    ids=[
+        "job",
+        "ownerships",
+        "effects",
+        "lease",
+        "cancel",
+        "transfer",
+        "replay",
+        "requeue",
+        "complete",
+        "resolve",
+        "jobs",
+    ],
 )
 def test_an_unknown_job_is_named(router: Router, ask: Callable[[Router], object]) -> None:
     before = looks(router)

@@ -17,7 +17,8 @@ from leasehold.store import Begun, Store
 T = TypeVar("T")
 
 BY_OWNER = {"done", "failed", "retry", "release"}  # how an ownership ends when its own owner settles
-ISSUING = {"reclaimed", "cancelled", "replayed", "finished", "advanced"}  # and claims, transfers, exhausted jobs
+# And claims, transfers, exhausted jobs.
+ISSUING = {"reclaimed", "cancelled", "replayed", "requeued", "finished", "advanced"}
 
 
 @dataclass(frozen=True)

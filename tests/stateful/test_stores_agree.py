@@ -2,9 +2,10 @@
 Random verbs on a memory store and, beside it, on SQLite or PostgreSQL: they answer the same, and keep every promise.
 
 Several owners add, claim, renew, progress, settle, bring about effects and die; operators transfer, cancel, finish,
-replay and resolve; time jumps; the file, or the schema, is reopened. Epochs are presented that are current, ended,
-another job's, from the future, or of no job at all. Each answer is foretold from what readers saw before the step, and
-`promises` looks at everything after it. At the end of a run, every job that is left can still be claimed and completed.
+replay, requeue and resolve; time jumps; the file, or the schema, is reopened. Epochs are presented that are current,
+ended, another job's, from the future, or of no job at all. Each answer is foretold from what readers saw before the
+step, and `promises` looks at everything after it. At the end of a run, every job that is left can still be claimed and
+completed.
 
 What this is worth was tried by breaking the stores on purpose. Where both were broken alike, so that they still agree,
 the check named here went red:
@@ -204,7 +205,9 @@ class StoresAgree(Both):
     def transfer(self, aim: Aim, running: bool, to: str, note: str | None, lease_us: int | None) -> None:
         self.transferred(*self.meant(aim, running=running), to, note, lease_us)
 
-    @rule(aim=aims(), running=st.booleans(), verb=st.sampled_from(["cancel", "finish", "replay"]), note=notes)
+    @rule(
+        aim=aims(), running=st.booleans(), verb=st.sampled_from(["cancel", "finish", "replay", "requeue"]), note=notes
+    )
     def override(self, aim: Aim, running: bool, verb: str, note: str | None) -> None:
         job_id, epoch = self.meant(aim, running=running and verb != "replay")
         match verb:
@@ -219,6 +222,14 @@ class StoresAgree(Both):
                 if self.operated("replayed", job_id, epoch, note, answer):
                     job = self.stores[0].job(job_id)
                     assert (job.status, job.errors, job.reclaims, job.run_us) == (Status.PENDING, 0, 0, self.now)  # C34
+
+            case "requeue":
+                answer = self.ask(lambda store: store.requeue(job_id, epoch, by="op", note=note))
+                if self.operated("requeued", job_id, epoch, note, answer):
+                    was, job = self.seen.jobs[job_id], self.stores[0].job(job_id)
+                    assert (was.status, job.status) == (Status.RUNNING, Status.PENDING)
+                    assert (job.errors, job.reclaims) == (was.errors, was.reclaims)  # C48
+                    assert job.run_us == min(was.run_us, self.now)
 
     @precondition(lambda self: any(self.seen.effects.values()))
     @rule(aim=aims(), name=effects, outcome=outcomes, note=notes)

@@ -30,6 +30,7 @@ class Verb(StrEnum):
     TRANSFER = "transfer"
     CANCEL = "cancel"
     REPLAY = "replay"
+    REQUEUE = "requeue"  # taken from its owner by an operator, and goes back
     FINISH = "finish"  # completed by hand
 
 
@@ -46,6 +47,7 @@ TRANSITIONS: dict[Verb, dict[Status, Status]] = {
     Verb.TRANSFER: {_PENDING: _RUNNING, _RUNNING: _RUNNING},
     Verb.CANCEL: {_PENDING: _CANCELLED, _RUNNING: _CANCELLED},
     Verb.REPLAY: {_DONE: _PENDING, _FAILED: _PENDING, _CANCELLED: _PENDING},
+    Verb.REQUEUE: {_RUNNING: _PENDING},
     Verb.FINISH: {_PENDING: _DONE, _RUNNING: _DONE, _FAILED: _DONE},
 }
 
@@ -57,6 +59,7 @@ FREED_BY: dict[Verb, Reason] = {
     Verb.RELEASE: Reason.RELEASE,
     Verb.RECLAIM: Reason.RECOVERY,  # by the owner itself, of a crash
     Verb.REPLAY: Reason.MANUAL,
+    Verb.REQUEUE: Reason.MANUAL,
 }
 
 # The event that records what an owner did to a job that goes back.
@@ -67,6 +70,7 @@ MOVED_BY: dict[Verb, Reason] = {
     Verb.TRANSFER: Reason.MANUAL,
     Verb.CANCEL: Reason.CANCELLATION,
     Verb.REPLAY: Reason.MANUAL,
+    Verb.REQUEUE: Reason.MANUAL,
     Verb.FINISH: Reason.MANUAL,
 }
 
@@ -74,6 +78,7 @@ _REFUSED = {
     Verb.TRANSFER: "cannot be transferred: replay it first",
     Verb.CANCEL: "cannot be cancelled: it is finished already",
     Verb.REPLAY: "cannot be replayed: cancel it first, or let it finish",
+    Verb.REQUEUE: "cannot be requeued: only a running job can",
     Verb.FINISH: "cannot be completed by hand: replay it first",
 }
 

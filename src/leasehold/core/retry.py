@@ -18,7 +18,8 @@ class Retry:
 
     An error that the owner reports counts against `max_errors`: the last of them is final. A lease that expires,
     stalls or dies with its process counts against `max_reclaims`: one more than that many fails the job. A release,
-    a transfer and a replay count against neither. Back-off is for errors only; a reclaimed job is due at once.
+    a transfer, a requeue and a replay count against neither. Back-off is for errors only; a reclaimed job is due at
+    once.
 
     With *only*, a tuple of exception classes, an error of any other class is final. Classes cannot be stored with a
     job, so that is for `@router.task(retry=…)` alone.

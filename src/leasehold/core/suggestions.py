@@ -60,6 +60,7 @@ ROUTER: Mapping[str, str] = {
     **_all("Use router.result(id, wait_seconds=…).", "wait", "get_result", "wait_for", "fetch_result"),
     **_all("Use router.cancel(router.job(id), by=…).", "revoke", "abort", "delete", "remove", "kill"),
     **_all("Use router.replay(router.job(id), by=…).", "retry", "rerun", "resubmit", "retry_job"),
+    **_all("Use router.requeue(router.job(id), by=…).", "put_back", "unlock", "return_to_queue"),
     **_all("Use router.prune(keep_seconds=…).", "purge", "clean", "cleanup", "vacuum"),
     **_all("Use router.counts().", "count", "stats", "size", "length", "info"),
 }  # fmt: skip

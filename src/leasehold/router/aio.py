@@ -34,6 +34,7 @@ class AsyncRouter(Facade):
     transfer = threaded(Router.transfer)
     cancel = threaded(Router.cancel)
     replay = threaded(Router.replay)
+    requeue = threaded(Router.requeue)
     complete = threaded(Router.complete)
     resolve = threaded(Router.resolve)
     reclaim = threaded(Router.reclaim)

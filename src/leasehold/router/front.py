@@ -37,6 +37,7 @@ from ..stores import open_store
 from ..worker.hooks import Hook, Hooks
 from ..worker.importing import refuse_in_an_import
 from ..worker.results import id_of, pauses, result_of
+from . import operators
 from .unknown_tasks import UnknownTasks
 
 if TYPE_CHECKING:  # imported where they are used: who only adds jobs does without tasks, and most do without a worker
@@ -423,81 +424,14 @@ class Router:
         """Put a function that yields once, plain or async, around every worker. Use it as a decorator."""
         return self._hooks.add_lifespan(hook)
 
-    # Operators: each names the epoch that it saw, or passes a Job just read, and says who acts
+    # Operators
 
-    def transfer(
-        self,
-        job: Job | str,
-        *,
-        to: str,
-        by: str,
-        epoch: int | None = None,
-        note: str | None = None,
-        lease_seconds: float | None = None,
-    ) -> Lease:
-        """
-        Give the job to *to* under a new epoch, and return the new owner's lease. Whoever had it is refused.
-
-        Raises `StaleEpoch` if the job has moved since *epoch* or the `Job` was read, `UnknownJob`, and `Conflict` if it
-        is finished or another job holds its lock.
-        """
-        job_id, seen = asked.seen(job, epoch)
-        grant = alone(self._store).transfer(
-            job_id,
-            seen,
-            to=values.name(to, "to"),
-            by=values.name(by, "by"),
-            note=asked.note(note),
-            lease_us=None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
-            default_lease_us=self._lease_us,
-        )
-        return Lease(self._store, grant)
-
-    def cancel(self, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
-        """End the job as cancelled. Whoever had it is refused. Raises as `transfer` does."""
-        return alone(self._store).cancel(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
-
-    def replay(self, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
-        """
-        Put a finished job back to be claimed, due now, its budgets new.
-
-        Raises as `transfer` does; `Conflict` if it is not finished, or an unfinished job has its unique key.
-        """
-        return alone(self._store).replay(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
-
-    def complete(
-        self, job: Job | str, *, by: str, result: object = None, epoch: int | None = None, note: str | None = None
-    ) -> Job:
-        """Complete the job by hand. Whoever had it is refused. Raises as `transfer` does."""
-        document = values.encode(result, "result")
-        return alone(self._store).finish(
-            *asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note), result=document
-        )
-
-    def resolve(
-        self,
-        job: Job | str,
-        name: str,
-        *,
-        by: str,
-        outcome: object = None,
-        happened: bool = True,
-        epoch: int | None = None,
-        note: str | None = None,
-    ) -> Job:
-        """
-        Record how the effect *name*, which is in doubt, ended: with *outcome*, or not at all (`happened=False`).
-
-        The next owner's `once` returns the outcome without calling, or begins anew. Raises as `transfer` does;
-        `Conflict` if the effect is not in doubt.
-        """
-        return alone(self._store).resolve(
-            *asked.seen(job, epoch),
-            values.name(name, "the name of an effect"),
-            by=values.name(by, "by"),
-            outcome=values.encode(outcome, "outcome") if happened else None,
-            note=asked.note(note),
-        )
+    transfer = operators.transfer
+    cancel = operators.cancel
+    replay = operators.replay
+    requeue = operators.requeue
+    complete = operators.complete
+    resolve = operators.resolve
 
     def reclaim(self) -> list[Ownership]:
         """Take back what expired, stalled, or whose process is gone; claims do it too. Return the ended ownerships."""

@@ -317,6 +317,10 @@ class MemoryStore(State):
         """Put a finished job back to be claimed, due now."""
         return self._override(Verb.REPLAY, "replayed", job_id, epoch, by, note)
 
+    def requeue(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
+        """Take a running job from its owner and put it back to be claimed, due now."""
+        return self._override(Verb.REQUEUE, "requeued", job_id, epoch, by, note)
+
     @turn
     def _override(
         self, verb: Verb, kind: str, job_id: str, epoch: int, by: str, note: str | None, result: str | None = None
@@ -325,7 +329,7 @@ class MemoryStore(State):
         record = self._seen(job_id, epoch, verb, now, by)
         status, was = after(verb, record.status, job_id), record.status
         unique = record.spec.unique
-        if status not in FINISHED and unique is not None and unique in self._unique:
+        if verb is Verb.REPLAY and unique is not None and unique in self._unique:
             raise unique_taken(job_id, unique, self._unique[unique].spec.id)
         self._begin(record)
         owner = record.grant.owner if record.grant and was is RUNNING else None
@@ -344,8 +348,11 @@ class MemoryStore(State):
             if verb is Verb.FINISH:
                 record.result, record.last_error = result, None
             self._end(record, status, now)
-        else:
+        elif verb is Verb.REPLAY:
             self._reopen(record, now)
+        else:
+            record.attempt += 1
+            self._requeue(record, Reason.MANUAL, now)
         self._note(kind, record, now, was=owner, by=by, note=note)
         self._undo = None
         self._wake_claims()

@@ -160,13 +160,13 @@ class Moving(Owning):
     def override(
         self, verb: Verb, kind: str, job_id: str, epoch: int, by: str, note: str | None, result: str | None, now: int
     ) -> Program[Job | Refusal]:
-        """Cancel, replay or finish a job by hand."""
+        """Cancel, replay, requeue or finish a job by hand."""
         held = yield from self.saw(job_id, epoch, verb, now, by)
         if not isinstance(held, Standing):
             return held
         status = after(verb, held.status, job_id)
         final, running, pending = status in FINISHED, held.lease_epoch is not None, held.stored_status == "unfinished"
-        if not final and held.unique is not None:
+        if verb is Verb.REPLAY and held.unique is not None:
             for _, holder in (yield one(self.sql.known_unique, json.dumps([held.unique]))):
                 raise unique_taken(job_id, held.unique, holder)
         if running:
@@ -203,13 +203,13 @@ class Moving(Owning):
     ) -> Program[None]:
         [row] = yield one(self.sql.job, held.id)
         finish, replay = verb is Verb.FINISH, verb is Verb.REPLAY
-        run_us = now if replay else held.run_us
+        run_us = now if replay else held.run_us if final else min(held.run_us, now)
         values = {
             "seq": held.seq,
             "status": after(verb, held.status, held.id).value if final else "unfinished",
             "epoch": issued,
             "reason": MOVED_BY[verb].value,
-            "attempt": held.attempt + replay,
+            "attempt": held.attempt + (not final),
             "errors": 0 if replay else held.errors,
             "reclaims": 0 if replay else held.reclaims,
             "last_error": None if finish else held.last_error,
@@ -221,9 +221,9 @@ class Moving(Owning):
             "finished_at": now if final else None,
         }
         yield self.sql.override, values, False
-        if replay:
+        if not final:
             yield from self.wait(held, run_us, now)
-        elif held.finished_us is None:
+        if held.finished_us is None:
             yield from self.wake(held.lock)
 
     def resolve(

@@ -246,6 +246,10 @@ class SqliteStore:
         """Put a finished job back to be claimed, due now."""
         return self._override(Verb.REPLAY, "replayed", job_id, epoch, by, note)
 
+    def requeue(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
+        """Take a running job from its owner and put it back to be claimed, due now."""
+        return self._override(Verb.REQUEUE, "requeued", job_id, epoch, by, note)
+
     def finish(self, job_id: str, epoch: int, *, by: str, note: str | None = None, result: str | None = None) -> Job:
         """Complete the job by hand; its owner, if any, is refused from now on."""
         return self._override(Verb.FINISH, "finished", job_id, epoch, by, note, result)

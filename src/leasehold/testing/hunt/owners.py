@@ -411,13 +411,13 @@ class Hunter:
         self._got(lease, asked, self._tick(), "transfer")
 
     def override(self) -> None:
-        """Cancel a job, complete it by hand, or replay it."""
+        """Cancel a job, complete it by hand, requeue or replay it."""
         job_id = self._party.known(self._rng)
         if job_id is None:
             return
         job = self._router.job(job_id)
-        finished = job.status not in (Status.PENDING, Status.RUNNING)
-        verb = "replay" if finished else self._rng.choice(("cancel", "complete"))
+        verbs = {Status.PENDING: ("cancel", "complete"), Status.RUNNING: ("cancel", "complete", "requeue")}
+        verb = self._rng.choice(verbs.get(job.status, ("replay",)))
         asked = self._tick()
         try:
             moved = getattr(self._router, verb)(job, by="hunt")

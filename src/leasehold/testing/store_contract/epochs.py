@@ -30,11 +30,13 @@ class Epochs(Contract):
     """Every ownership outranks all earlier ones."""
 
     def test_c1_every_verb_that_moves_a_job_issues_a_greater_epoch(self, store: Store, clock: AlarmClock) -> None:
-        """Claim, transfer, reclaim, cancel, replay, finish and advance each issue an epoch above all before."""
+        """Claim, transfer, requeue, reclaim, cancel, replay, finish and advance: each epoch is above all before."""
         store.add([new_job("a")])
         issued = [one(store).epoch]
 
         issued.append(store.transfer("a", issued[-1], to="b", by="ops").epoch)
+        issued.append(store.requeue("a", issued[-1], by="ops").epoch)
+        issued.append(one(store).epoch)
         expire(store, clock)
         issued.append(store.job("a").epoch)
         issued.append(one(store).epoch)

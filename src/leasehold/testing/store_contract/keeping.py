@@ -86,7 +86,7 @@ class Walk:
             return
         job = self.chance.choice(jobs)
         epoch = self.chance.choice([job.epoch, job.epoch, job.epoch - 1])
-        verb = self.chance.choice(["transfer", "cancel", "replay", "finish"])
+        verb = self.chance.choice(["transfer", "cancel", "replay", "requeue", "finish"])
         try:
             if verb == "transfer":
                 self.granted(self.store.transfer(job.id, epoch, to="other", by="ops"))
@@ -150,7 +150,9 @@ class Keeping(Contract):
 
         assert store.verify() == []
 
-    @pytest.mark.parametrize("verb", ["transfer", "cancel", "replay", "finish", "resolve", "effect", "child", "lease"])
+    @pytest.mark.parametrize(
+        "verb", ["transfer", "cancel", "replay", "requeue", "finish", "resolve", "effect", "child", "lease"]
+    )
     def test_c8_a_verb_that_raises_has_changed_nothing(self, store: Store, verb: str) -> None:
         """Whether the job is unknown, the epoch stale or the transition not listed."""
         store.add([new_job("a"), new_job("b")])
@@ -162,6 +164,7 @@ class Keeping(Contract):
             "transfer": lambda job_id, epoch: store.transfer(job_id, epoch, to="b", by="ops"),
             "cancel": lambda job_id, epoch: store.cancel(job_id, epoch, by="ops"),
             "replay": lambda job_id, epoch: store.replay(job_id, epoch - (job_id == "a"), by="ops"),
+            "requeue": lambda job_id, epoch: store.requeue(job_id, epoch, by="ops"),
             "finish": lambda job_id, epoch: store.finish(job_id, epoch, by="ops"),
             "resolve": lambda job_id, epoch: store.resolve(job_id, epoch, "charge", by="ops", outcome="1"),
             "effect": lambda job_id, epoch: store.end_effect(job_id, epoch, "charge", "1"),

@@ -1,4 +1,4 @@
-"""C31, C33, C34: operators go through the same door, and name the epoch that they saw."""
+"""C31, C33, C34, C48: operators go through the same door, and name the epoch that they saw."""
 
 from __future__ import annotations
 
@@ -11,7 +11,20 @@ from ...core.ownership import Reason
 from ...core.retry import Retry
 from ...errors import Conflict, StaleEpoch, UnknownJob
 from ...store import Renewal, Store
-from .support import SECOND, AlarmClock, Contract, all_of, completed, expire, failed, ids, one, released, settle
+from .support import (
+    SECOND,
+    AlarmClock,
+    Contract,
+    all_of,
+    completed,
+    expire,
+    failed,
+    ids,
+    one,
+    refusal,
+    released,
+    settle,
+)
 
 Act = Callable[[Store, str, int], object]
 
@@ -19,6 +32,7 @@ ACTS: dict[str, Act] = {
     "transfer": lambda store, job_id, epoch: store.transfer(job_id, epoch, to="b", by="ops", note="why"),
     "cancel": lambda store, job_id, epoch: store.cancel(job_id, epoch, by="ops", note="why"),
     "replay": lambda store, job_id, epoch: store.replay(job_id, epoch, by="ops", note="why"),
+    "requeue": lambda store, job_id, epoch: store.requeue(job_id, epoch, by="ops", note="why"),
     "finish": lambda store, job_id, epoch: store.finish(job_id, epoch, by="ops", note="why", result="7"),
     "resolve": lambda store, job_id, epoch: store.resolve(job_id, epoch, "charge", by="ops", note="why", outcome="7"),
 }
@@ -26,6 +40,7 @@ KINDS = {
     "transfer": "transferred",
     "cancel": "cancelled",
     "replay": "replayed",
+    "requeue": "requeued",
     "finish": "finished",
     "resolve": "resolved",
 }
@@ -281,3 +296,72 @@ class Operating(Contract):
         store.replay("a", grant.epoch, by="ops")
         [(job, created)] = store.add([new_job("c", unique="k")])
         assert (job.id, created) == ("a", False)
+
+    def test_c48_a_requeued_job_is_due_at_its_old_place_and_keeps_its_budgets(
+        self, store: Store, clock: AlarmClock
+    ) -> None:
+        """It is claimed before jobs that were added later; only the attempt counts up."""
+        store.add([new_job("a", retry=Retry(max_errors=5)), new_job("b")])
+        settle(store, failed(one(store)))
+        one(store)
+        expire(store, clock)
+        grant = one(store)
+        assert grant.spec.id == "a"
+        store.progress([Progress("a", grant.epoch, 0.5, "half", '{"page":7}')])
+        store.begin_effect("a", grant.epoch, "charge")
+        before, effects = store.job("a"), store.effects("a")
+        clock.advance(1)
+        store.add([new_job("c")])
+
+        job = store.requeue("a", grant.epoch, by="ops", note="stuck")
+
+        assert job == store.job("a")
+        assert (job.status, job.owner, job.reason) == (Status.PENDING, None, Reason.MANUAL)
+        assert job.epoch > grant.epoch
+        assert (job.errors, job.reclaims, job.attempt) == (before.errors, before.reclaims, before.attempt + 1)
+        assert (job.run_us, job.progress, job.note) == (before.run_us, 0.5, "half")
+        assert store.effects("a") == effects
+        ended = store.ownerships("a")[-1]
+        assert (ended.epoch, ended.ended, ended.by, ended.note) == (grant.epoch, "manual", "ops", "stuck")
+        granted = store.claim("next", limit=10)
+        assert ids(granted) == ["a", "b", "c"]
+        assert (granted[0].reason, granted[0].checkpoint) == (Reason.MANUAL, '{"page":7}')
+
+    def test_c48_the_owner_of_a_requeued_job_is_refused_with_who_and_why(self, store: Store) -> None:
+        """Whatever it writes, before and after the next claim."""
+        store.add([new_job("a")])
+        grant = one(store, "worker")
+        job = store.requeue("a", grant.epoch, by="ops", note="stuck")
+
+        for owner in (None, "next"):
+            if owner is not None:
+                one(store, owner)
+            for reply in (*store.renew([Renewal("a", grant.epoch)]), *store.settle([completed(grant)])):
+                refused = refusal(reply)
+                assert (refused.presented, refused.owner, refused.reason) == (grant.epoch, owner, Reason.MANUAL)
+                assert (refused.moved_by, refused.note) == ("ops", "stuck")
+                assert "'ops'" in str(refused)
+                assert "stuck" in str(refused)
+        assert job.epoch < store.job("a").epoch
+
+    def test_c48_a_requeued_job_due_later_is_due_now(self, store: Store, clock: AlarmClock) -> None:
+        """A transfer may have given it to an owner before its time."""
+        store.add([new_job("a", delay_seconds=60)])
+        moved = store.transfer("a", 0, to="b", by="ops")
+
+        job = store.requeue("a", moved.epoch, by="ops")
+
+        assert job.run_us == clock.now()
+        assert ids(store.claim("c")) == ["a"]
+
+    def test_c48_a_requeued_job_gives_its_lock_and_keeps_its_unique_key(self, store: Store) -> None:
+        """What is parked behind the key waits to be claimed again, and no second job with the unique key is added."""
+        store.add([new_job("a", lock="k", unique="u", priority=-1), new_job("b", lock="k", queue="other")])
+        grant = one(store, queues=["default"])
+        assert store.claim("c", queues=["other"]) == []
+
+        store.requeue("a", grant.epoch, by="ops")
+
+        [again] = store.add([new_job("d", unique="u")])
+        assert (again.created, again.job.id) == (False, "a")
+        assert ids(store.claim("c", limit=10)) == ["b"]

@@ -145,6 +145,8 @@ class Recording(Contract):
         store.resolve("a", grant.epoch, "charge", by="ops", outcome="1")
         store.transfer("a", grant.epoch, to="b", by="ops")
         store.settle([completed(grant)])
+        store.requeue("a", store.job("a").epoch, by="ops")
+        one(store)
         expire(store, clock)
         store.finish("a", store.job("a").epoch, by="ops")
         store.replay("a", store.job("a").epoch, by="ops")
@@ -162,6 +164,7 @@ class Recording(Contract):
             "resolved",
             "transferred",
             "refused",
+            "requeued",
             "failed",
             "finished",
             "replayed",

@@ -32,6 +32,7 @@ STANDINGS: dict[str, tuple[Status, Arrange]] = {
     "released": (Status.PENDING, lambda store, clock: settle(store, released(one(store)))),
     "retried": (Status.PENDING, lambda store, clock: settle(store, failed(one(store)))),
     "reclaimed": (Status.PENDING, lambda store, clock: (one(store), expire(store, clock))),
+    "requeued": (Status.PENDING, lambda store, clock: store.requeue("a", one(store).epoch, by="ops")),
     "replayed": (Status.PENDING, lambda store, clock: store.replay("a", _completed(store), by="ops")),
     "running": (Status.RUNNING, lambda store, clock: one(store)),
     "handed out": (Status.RUNNING, lambda store, clock: store.transfer("a", 0, to="b", by="ops")),
@@ -54,6 +55,7 @@ OPERATORS: dict[Verb, Callable[[Store, int], object]] = {
     Verb.TRANSFER: lambda store, epoch: store.transfer("a", epoch, to="c", by="ops"),
     Verb.CANCEL: lambda store, epoch: store.cancel("a", epoch, by="ops"),
     Verb.REPLAY: lambda store, epoch: store.replay("a", epoch, by="ops"),
+    Verb.REQUEUE: lambda store, epoch: store.requeue("a", epoch, by="ops"),
     Verb.FINISH: lambda store, epoch: store.finish("a", epoch, by="ops"),
 }
 STORES: dict[Verb, Callable[[Store, AlarmClock], object]] = {

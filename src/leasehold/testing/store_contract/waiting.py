@@ -81,11 +81,11 @@ class Waiting(Contract):
 
         assert ids(waiter.result()) == ["then"]
 
-    @pytest.mark.parametrize("how", ["release", "retry", "replay"])
+    @pytest.mark.parametrize("how", ["release", "retry", "replay", "requeue"])
     def test_c17_a_waiting_claim_wakes_for_a_job_that_comes_back(
         self, store: Store, clock: AlarmClock, how: str
     ) -> None:
-        """What an owner hands back, or an operator replays, is there to be claimed."""
+        """What an owner hands back, or an operator replays or requeues, can be claimed."""
         store.add([new_job("a")])
         grant = one(store)
         if how == "replay":
@@ -94,6 +94,8 @@ class Waiting(Contract):
 
         if how == "replay":
             store.replay("a", grant.epoch, by="ops")
+        elif how == "requeue":
+            store.requeue("a", grant.epoch, by="ops")
         else:
             settle(store, released(grant) if how == "release" else failed(grant))
 

@@ -118,7 +118,7 @@ BEGIN
 END
 $lh$;
 
--- The verbs `cancel`, `replay` and `finish`. Answers with the job, or with why not.
+-- The verbs `cancel`, `replay`, `requeue` and `finish`. Answers with the job, or with why not.
 CREATE OR REPLACE FUNCTION leasehold.override(
     p_verb text, p_id text, p_epoch bigint, p_by text, p_note text, p_result text, p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.moved
@@ -134,6 +134,8 @@ DECLARE
     v_reason text := CASE p_verb WHEN 'cancel' THEN 'cancellation' ELSE 'manual' END;
     v_status text := CASE p_verb WHEN 'cancel' THEN 'cancelled' WHEN 'finish' THEN 'done' ELSE 'unfinished' END;
     v_replay boolean := p_verb = 'replay';
+    v_back boolean := p_verb IN ('replay', 'requeue');
+    v_run_at bigint;
     v_epoch bigint;
     v_fenced bigint[];
     v_answer leasehold.moved;
@@ -144,7 +146,9 @@ BEGIN
     l := h.l;
     IF j.seq IS NULL OR coalesce(l.epoch, j.epoch) <> p_epoch THEN
         v_answer.answer := leasehold.refusal(p_id, p_epoch, p_verb, v_now, true, p_by);
-    ELSIF (p_verb = 'replay') = (j.status = 'unfinished') AND NOT (p_verb = 'finish' AND j.status = 'failed') THEN
+    ELSIF (p_verb = 'replay') = (j.status = 'unfinished') AND NOT (p_verb = 'finish' AND j.status = 'failed')
+        OR p_verb = 'requeue' AND l.seq IS NULL
+    THEN
         v_answer.answer := json_build_object('status', CASE WHEN l.seq IS NOT NULL THEN 'running'
                                              WHEN j.status = 'unfinished' THEN 'pending' ELSE j.status END);
     ELSIF v_replay AND j.unique_key IS NOT NULL THEN
@@ -177,28 +181,30 @@ BEGIN
         PERFORM leasehold.forget_finished(j.finished_at, ARRAY[j.seq]);
     END IF;
     v_epoch := nextval('leasehold.epochs');
+    v_run_at := CASE p_verb WHEN 'replay' THEN v_now WHEN 'requeue' THEN least(j.run_at, v_now) ELSE j.run_at END;
     UPDATE leasehold.jobs SET
-        status = v_status, epoch = v_epoch, reason = v_reason, attempt = j.attempt + v_replay::integer,
+        status = v_status, epoch = v_epoch, reason = v_reason, attempt = j.attempt + v_back::integer,
         errors = CASE WHEN v_replay THEN 0 ELSE errors END, reclaims = CASE WHEN v_replay THEN 0 ELSE reclaims END,
         last_error = CASE p_verb WHEN 'finish' THEN NULL ELSE last_error END,
         result = CASE p_verb WHEN 'finish' THEN p_result WHEN 'replay' THEN NULL ELSE result END,
-        run_at = CASE WHEN v_replay THEN v_now ELSE run_at END,
+        run_at = v_run_at,
         progress = coalesce(l.progress, progress), note = coalesce(l.note, note), updated_at = v_now,
-        finished_at = CASE WHEN v_replay THEN NULL ELSE v_now END,
+        finished_at = CASE WHEN v_back THEN NULL ELSE v_now END,
         owner = NULL, granted_at = NULL, expires_at = NULL, settlement = NULL
     WHERE seq = j.seq;
-    IF v_replay THEN
-        PERFORM leasehold.wait(j.seq, j.queue, j.priority, v_now, j.lock, v_now);
+    IF v_back THEN
+        PERFORM leasehold.wait(j.seq, j.queue, j.priority, v_run_at, j.lock, v_now);
     ELSE
         PERFORM leasehold.finish(j, v_status, v_now);
-        -- It held its key, or was the next to hold it.
-        IF j.status = 'unfinished' AND j.lock IS NOT NULL THEN
-            INSERT INTO leasehold.freed (lock) VALUES (j.lock);
-        END IF;
+    END IF;
+    -- It held its key, or was the next to hold it.
+    IF j.status = 'unfinished' AND j.lock IS NOT NULL THEN
+        INSERT INTO leasehold.freed (lock) VALUES (j.lock);
     END IF;
     PERFORM leasehold.record(
-        CASE p_verb WHEN 'cancel' THEN 'cancelled' WHEN 'finish' THEN 'finished' ELSE 'replayed' END, p_id, v_now, v_epoch,
-        NULL, jsonb_build_object('was', l.owner, 'by', p_by, 'note', p_note)
+        CASE p_verb WHEN 'cancel' THEN 'cancelled' WHEN 'finish' THEN 'finished' WHEN 'requeue' THEN 'requeued'
+                    ELSE 'replayed' END,
+        p_id, v_now, v_epoch, NULL, jsonb_build_object('was', l.owner, 'by', p_by, 'note', p_note)
     );
     PERFORM leasehold.wake();
     RETURN QUERY SELECT NULL::text, v_fenced, s FROM leasehold.seen AS s WHERE s.id = p_id;

@@ -1,0 +1,102 @@
+"""Operators' verbs. Each names the epoch that the operator saw, or takes a `Job` just read, and who acts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..aio import alone
+from ..core import asked, values
+from ..core.job import Job
+from ..lease import Lease
+
+if TYPE_CHECKING:  # which has these functions as its methods
+    from .front import Router
+
+
+def transfer(
+    router: Router,
+    job: Job | str,
+    *,
+    to: str,
+    by: str,
+    epoch: int | None = None,
+    note: str | None = None,
+    lease_seconds: float | None = None,
+) -> Lease:
+    """
+    Give the job to *to* under a new epoch, and return the new owner's lease. Whoever had it is refused.
+
+    Raises `StaleEpoch` if the job has moved since *epoch* or the `Job` was read, `UnknownJob`, and `Conflict` if it
+    is finished or another job holds its lock.
+    """
+    job_id, seen = asked.seen(job, epoch)
+    grant = alone(router.store).transfer(
+        job_id,
+        seen,
+        to=values.name(to, "to"),
+        by=values.name(by, "by"),
+        note=asked.note(note),
+        lease_us=None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
+        default_lease_us=router._lease_us,
+    )
+    return Lease(router.store, grant)
+
+
+def cancel(router: Router, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
+    """End the job as cancelled. Whoever had it is refused. Raises as `transfer` does."""
+    return alone(router.store).cancel(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
+
+
+def replay(router: Router, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
+    """
+    Put a finished job back to be claimed, due now, its budgets new.
+
+    Raises as `transfer` does; `Conflict` if it is not finished, or an unfinished job has its unique key.
+    """
+    return alone(router.store).replay(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
+
+
+def requeue(router: Router, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
+    """
+    Take a running job from its owner and put it back to be claimed, due now; its budgets stay as they are.
+
+    The owner is refused with `StaleEpoch`, which names *by* and *note*. Raises as `transfer` does; `Conflict` if the
+    job is not running.
+    """
+    return alone(router.store).requeue(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
+
+
+def complete(
+    router: Router, job: Job | str, *, by: str, result: object = None, epoch: int | None = None, note: str | None = None
+) -> Job:
+    """Complete the job by hand. Whoever had it is refused. Raises as `transfer` does."""
+    document = values.encode(result, "result")
+    return alone(router.store).finish(
+        *asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note), result=document
+    )
+
+
+def resolve(
+    router: Router,
+    job: Job | str,
+    name: str,
+    *,
+    by: str,
+    outcome: object = None,
+    happened: bool = True,
+    epoch: int | None = None,
+    note: str | None = None,
+) -> Job:
+    """
+    Record how the effect *name*, which is in doubt, ended: with *outcome*, or not at all (`happened=False`).
+
+    The next owner's `once` returns the outcome without calling, or begins anew. Raises as `transfer` does;
+    `Conflict` if the effect is not in doubt.
+    """
+    return alone(router.store).resolve(
+        *asked.seen(job, epoch),
+        values.name(name, "the name of an effect"),
+        by=values.name(by, "by"),
+        outcome=values.encode(outcome, "outcome") if happened else None,
+        note=asked.note(note),
+    )
