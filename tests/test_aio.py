@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.patience import PATIENCE_SECONDS
 
-from leasehold import InvalidArgument, Lease, Router, StaleEpoch, Status, UnknownJob
+from leasehold import InvalidArgument, Lease, NoLease, Router, StaleEpoch, Status, UnknownJob
 from leasehold.aio import Facade
 from leasehold.lease import AsyncLease
 from leasehold.router import AsyncRouter
@@ -220,6 +220,22 @@ class Gate:
 
         monkeypatch.setattr(router.store, "claim", held)
         monkeypatch.setattr(router.store, "settle", settled)
+
+
+def test_an_async_caller_waits_for_a_lease() -> None:
+    """Until a transfer grants it, for longer than one slice of the wait; else until the time is over."""
+
+    async def body() -> None:
+        aio = here.aio
+        await aio.add("a")
+        waiting = asyncio.create_task(aio.lease("a", owner="agent-b", wait_seconds=PATIENCE_SECONDS))
+        with pytest.raises(NoLease, match="'a' is pending"):
+            await aio.lease("a", owner="agent-b", wait_seconds=0.15)
+        moved = await aio.transfer("a", epoch=0, to="agent-b", by="operator")
+        assert (await waiting).epoch == moved.epoch
+
+    with Router() as here:
+        asyncio.run(body())
 
 
 def test_a_cancelled_claim_gives_back_what_it_gets(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -454,6 +454,16 @@ def test_an_operator_who_saw_an_earlier_epoch_is_refused(verb: str, router: Rout
     assert router.snapshot() == before
 
 
+def test_a_lease_can_be_waited_for(router: Router, clock: ManualClock) -> None:
+    """As the store does; the time is checked before anything is asked."""
+    router.add("a")
+    assert router.transfer(router.job("a"), to="agent-b", by="supervisor") is not None
+    assert router.lease("a", owner="agent-b", wait_seconds=60).owner == "agent-b"
+    clock.advance(1)
+    with pytest.raises(InvalidArgument, match="wait_seconds must be zero or more"):
+        router.lease("a", owner="agent-c", wait_seconds=-1)
+
+
 def test_a_job_is_handed_on_and_taken_back_by_hand(router: Router) -> None:
     """Each step issues an epoch above all before it, and says who and why."""
     never = router.add("a").job

@@ -118,11 +118,13 @@ class Store(Protocol):
         """Return the live leases that the claim *claim_id* granted (C18)."""
         ...
 
-    def lease(self, job_id: str, owner: str) -> Grant:
+    def lease(self, job_id: str, owner: str, *, wait_us: int = 0) -> Grant:
         """
-        Return the live lease of *owner* on the job.
+        Return the live lease of *owner* on the job; wait up to *wait_us* for it.
 
-        C19.  `NoLease`, with who holds it instead, if the job is not leased to *owner*. Nothing is issued.
+        C19.  `NoLease`, with who holds it instead, if the job is not leased to *owner*, or not by the end of the wait.
+              Nothing is issued. A waiting call wakes for a transfer, and for a claim by that owner; `wake` does not
+              end it.
         """
         ...
 

@@ -50,6 +50,19 @@ def test_an_add_wakes_a_claim_that_waits(place: Place) -> None:
     assert [grant.spec.id for grant in waiter.result()] == ["a"]
 
 
+@pytest.mark.usefixtures("patient")
+def test_a_transfer_wakes_a_call_that_waits_for_the_lease(place: Place) -> None:
+    """It listens as a claim does, and does not poll faster."""
+    store = place.store()
+    store.add([new_job("a")])
+    waiter = Call(lambda: store.lease("a", "agent-b", wait_us=LONG_US))
+    until(lambda: registered(store))
+
+    moved = place.again(store).transfer("a", 0, to="agent-b", by="ops")
+
+    assert waiter.result() == moved
+
+
 def test_several_claims_of_one_process_share_a_listener(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each job wakes them; each gets its own. One that was just about to wait may be late by a poll."""
     monkeypatch.setattr(waiting, "POLL_SECONDS", 2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from ..errors import Conflict, StoreUnavailable
+from ..errors import Conflict, NoLease, StoreUnavailable
 from .job import Outcome, Settlement, Status
 from .ownership import Ending, Reason
 from .retry import Retry
@@ -160,6 +160,13 @@ def ending(
         if at == finished_us and (how == "failed" or how == reason):
             finished_by = by
     return Ending(*moved, status, finished_by, as_datetime(finished_us))
+
+
+def no_lease(job_id: str, status: str, holder: str | None, epoch: int, owner: str) -> NoLease:
+    """Return the refusal of a lease that *owner* does not have."""
+    if holder is None:
+        return NoLease(f"job {job_id!r} is {status}: nobody holds a lease on it.")
+    return NoLease(f"job {job_id!r} is leased to {holder!r} (epoch {epoch}), not to {owner!r}.")
 
 
 def no_effect(job_id: str, name: str) -> Conflict:

@@ -12,11 +12,14 @@ from ..aio import Facade, abandonable, threaded, warn_on_loops
 from ..core import values
 from ..core.job import Added, Job
 from ..core.ownership import Process
-from ..errors import NotFinished, StaleEpoch, StoreUnavailable
+from ..errors import NoLease, NotFinished, StaleEpoch, StoreUnavailable
 from ..lease import Lease
 from ..process import SELF
 from ..worker.results import pauses
 from .front import Router
+
+# A call waits in short slices: the thread of one that was cancelled does not go on waiting for what nobody will use.
+_SLICE_SECONDS = 0.1
 
 
 def _give_back(leases: list[Lease]) -> None:
@@ -30,7 +33,6 @@ class AsyncRouter(Facade):
 
     add = threaded(Router.add)
     add_many = threaded(Router.add_many)
-    lease = threaded(Router.lease)
     transfer = threaded(Router.transfer)
     cancel = threaded(Router.cancel)
     replay = threaded(Router.replay)
@@ -69,6 +71,23 @@ class AsyncRouter(Facade):
         call = functools.partial(drained, router._shop(), router._clock, queues, asyncio.get_running_loop())
         return await abandonable(functools.partial(call, advance=advance, raise_errors=raise_errors))
 
+    async def lease(self, job_id: str, *, owner: str, wait_seconds: float = 0) -> Lease:
+        """Return the live lease of *owner* on the job, and raise, as `Router.lease` does."""
+        ask = functools.partial(Router.lease, self._sync, job_id, owner=owner)
+        values.microseconds(wait_seconds, "wait_seconds", zero=True)
+
+        def wait(abandoned: Callable[[], bool]) -> Lease:
+            left = wait_seconds
+            while True:
+                try:
+                    return ask(wait_seconds=min(left, _SLICE_SECONDS))
+                except NoLease:
+                    left -= _SLICE_SECONDS
+                    if left <= 0 or abandoned():
+                        raise
+
+        return await abandonable(wait)
+
     async def claim_many(
         self,
         owner: str,
@@ -87,10 +106,11 @@ class AsyncRouter(Facade):
         values.microseconds(wait_seconds, "wait_seconds", zero=True)
 
         def wait(abandoned: Callable[[], bool]) -> list[Lease]:
-            # In short waits, so that the thread of a call that was cancelled does not go on waiting for jobs.
             left = wait_seconds
-            while not (leases := claim(wait_seconds=min(left, 0.1))) and left > 0.1 and not abandoned():
-                left -= 0.1
+            while not (leases := claim(wait_seconds=min(left, _SLICE_SECONDS))):
+                left -= _SLICE_SECONDS
+                if left <= 0 or abandoned():
+                    break
             return leases
 
         return await abandonable(wait, _give_back)

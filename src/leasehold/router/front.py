@@ -331,13 +331,17 @@ class Router:
             raise failure
         return grants
 
-    def lease(self, job_id: str, *, owner: str) -> Lease:
+    def lease(self, job_id: str, *, owner: str, wait_seconds: float = 0) -> Lease:
         """
-        Return the live lease of *owner* on the job, in whatever process.
+        Return the live lease of *owner* on the job, in whatever process, waiting for it up to *wait_seconds*.
 
         Raises `NoLease`, which says who holds it instead, and `UnknownJob`.
         """
-        return Lease(self._store, self._store.lease(values.name(job_id, "a job's id"), values.name(owner, "owner")))
+        wait_us = values.microseconds(wait_seconds, "wait_seconds", zero=True)
+        store = alone(self._store) if wait_us else self._store
+        return Lease(
+            store, store.lease(values.name(job_id, "a job's id"), values.name(owner, "owner"), wait_us=wait_us)
+        )
 
     # Workers
 

@@ -101,7 +101,8 @@ class State:
         self._lock: Any = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._inside = False  # whether a verb is under way
-        self._waiting = 0
+        self._waiting = 0  # calls that wait
+        self._expecting = 0  # those of them that wait for a lease, which a claim may grant
         self._woken = 0  # how often claims that wait were told to return
         self._closed = False
         self._id = uuid.uuid4()

@@ -11,9 +11,9 @@ from itertools import islice
 
 from ...core.clock import Clock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key
-from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, unique_taken
+from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, no_lease, unique_taken
 from ...core.ownership import Event, Ownership, Process, Reason, draw_epochs
-from ...errors import Conflict, NoLease, StoreUnavailable
+from ...errors import Conflict, StoreUnavailable
 from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
 from .record import DONE, PENDING, RUNNING, Record
 from .state import AT_DONE, AT_PENDING, AT_RUNNING, ORDER, State, count_moved, inside, turn
@@ -93,6 +93,8 @@ class MemoryStore(State):
                 if self._trace:
                     for record in taken:
                         self._note("claimed", record, now, reason=record.reason, attempt=record.attempt)
+                if self._expecting:
+                    self._wake_claims()
                 return grants
             if self._recover(now):
                 continue
@@ -115,15 +117,24 @@ class MemoryStore(State):
         return sorted(granted, key=lambda grant: grant.epoch)
 
     @turn
-    def lease(self, job_id: str, owner: str) -> Grant:
-        """Return the live lease of *owner* on the job."""
-        record = self._find(job_id)
-        grant = record.grant
-        if record.status is not RUNNING or grant is None:
-            raise NoLease(f"job {job_id!r} is {record.status}: nobody holds a lease on it.")
-        if grant.owner != owner:
-            raise NoLease(f"job {job_id!r} is leased to {grant.owner!r} (epoch {grant.epoch}), not to {owner!r}.")
-        return self._live(record)
+    def lease(self, job_id: str, owner: str, *, wait_us: int = 0) -> Grant:
+        """Return the live lease of *owner* on the job; wait up to *wait_us* for it."""
+        now = self._now()
+        until = now + wait_us
+        while not self._closed:
+            record = self._find(job_id)
+            holder = record.grant.owner if record.grant is not None and record.status is RUNNING else None
+            if holder == owner:
+                return self._live(record)
+            if now >= until:
+                raise no_lease(job_id, record.status, holder, record.epoch, owner)
+            self._expecting += 1
+            try:
+                before, now = now, self._sleep(until)
+            finally:
+                self._expecting -= 1
+            until -= max(before - now, 0)
+        raise StoreUnavailable("this store was closed while the call waited for a lease.")
 
     @turn
     def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ...core import values
-from ...core.clock import Clock, SystemClock
+from ...core.clock import Clock, Countdown, SystemClock
 from ...core.job import (
     Added,
     Counts,
@@ -22,9 +22,9 @@ from ...core.job import (
     effect_key,
     new_state,
 )
-from ...core.lifecycle import Verb, reclaimed_in_part
+from ...core.lifecycle import Verb, no_lease, reclaimed_in_part
 from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process, sane
-from ...errors import LeaseholdError, NoLease, StaleEpoch, StoreUnavailable, UnknownJob
+from ...errors import LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
 from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
 from ..migrating import Migrated
@@ -174,10 +174,7 @@ class PostgresStore:
             left = until - self._timer.now()
             if left <= 0 or self._woken != woken:
                 return []
-            if self._clock is not None:
-                self._waiting.pause(_POLL_BY_HAND_SECONDS)
-            else:
-                self._waiting.wait(left if next_us is None else max(min(left, next_us), 0))
+            self._pause(left if next_us is None else max(min(left, next_us), 0))
 
     def wake(self) -> None:
         """Make the claims that wait here, on other threads, return soon: one that listens, after its next poll."""
@@ -188,17 +185,26 @@ class PostgresStore:
         """Return the live leases that the claim *claim_id* granted."""
         return [grant_of(row) for row in self._read(self.database.statements.claimed, claim_id=claim_id)]
 
-    def lease(self, job_id: str, owner: str) -> Grant:
-        """Return the live lease of *owner* on the job."""
-        rows = self._read(self.database.statements.lease, id=job_id, owner=owner)
-        if not rows:
-            raise UnknownJob(job_id)
-        status, holder, epoch, *grant = rows[0]
-        if holder is None:
-            raise NoLease(f"job {job_id!r} is {status}: nobody holds a lease on it.")
-        if holder != owner:
-            raise NoLease(f"job {job_id!r} is leased to {holder!r} (epoch {epoch}), not to {owner!r}.")
-        return grant_of(grant)
+    def lease(self, job_id: str, owner: str, *, wait_us: int = 0) -> Grant:
+        """Return the live lease of *owner* on the job; wait up to *wait_us* for it."""
+        countdown = Countdown(self._timer, wait_us)
+        while True:
+            rows = self._read(self.database.statements.lease, id=job_id, owner=owner)
+            if not rows:
+                raise UnknownJob(job_id)
+            status, holder, epoch, *grant = rows[0]
+            if holder == owner:
+                return grant_of(grant)
+            if (left := countdown.left()) <= 0:
+                raise no_lease(job_id, status, holder, epoch, owner)
+            self._pause(left)
+
+    def _pause(self, us: int) -> None:
+        """Wait until something may have changed, up to *us*."""
+        if self._clock is not None:
+            self._waiting.pause(_POLL_BY_HAND_SECONDS)
+        else:
+            self._waiting.wait(us)
 
     def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:
         """Return for each (job id, epoch) None if it is current, else the refusal that a write would meet."""

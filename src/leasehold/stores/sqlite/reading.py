@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core.job import Counts, Effect, Grant, Job, Status
-from ...core.lifecycle import FINISHED
+from ...core.lifecycle import FINISHED, no_lease
 from ...core.ownership import Event, Ownership, Reason
-from ...errors import NoLease, UnknownJob
+from ...errors import UnknownJob
 from ..rows import grant_of, job_of
 from .base import Base
 from .rows import Program, one
@@ -70,10 +70,8 @@ class Reading(Base):
     def lease(self, job_id: str, owner: str) -> Program[Grant]:
         """Return the live lease of *owner* on the job."""
         job = yield from self.job(job_id)
-        if job.owner is None:
-            raise NoLease(f"job {job_id!r} is {job.status}: nobody holds a lease on it.")
         if job.owner != owner:
-            raise NoLease(f"job {job_id!r} is leased to {job.owner!r} (epoch {job.epoch}), not to {owner!r}.")
+            raise no_lease(job_id, job.status, job.owner, job.epoch, owner)
         [row] = yield one(self.sql.grant, job_id)
         return grant_of(row)
 

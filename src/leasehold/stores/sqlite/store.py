@@ -15,7 +15,7 @@ from ...core.clock import Clock, Countdown, SystemClock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
 from ...core.lifecycle import Verb, reclaimed_in_part
 from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
-from ...errors import LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
+from ...errors import LeaseholdError, NoLease, StaleEpoch, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
 from ...transaction import is_inside, refuse_inside
@@ -171,9 +171,7 @@ class SqliteStore:
                 return True
             if countdown.left() <= 0 or self._woken != woken:
                 return False
-            with self._changing:
-                self._awaited = True
-                self._changed.wait(_POLL_SECONDS)
+            self._pause()
 
     def wake(self) -> None:
         """Make the claims that wait here, on other threads, return soon."""
@@ -185,9 +183,25 @@ class SqliteStore:
         """Return the live leases that the claim *claim_id* granted."""
         return self.database.read(self._verbs.claimed(claim_id))
 
-    def lease(self, job_id: str, owner: str) -> Grant:
-        """Return the live lease of *owner* on the job."""
-        return self.database.read(self._verbs.lease(job_id, owner))
+    def lease(self, job_id: str, owner: str, *, wait_us: int = 0) -> Grant:
+        """Return the live lease of *owner* on the job; wait up to *wait_us* for it."""
+        countdown, version = Countdown(self._clock, wait_us), None
+        while True:
+            left, seen = countdown.left(), self.database.version()
+            if seen != version or left <= 0:
+                version = seen
+                try:
+                    return self.database.read(self._verbs.lease(job_id, owner))
+                except NoLease:
+                    if left <= 0:
+                        raise
+            self._pause()
+
+    def _pause(self) -> None:
+        """Wait until this process writes, or until it is time to look whether another one has."""
+        with self._changing:
+            self._awaited = True
+            self._changed.wait(_POLL_SECONDS)
 
     def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:
         """Return for each (job id, epoch) None if it is current, else the refusal that a write would meet."""

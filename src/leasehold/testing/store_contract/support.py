@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import subprocess
 import sys
@@ -227,32 +228,44 @@ def last_event(store: Store, kind: str) -> Event:
 
 
 class Waiter:
-    """A claim that waits in a thread of its own."""
+    """A claim that waits in a thread of its own; or another *call*, which takes *wait_us*."""
 
-    def __init__(self, store: Store, clock: AlarmClock, *, wait_seconds: int = 1000, **options: Any) -> None:
-        self._grants: list[Grant] | None = None
+    def __init__(
+        self,
+        store: Store,
+        clock: AlarmClock,
+        *,
+        wait_seconds: int = 1000,
+        call: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self._answer: Any = None
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, args=(store, clock, wait_seconds, options), daemon=True)
+        self._call = functools.partial(store.claim, "waiter", **options) if call is None else call
+        self._thread = threading.Thread(target=self._run, args=(clock, wait_seconds), daemon=True)
         self._waits = threading.Event()
         self._thread.start()
         # A store that waits by another clock leaves the test as true, and not as sharp.
         self._waits.wait(timeout=1)
 
-    def _run(self, store: Store, clock: AlarmClock, wait_seconds: int, options: dict[str, Any]) -> None:
+    def _run(self, clock: AlarmClock, wait_seconds: int) -> None:
         clock.watch(self._waits)
         try:
-            self._grants = store.claim("waiter", wait_us=wait_seconds * SECOND, **options)
+            self._answer = self._call(wait_us=wait_seconds * SECOND)
         except Exception as error:  # told to the test by `result`
             self._error = error
 
-    def result(self) -> list[Grant]:
-        """What the claim returned or raised; it must be done by now, or be about to be."""
+    def is_waiting(self) -> bool:
+        """Whether the call has not returned."""
+        return self._thread.is_alive()
+
+    def result(self) -> Any:
+        """What the call returned or raised; it must be done by now, or be about to be."""
         self._thread.join(PATIENCE_SECONDS)
-        assert not self._thread.is_alive(), "the claim still waits"
+        assert not self._thread.is_alive(), "the call still waits"
         if self._error is not None:
             raise self._error
-        assert self._grants is not None
-        return self._grants
+        return self._answer
 
 
 def in_threads(*calls: Any) -> list[Any]:

@@ -1,11 +1,13 @@
-"""C17 and C45: a claim sweeps before it looks, and one that waits wakes when there is something to look for."""
+"""C17, C19, C45: a claim sweeps before it looks; what waits wakes when there is something to look for."""
 
 from __future__ import annotations
+
+import functools
 
 import pytest
 
 from ...core.job import new_job
-from ...errors import StoreUnavailable
+from ...errors import NoLease, StoreUnavailable, UnknownJob
 from ...store import Renewal, Store
 from .support import SECOND, AlarmClock, Contract, Waiter, completed, failed, ids, one, released, settle
 
@@ -199,6 +201,61 @@ class Waiting(Contract):
         again = Waiter(store, clock)
         store.add([new_job("a")])
         assert ids(again.result()) == ["a"]
+
+    @pytest.mark.parametrize("how", ["a transfer", "a claim"])
+    def test_c19_a_call_that_waits_for_a_lease_wakes_when_it_is_granted(
+        self, store: Store, clock: AlarmClock, how: str
+    ) -> None:
+        """Without the clock's help, and not for what another owner is granted."""
+        store.add([new_job("a"), new_job("b")])
+        first = one(store, "agent-a")
+        waiter = Waiter(store, clock, call=functools.partial(store.lease, "a", "agent-b"))
+        one(store, "agent-c")
+        store.wake()
+        assert waiter.is_waiting()
+
+        if how == "a transfer":
+            grant = store.transfer("a", first.epoch, to="agent-b", by="ops")
+        else:
+            settle(store, released(first))
+            grant = one(store, "agent-b")
+
+        assert waiter.result() == grant
+
+    def test_c19_a_call_that_waits_for_a_lease_ends_with_who_holds_it(self, store: Store, clock: AlarmClock) -> None:
+        """At the end of its time, and not before; a job that does not exist is not waited for."""
+        store.add([new_job("a")])
+        waiter = Waiter(store, clock, wait_seconds=5, call=functools.partial(store.lease, "a", "agent-b"))
+        grant = one(store, "agent-a")
+        clock.advance(4)
+        assert waiter.is_waiting()
+
+        clock.advance(1)
+
+        with pytest.raises(NoLease, match=rf"leased to 'agent-a' \(epoch {grant.epoch}\), not to 'agent-b'"):
+            waiter.result()
+        with pytest.raises(UnknownJob):
+            store.lease("unknown", "agent-b", wait_us=1000 * SECOND)
+
+    def test_c19_a_second_store_waits_for_a_lease_too(self, store: Store, another: Store, clock: AlarmClock) -> None:
+        """The new owner is usually another process than the one that transfers the job."""
+        store.add([new_job("a")])
+        waiter = Waiter(another, clock, call=functools.partial(another.lease, "a", "agent-b"))
+
+        grant = store.transfer("a", 0, to="agent-b", by="ops")
+
+        assert waiter.result() == grant
+
+    def test_c19_closing_ends_the_wait_for_a_lease(self, clock: AlarmClock) -> None:
+        """As it ends that of a claim."""
+        store = self.open(clock)
+        store.add([new_job("a")])
+        waiter = Waiter(store, clock, call=functools.partial(store.lease, "a", "agent-b"))
+
+        store.close()
+
+        with pytest.raises(StoreUnavailable):
+            waiter.result()
 
     def test_c17_closing_ends_the_wait(self, clock: AlarmClock) -> None:
         """A claim that waits on a store that is closed raises, and so does every later verb."""
