@@ -112,6 +112,27 @@ class Leasehold:
         self._router.close()
 
 
+class Mixed(Leasehold):
+    """The same worker, with an async task beside the plain one: every tenth job is for it."""
+
+    def __init__(self, url: str | None = None, *, concurrency: int) -> None:
+        super().__init__(url, concurrency=concurrency)
+        count = self._count
+
+        @self._router.task
+        async def async_noop() -> None:
+            count()
+
+        self._async_noop = async_noop
+
+    def add(self, count: int) -> None:
+        """Add *count* jobs of both kinds."""
+        self._count.expect(count)
+        jobs = [(self._noop if number % 10 else self._async_noop).job() for number in range(count)]
+        for done in range(0, count, 5_000):
+            self._router.add_many(jobs[done : done + 5_000])
+
+
 class AddedToo(Leasehold):
     """The same worker, with the adding counted."""
 
@@ -173,6 +194,15 @@ def sqlite_huey(run: Run) -> Iterator[Sides]:
     with tempfile.TemporaryDirectory(prefix="leasehold-") as folder:
         ours = Leasehold(f"sqlite:///{quote(folder)}/ours.db", concurrency=16)
         yield from against(ours, Huey(f"{folder}/huey.db", workers=1), run.pick(5_000, 1_000), run.pick(500, 200))
+
+
+@row("sqlite: plain and async handlers, 4 slots", peer="the same worker without an async task", goal=0.8)
+def sqlite_mixed(run: Run) -> Iterator[Sides]:
+    """One async task used to turn claiming ahead off, for all jobs."""
+    with tempfile.TemporaryDirectory(prefix="leasehold-") as folder:
+        mixed = Mixed(f"sqlite:///{quote(folder)}/mixed.db", concurrency=4)
+        pure = Leasehold(f"sqlite:///{quote(folder)}/pure.db", concurrency=4)
+        yield from against(mixed, pure, run.pick(10_000, 5_000))
 
 
 # On PostgreSQL, as durable as it is by itself
@@ -277,6 +307,7 @@ ROWS = [
     memory_pool,
     memory_add_and_work,
     sqlite_huey,
+    sqlite_mixed,
     postgres_pgqueuer,
     postgres_procrastinate,
     postgres_latency,

@@ -42,11 +42,17 @@ def test_no_more_handlers_at_a_time_than_it_was_told(any_router: Router, kinds: 
     assert most.most == 4
 
 
-@pytest.mark.parametrize("kind", ["thread", "loop"])
+@pytest.mark.parametrize("kind", ["thread", "loop", "mixed"])
 def test_what_is_claimed_ahead_and_cannot_begin_goes_back_within_a_second(router: Router, kind: str) -> None:
     steady, gate, ran = ManualClock(), Gate(), []
 
-    if kind == "thread":
+    if kind == "mixed":
+
+        @router.task(name="first")
+        async def first() -> None:
+            await asyncio.to_thread(gate.pass_by)
+
+    if kind != "loop":
 
         @router.task(name="work")
         def on_thread(block: bool = False) -> None:
@@ -60,7 +66,10 @@ def test_what_is_claimed_ahead_and_cannot_begin_goes_back_within_a_second(router
 
     with working(router, steady=steady, concurrency=1) as worker:
         worker._claimer._ahead = lambda: 5  # type: ignore[method-assign]  # as after many fast handlers
-        router.add("first", {"block": True}, task="work")
+        if kind == "mixed":
+            router.add("first", task="first")
+        else:
+            router.add("first", {"block": True}, task="work")
         gate.wait_for(1)
         router.add_many([{"id": f"j{n}", "task": "work"} for n in range(5)])
         until(lambda: router.counts().running == 6, "five to be claimed ahead")

@@ -150,7 +150,7 @@ class Child:
             own = router._store
             router._store = store = RemoteStore(own, self._ask, _elsewhere(router.url, url))
             try:
-                loop = Loop(1, router._hooks, SteadyClock(), lambda run, end: None)
+                loop = Loop(router._hooks, SteadyClock(), lambda run, end: None)
                 lifespan = Lifespan(router._hooks, lambda: loop.loop)
                 lifespan.enter()
             except BaseException:

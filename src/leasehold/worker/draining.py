@@ -77,7 +77,7 @@ class Drain:
         self._queues = queues
         self._clock = clock
         self._raise_errors = raise_errors
-        self._loop = Loop(1, shop.hooks, SteadyClock(), lambda _, __: None, loop)
+        self._loop = Loop(shop.hooks, SteadyClock(), lambda _, __: None, loop)
         self._reporter = Reporter()
         self._free_runs: Counter[str] = Counter()
 

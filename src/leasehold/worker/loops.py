@@ -6,8 +6,7 @@ import asyncio
 import contextvars
 import functools
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ..core.clock import Clock
@@ -19,41 +18,40 @@ _CLEAR_SECONDS = 1.0
 
 
 class Loop:
-    """
-    One event loop for all async handlers: the caller's, or one of the worker's own, on a thread of its own.
-
-    At most *most* of them are begun at a time.
-    """
+    """One event loop for all async handlers: the caller's, or one of the worker's own, on a thread of its own."""
 
     def __init__(
         self,
-        most: int,
         hooks: Hooks,
         steady: Clock,
         ended: Callable[[Run, End], None],
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self._most = most
         self._hooks = hooks
         self._steady = steady
         self._ended = ended
         self._loop = loop
         self._thread: threading.Thread | None = None
-        self._waiting: deque[Run] = deque()  # this and the next belong to the loop's thread
-        self._tasks: dict[Run, asyncio.Task[End]] = {}
+        self._making = threading.Lock()
+        self._tasks: dict[Run, asyncio.Task[End]] = {}  # for the loop's thread alone
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop; it is made when it is first needed."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._serve, name="leasehold-loop", daemon=True)
-            self._thread.start()
-        return self._loop
+        with self._making:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._serve, name="leasehold-loop", daemon=True)
+                self._thread.start()
+            return self._loop
 
-    def start(self, runs: Iterable[Run]) -> None:
-        """Begin each of *runs* as soon as there is room."""
-        self.loop.call_soon_threadsafe(self._begin, list(runs))
+    def start(self, runs: Sequence[Run]) -> None:
+        """Begin each of *runs*."""
+        loop = self.loop
+        if _is_running_here(loop):  # as when a handler there has ended: no wake-up is needed
+            self._begin(runs)
+        else:
+            loop.call_soon_threadsafe(self._begin, runs)
 
     def stop(self, run: Run) -> bool:
         """Cancel the handler; it ends when it has cleaned up."""
@@ -80,10 +78,8 @@ class Loop:
 
     # On the loop's thread
 
-    def _begin(self, runs: list[Run]) -> None:
-        self._waiting.extend(runs)
-        while self._waiting and len(self._tasks) < self._most:
-            run = self._waiting.popleft()
+    def _begin(self, runs: Sequence[Run]) -> None:
+        for run in runs:
             if not run.first():
                 continue
             run.began_us = self._steady.now()
@@ -99,12 +95,17 @@ class Loop:
     def _over(self, run: Run, task: asyncio.Task[End]) -> None:
         del self._tasks[run]
         self._ended(run, End(None, asyncio.CancelledError()) if task.cancelled() else task.result())
-        if self._waiting:
-            self._begin([])
 
     def _cancel(self, run: Run) -> None:
         if run in self._tasks:
             self._tasks[run].cancel()
+
+
+def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
 
 
 async def _cleared() -> None:

@@ -26,6 +26,7 @@ class Run:
         "came_us",
         "deadline_us",
         "handle",
+        "has_slot",
         "lease",
         "renew_us",
         "stopped_us",
@@ -46,6 +47,7 @@ class Run:
         self.stopped_us: int | None = None  # when the worker told the handler to stop
         self.verdict: Settlement | None = None  # what is settled then; None: nothing, somebody else has the job
         self.handle: Any = None  # what the kind of its task needs in order to stop it
+        self.has_slot = False  # the dispatcher's own note
         self._taken = False
         self._moves = 0
         self._moved_us = now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from ..core.clock import Clock
@@ -22,15 +22,18 @@ class Threads:
         self._ended = ended
         self._runs: SimpleQueue[Run | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._given = 0
+        self._adding = threading.Lock()
+        self._given = 0  # runs, until there are as many threads as there may be
 
-    def start(self, runs: Iterable[Run]) -> None:
-        """Have each of *runs* handled as soon as a thread is free."""
+    def start(self, runs: Sequence[Run]) -> None:
+        """Have each of *runs* handled, on a thread that is idle or on a new one."""
         for run in runs:
-            self._given += 1
             self._runs.put(run)
-        while len(self._threads) < min(self._given, self._most):
-            self._add()
+        if len(self._threads) < self._most:
+            with self._adding:
+                self._given += len(runs)
+                while len(self._threads) < min(self._given, self._most):
+                    self._add()
 
     def _add(self) -> None:
         thread = threading.Thread(target=self._serve, name=f"leasehold-handler-{len(self._threads)}", daemon=True)

@@ -2,7 +2,7 @@
 The worker: claim → run → settle.
 
     claim      claiming: while there is room, in batches
-    run        threads, loops, processes: one module for each kind of handler
+    run        dispatching: as many at a time as there are slots; threads, loops, processes: one module for each kind
     settle     settling: what many handlers have said, in one transaction
     meanwhile  keeping: leases are renewed, and noticed to be lost
 
@@ -19,7 +19,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ..aio import abandonable
 from ..core import values
@@ -29,6 +29,7 @@ from ..errors import Conflict, Settled, Unsupported
 from ..lease import Lease
 from ..store import Refusal, Store
 from .claiming import LONGEST_REST_SECONDS, MOST, WAIT_SECONDS, Claimer
+from .dispatching import Dispatcher, Executor
 from .handling import End, failed, released, settlement, unbound_delay
 from .hooks import Hooks
 from .keeping import Renewer, Watch
@@ -56,22 +57,6 @@ class Shop(NamedTuple):
     tasks: Mapping[str, AnyTask]
     hooks: Hooks
     lease_us: int
-
-
-class Executor(Protocol):
-    """One kind of place where handlers run."""
-
-    def start(self, runs: Sequence[Run]) -> None:
-        """Begin each as soon as there is room; its end is told to the worker once."""
-        ...
-
-    def stop(self, run: Run) -> bool:
-        """Stop the handler where that can be done; return whether it can."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything; handlers have ended or are not waited for."""
-        ...
 
 
 class Health(NamedTuple):
@@ -134,12 +119,13 @@ class Worker:
             raise Conflict("this worker has been started before: make another one.")
         self._started_us = self._steady.now()
         steady, hooks, most = self._steady, self._shop.hooks, self.concurrency
-        loops = Loop(most, hooks, steady, self._ended, loop)
+        loops = Loop(hooks, steady, self._ended, loop)
         self._kinds: dict[Kind, Executor] = {
             Kind.THREAD: Threads(most, hooks, steady, self._ended),
             Kind.LOOP: loops,
             Kind.PROCESS: Processes(most, steady, self._ended),
         }
+        self._dispatcher = Dispatcher(most, self._kinds)
         self._settler = Settler(self._store, steady, self._over, self.is_empty)
         self._renewer = Renewer(self._store, steady, self._in_flight, self)
         self._watch = Watch(steady, self._in_flight, self)
@@ -338,9 +324,8 @@ class Worker:
         return self.concurrency - len(self._executing) - len(self._outlived)
 
     def claims_ahead(self) -> bool:
-        """Return whether jobs may be claimed that cannot begin at once: where one kind of handler has all the slots."""
-        kinds = {task.kind for task in self._shop.tasks.values()}
-        return len(kinds) == 1 and Kind.PROCESS not in kinds and not self._outlived
+        """Return whether jobs may be claimed that cannot begin at once: unless a slot is held and may never be free."""
+        return not self._outlived
 
     def knows(self, task: str | None) -> bool:
         """Return whether jobs of *task* can be handled here."""
@@ -353,7 +338,7 @@ class Worker:
     def begin(self, grants: Sequence[Grant], sent_us: int) -> None:
         """Begin what a claim has got; what nobody here can handle goes back."""
         tasks, store, now = self._shop.tasks, self._store, self._steady.now()
-        by_kind: dict[Kind, list[Run]] = {}
+        runs: list[Run] = []
         soonest = now + 1_000_000
         for grant in grants:
             lease = Lease(store, grant)
@@ -365,15 +350,11 @@ class Worker:
             if grant.attempt and grant.reason in TAKEN:
                 self._reporter.took_over(run)
             self._in_flight[grant.epoch] = self._executing[grant.epoch] = run
-            runs = by_kind.get(task.kind)
-            if runs is None:
-                runs = by_kind[task.kind] = []
             runs.append(run)
             if run.renew_us < soonest:
                 soonest = run.renew_us
-        for kind, runs in by_kind.items():
-            self._reporter.begins(runs)
-            self._kinds[kind].start(runs)
+        self._reporter.begins(runs)
+        self._dispatcher.start(runs)
         self._renewer.wake_by(soonest)
         self._watch.wake_by(soonest)
 
@@ -403,6 +384,7 @@ class Worker:
             self._settler.put(Said(run, said, end.error))
             if isinstance(end.error, Unguarded):
                 self._claimer.fail(Unsupported(str(end.error)))
+        self._dispatcher.free(run)
         self._claimer.freed()
         if not self._changed.is_set():
             self._changed.set()
@@ -428,6 +410,7 @@ class Worker:
             if run.first():  # it has not begun, and never will
                 if self._executing.pop(run.lease.epoch, None) is not None:
                     self._decide(run, verdict)
+                    self._dispatcher.free(run)
                     self._claimer.freed()
             elif not self._kinds[run.task.kind].stop(run):
                 self.outlived(run)
@@ -464,6 +447,7 @@ class Worker:
         """Hand back a job that was claimed and could not begin."""
         if run.first() and self._executing.pop(run.lease.epoch, None) is not None:
             self._settler.put(Said(run, released(run.lease)))
+            self._dispatcher.free(run)
             self._claimer.freed()
 
     def outlived(self, run: Run) -> None:
