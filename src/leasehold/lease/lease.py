@@ -532,8 +532,8 @@ class Lease(Recorded):
             raise
 
     def _check_lost(self, error: StoreUnavailable) -> None:
-        """Raise the refusal if the job was taken over, which may be why a server has ended the transaction."""
-        if not (isinstance(error, StaleSnapshot) or self._transactions().exclusive):
+        """Raise the refusal if the session is gone and the job was taken over, which may be why."""
+        if error.outcome_unknown and not self._transactions().exclusive:
             with suppress(StoreUnavailable):
                 self._check_store()
 

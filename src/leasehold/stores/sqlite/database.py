@@ -357,7 +357,8 @@ class Database:
                 raise self.explained(error) from error
             finally:
                 connection.close()
-        return Migrated(before, steps[-1].version, names[before:])
+        taken = [name for name, step in zip(names, steps, strict=True) if step.version > before]
+        return Migrated(before, steps[-1].version, taken)
 
     def close(self) -> None:
         """Close the connections; later verbs raise `StoreUnavailable`."""

@@ -20,6 +20,15 @@ Say = Callable[[Report], None]
 _ENDS = ("complete", "complete", "complete", "release", "fail")
 
 
+def another(lease: Lease) -> Lease:
+    """
+    Return the same ownership as a lease of its own.
+
+    A lease refuses to write beside a transaction that another thread has it in. Here the two shall meet at the store.
+    """
+    return Lease(lease.store, lease._grant)
+
+
 class _Undone(Exception):
     """The hunter rolls back on purpose."""
 
@@ -133,7 +142,7 @@ class Effects:
     def _transaction(self, lease: Lease, plan: Plan) -> Iterator[Any]:
         self._fresh = False
         if plan.isolation is None:
-            with lease.transaction() as connection:
+            with another(lease).transaction() as connection:
                 yield connection
             return
         connection = self._connections.pop(plan.isolation, None)

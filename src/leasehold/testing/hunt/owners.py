@@ -21,7 +21,7 @@ from ...errors import Conflict, StaleEpoch, UnknownJob
 from ...lease import Lease
 from ...router import Router
 from ...store import Renewal
-from .effects import Effects, draw
+from .effects import Effects, another, draw
 from .judge import Accepted, Counted, Ended, Finding, Issued, Refused, Report, Token
 from .tables import tables_of
 
@@ -354,7 +354,7 @@ class Hunter:
         """Add a child."""
         for held in self._party.some(self._rng, 1):
             token = self._token()
-            [refusal] = self._written("add", [held], functools.partial(_added, held.lease, token))
+            [refusal] = self._written("add", [held], functools.partial(_added, another(held.lease), token))
             self._say(Token(token, "job", held.lease.job_id, held.lease.epoch, refusal is None))
 
     def _written(self, verb: str, batch: list[Held], write: Callable[[], Any]) -> list[Any]:
