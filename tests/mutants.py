@@ -213,15 +213,14 @@ MUTANTS = (
     Mutant(
         "add-alike-stall",
         "Several jobs that are added alike lose their stall deadline.",
-        (Edit(_SQL + "03_adding.sql", "p_max_reclaims, p_lease_us, p_stall_us, p_parent, w.payload, v_now, v_now",
-              "p_max_reclaims, p_lease_us, NULL, p_parent, w.payload, v_now, v_now"),),
+        (Edit(_SQL + "03_adding.sql", "v_wish.lease_us, v_wish.stall_us, v_wish.parent", "v_wish.lease_us, NULL, v_wish.parent"),),
         (_POSTGRES + "test_c10_every_path_of_an_add_keeps_all_that_is_asked_for",),
     ),
     Mutant(
         "add-unlike-lease",
         "Jobs that are added with others unlike them lose the length of their lease.",
-        (Edit(_SQL + "03_adding.sql", "lease_us, stall_us, parent, payload, p_now, p_now AS updated",
-              "NULL::bigint, stall_us, parent, payload, p_now, p_now AS updated"),),
+        (Edit(_SQL + "03_adding.sql", "coalesce(run_at, p_now + delay), lock, lease_us, stall_us,",
+              "coalesce(run_at, p_now + delay), lock, NULL::bigint, stall_us,"),),
         (_POSTGRES + "test_c10_every_path_of_an_add_keeps_all_that_is_asked_for",),
     ),
     Mutant(
@@ -315,6 +314,13 @@ MUTANTS = (
         "Operators take what a REPEATABLE READ settlement left for a lease.",
         (Edit(_SQL + "07_moving.sql", "            l := NULL;\n", ""),),
         (_SNAPSHOTS + "test_after_a_settlement_at_repeatable_read_operators_find_the_job_as_it_is",),
+    ),
+    Mutant(
+        "requeue-settled",
+        "A job that its owner has just released is requeued again.",
+        (Edit(_SQL + "07_moving.sql", "        OR p_verb = 'requeue' AND l.seq IS NULL\n", ""),),
+        (_BESIDE + "test_an_operator_who_saw_a_running_job_meets_the_settlement_beside_it",
+         _SNAPSHOTS + "test_after_a_settlement_at_repeatable_read_operators_find_the_job_as_it_is"),
     ),
     Mutant(
         "transfer-ended-key",

@@ -253,6 +253,11 @@ TABLE: dict[str, dict[str, tuple[str, ...] | str]] = {
     "replay": _operator(
         "test_c34_a_replayed_job_begins_anew", waits=(_BESIDE + "test_of_two_replays_of_one_job_one_is_done",)
     ),
+    "requeue": _operator(
+        "test_c48_a_requeued_job_is_due_at_its_old_place_and_keeps_its_budgets",
+        "test_c48_the_owner_of_a_requeued_job_is_refused_with_who_and_why",
+        waits=(_MEETS_OWNER,),
+    ),
     "resolve": _operator(
         "test_c35_the_next_owner_gets_the_resolved_outcome",
         waits=(_BESIDE + "test_an_operator_does_not_resolve_what_the_owner_is_recording",),

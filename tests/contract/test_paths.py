@@ -14,7 +14,7 @@ from .paths import PATHS, TABLE
 
 TOP = Path(__file__).resolve().parent.parent.parent
 SETTLE = {"complete", "fail", "release"}
-# What neither writes under an epoch nor moves a job.
+# What neither an owner nor an operator calls to change a job.
 OTHERS = {"transactions", "wake", "claimed", "lease", "check", "reclaim", "prune", "advance", "verify", "close"}
 READERS = {"job", "jobs", "ownerships", "effects", "events", "counts"}
 

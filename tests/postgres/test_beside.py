@@ -246,7 +246,7 @@ def test_an_operator_who_saw_a_pending_job_meets_the_claim_beside_it(
     assert store.job("a").owner == "other"
 
 
-@pytest.mark.parametrize("act", ["cancel", "finish", "transfer"])
+@pytest.mark.parametrize("act", ["cancel", "finish", "requeue", "transfer"])
 @pytest.mark.parametrize("how", ["complete", "release", "settles nothing"])
 def test_an_operator_who_saw_a_running_job_meets_the_settlement_beside_it(
     store: PostgresStore, act: str, how: str
@@ -257,6 +257,7 @@ def test_an_operator_who_saw_a_running_job_meets_the_settlement_beside_it(
     acts: dict[str, Callable[[], Any]] = {
         "cancel": lambda: store.cancel("a", held.epoch, by="ops"),
         "finish": lambda: store.finish("a", held.epoch, by="ops"),
+        "requeue": lambda: store.requeue("a", held.epoch, by="ops"),
         "transfer": lambda: store.transfer("a", held.epoch, to="b", by="ops"),
     }
     with session(store) as other:
@@ -267,13 +268,13 @@ def test_an_operator_who_saw_a_running_job_meets_the_settlement_beside_it(
         until_blocked(store, call)
         (other.connection.rollback if how == "settles nothing" else other.connection.commit)()
 
-        if how == "complete":
+        if how == "complete" or (how == "release" and act == "requeue"):
             with pytest.raises(Conflict):
                 call.result()
         else:
             call.result()
 
-    after = {"cancel": "cancelled", "finish": "done", "transfer": "running"}[act]
+    after = {"cancel": "cancelled", "finish": "done", "requeue": "pending", "transfer": "running"}[act]
     assert store.job("a").status == ("done" if how == "complete" else after)
     [first, *_] = store.ownerships("a")
     ended = {"complete": "done", "release": "release"}.get(how, "cancellation" if act == "cancel" else "manual")
