@@ -76,6 +76,7 @@ class Store(Protocol):
         C11.  A job whose `unique` key belongs to a pending or running job is not added: the reply has that job.
               A finished job gives its key back.
         C12.  The same holds between the jobs of one call, in their order.
+        C55.  A job keeps its `meta` as it was added: a reader and every owner get it, and no later verb changes it.
         """
         ...
 

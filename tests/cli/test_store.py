@@ -158,3 +158,12 @@ def test_json_has_a_url_as_it_was_given(tmp_path: Path) -> None:
         shown = leasehold("store", verb, "sqlite:///Aufträge.db", "--json", cwd=tmp_path)
 
         assert '"sqlite:///Aufträge.db"' in shown.stdout
+
+
+def test_what_sqlite_can_index_is_said(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its index is of one key, so the command says how to make it."""
+    assert run(["store", "index-meta", url]) == 2
+
+    said = capsys.readouterr().err
+    assert "SQLite cannot index a whole JSON object" in said
+    assert "json_extract(meta, '$.tenant')" in said

@@ -188,6 +188,42 @@ def revoke(url: str, role: str, dry_run: bool, as_json: bool, schema: str) -> in
     return _told(url, role, statements, f"{role} has no right in the store any more.", dry_run, as_json)
 
 
+@store.command("index-meta")
+@click.argument("url")
+@_dry_run
+@_as_json
+@_schema
+def index_meta(url: str, dry_run: bool, as_json: bool, schema: str) -> int:
+    """
+    Index the meta of jobs, for queries of your own (PostgreSQL).
+
+    The index serves conditions such as meta::jsonb @> '{"tenant": "a"}' on the table jobs. leasehold itself needs none,
+    so there is none until this has run. Others go on working meanwhile (CREATE INDEX CONCURRENTLY). To remove it:
+    DROP INDEX leasehold.jobs_meta.
+
+    \b
+    Examples:
+      leasehold store index-meta postgresql://host/database
+      leasehold store index-meta postgresql://host/database --dry-run
+    """
+    with open_existing(url, schema) as router:
+        target = _indexable(router)
+        with _Progress() as progress:
+            progress.say("indexing the meta of jobs")
+            statements = target.index_meta(dry_run=dry_run)
+    if as_json:
+        found = {"url": shown_url(url), "statements": statements, "dry_run": dry_run}
+        click.echo(json.dumps(found, ensure_ascii=False))
+    elif not statements:
+        click.echo("The meta of jobs is indexed already; there is nothing to do.")
+    elif dry_run:
+        for statement in statements:
+            click.echo(f"{statement};")
+    else:
+        click.echo("The meta of jobs is indexed.")
+    return 0
+
+
 def _told(url: str, role: str, statements: list[str], sentence: str, dry_run: bool, as_json: bool) -> int:
     if as_json:
         found = {"url": shown_url(url), "role": role, "statements": statements, "dry_run": dry_run}
@@ -231,6 +267,15 @@ class _Progress:
 def _migratable(router: Router) -> Any:
     if not hasattr(router.store, "migrate"):
         raise Unsupported("a memory store has no schema, so there is nothing to migrate.")
+    return router.store
+
+
+def _indexable(router: Router) -> Any:
+    if not hasattr(router.store, "index_meta"):
+        raise Unsupported(
+            "SQLite cannot index a whole JSON object. Index the key that you look for: CREATE INDEX jobs_tenant ON "
+            "leasehold_jobs (json_extract(meta, '$.tenant')) WHERE meta IS NOT NULL."
+        )
     return router.store
 
 

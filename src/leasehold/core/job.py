@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from ..errors import InvalidArgument
 from . import failure, values
+from . import meta as metas
 from .options import DEFAULT_OPTIONS, Options
 from .ownership import Process, Reason
 from .retry import Retry
@@ -35,8 +36,8 @@ class NewJob(NamedTuple):
     """
     What a producer asks for, checked and in the form that stores keep. Made by `new_job`, and by `task.job`.
 
-    An empty id stands for "none yet", an empty parent for "none, even if an owner adds it" (`DETACHED`). No store gets
-    to see either.
+    An empty id stands for "none yet", an empty parent or meta for "none, even if an owner adds it" (`DETACHED`). No
+    store gets to see any of them.
     """
 
     id: str
@@ -52,6 +53,7 @@ class NewJob(NamedTuple):
     stall_us: int | None = None
     parent: str | None = None
     options: Options = DEFAULT_OPTIONS
+    meta: str | None = None
 
     @property
     def payload(self) -> Any:
@@ -87,6 +89,7 @@ class JobSettings(TypedDict, total=False):
     retry: Retry | None
     lease_seconds: float | None
     stall_seconds: float | None
+    meta: Mapping[str, Any] | None
 
 
 class JobOptions(JobSettings, total=False):
@@ -109,6 +112,7 @@ def new_job(
     retry: Retry | None = None,
     lease_seconds: float | None = None,
     stall_seconds: float | None = None,
+    meta: Mapping[str, Any] | None = metas.ABSENT,
 ) -> NewJob:
     """Return the job that these arguments ask for, all of them checked; the one door for every way of adding."""
     if delay_seconds is not None and run_at is not None:
@@ -133,6 +137,7 @@ def new_job(
         None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
         None if stall_seconds is None else values.microseconds(stall_seconds, "stall_seconds"),
         options=DEFAULT_OPTIONS if retry is None else Options(retry),
+        meta=metas.encode(meta),
     )
 
 
@@ -157,9 +162,17 @@ def unknown_options(wish: Mapping[str, Any]) -> str:
     return f"{', '.join(map(repr, unknown))}: it takes {', '.join(known)}.{meant}"
 
 
-def new_child(parent: str, child: NewJob, nth: int) -> NewJob:
+def as_root(job: NewJob) -> NewJob:
+    """Return *job* as it is kept if no owner adds it: without a parent, and with nothing inherited."""
+    if job.parent == DETACHED or job.meta == metas.DETACHED:
+        return job._replace(parent=job.parent or None, meta=job.meta or None)
+    return job
+
+
+def new_child(parent: str, child: NewJob, nth: int, meta: str | None = None) -> NewJob:
     """
-    Return *child* with its parent and the id that the parent gives it: the *nth* of its name in this run.
+    Return *child* with its parent, whose *meta* it inherits, and the id that the parent gives it: the *nth* of its name
+    in this run.
 
     The id depends on the parent, the name and *nth* alone, so a second run of the parent asks for the same ids
     and makes no duplicates.
@@ -168,7 +181,10 @@ def new_child(parent: str, child: NewJob, nth: int) -> NewJob:
     name = f"{parent}/{own}" + (f"#{nth}" if nth > 1 else "")
     if len(name) > values.NAME_LIMIT:
         name = "child:" + hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
-    return child._replace(id=name, parent=None if child.parent == DETACHED else parent)
+    child = child._replace(id=name)
+    if child.parent == DETACHED:
+        return as_root(child)
+    return child._replace(parent=parent, meta=metas.inherited(meta, child.meta))
 
 
 def child_name(task: str | None, document: str) -> str:
@@ -377,6 +393,11 @@ class Job:
     def retry(self) -> Retry:
         """Its budgets and back-off."""
         return self.spec.retry
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The producer's own JSON object, decoded anew at each look; empty for none."""
+        return metas.decode(self.spec.meta)
 
     @property
     def parent(self) -> str | None:

@@ -38,14 +38,14 @@ def name(value: object, what: str) -> str:
     if type(value) is str and 0 < len(value) <= NAME_LIMIT and value.isascii() and "\0" not in value:
         return value  # nearly every name
     if not isinstance(value, str):
-        raise InvalidArgument(f"{what} must be a string, not {_shown(value)} ({type(value).__name__}).")
+        raise InvalidArgument(f"{what} must be a string, not {shown(value)} ({type(value).__name__}).")
     if not 0 < len(value) <= NAME_LIMIT:
         raise InvalidArgument(
             f"{what} must have 1 to {NAME_LIMIT} characters, this one has {len(value)}"
             + (f": {value[:40]!r}…" if value else ".")
         )
     if "\0" in value:
-        raise InvalidArgument(f"{what} must not contain NUL: {_shown(value)}.")
+        raise InvalidArgument(f"{what} must not contain NUL: {shown(value)}.")
     _encodable(value, what)
     return str.__str__(value)  # a plain string, also for a member of a string enumeration
 
@@ -58,7 +58,7 @@ def optional_name(value: object, what: str) -> str | None:
 def text(value: object, what: str) -> str:
     """Return *value* if it is text that every store can keep; a note may be empty, and long."""
     if not isinstance(value, str):
-        raise InvalidArgument(f"{what} must be a string, not {_shown(value)} ({type(value).__name__}).")
+        raise InvalidArgument(f"{what} must be a string, not {shown(value)} ({type(value).__name__}).")
     _encodable(value, what)
     # PostgreSQL keeps no NUL in text; an error message that carries one must still be recordable.
     return value.replace("\0", "\\x00")[:DOCUMENT_LIMIT]
@@ -67,27 +67,27 @@ def text(value: object, what: str) -> str:
 def whole(value: object, what: str, *, least: int, most: int) -> int:
     """Return *value* if it is a whole number from *least* to *most*."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgument(f"{what} must be a whole number, not {_shown(value)} ({type(value).__name__}).")
+        raise InvalidArgument(f"{what} must be a whole number, not {shown(value)} ({type(value).__name__}).")
     if not least <= value <= most:
-        raise InvalidArgument(f"{what} must be from {least} to {most}, not {_shown(value)}.")
+        raise InvalidArgument(f"{what} must be from {least} to {most}, not {shown(value)}.")
     return int(value)
 
 
 def microseconds(seconds: object, what: str, *, zero: bool = False) -> int:
     """Return a duration in whole microseconds; it must be finite and positive (or zero, where *zero* says so)."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise InvalidArgument(f"{what} must be a number of seconds, not {_shown(seconds)} ({type(seconds).__name__}).")
+        raise InvalidArgument(f"{what} must be a number of seconds, not {shown(seconds)} ({type(seconds).__name__}).")
     if not isfinite(seconds) or seconds > SECONDS_LIMIT:
-        raise InvalidArgument(f"{what} must be a finite number of seconds, at most a century, not {_shown(seconds)}.")
+        raise InvalidArgument(f"{what} must be a finite number of seconds, at most a century, not {shown(seconds)}.")
     if seconds < 0 or (seconds == 0 and not zero):
-        raise InvalidArgument(f"{what} must be {'zero or more' if zero else 'above zero'}, not {_shown(seconds)}.")
+        raise InvalidArgument(f"{what} must be {'zero or more' if zero else 'above zero'}, not {shown(seconds)}.")
     return max(round(seconds * 1_000_000), 0 if zero else 1)
 
 
 def instant(value: object, what: str) -> int:
     """Return an aware datetime as microseconds since 1970; a naive one is refused."""
     if not isinstance(value, datetime):
-        raise InvalidArgument(f"{what} must be a datetime, not {_shown(value)} ({type(value).__name__}).")
+        raise InvalidArgument(f"{what} must be a datetime, not {shown(value)} ({type(value).__name__}).")
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidArgument(
             f"{what} must say its time zone, and {value.isoformat()} does not: "
@@ -122,7 +122,7 @@ def encode(value: object, what: str) -> str:
     except RecursionError:
         raise InvalidArgument(f"{what} is nested too deeply, or contains itself.") from None
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{what} cannot be kept as JSON: {error}. Got {_shown(value)}.") from None
+        raise InvalidArgument(f"{what} cannot be kept as JSON: {error}. Got {shown(value)}.") from None
     if not encoded.isascii() or len(encoded) > DOCUMENT_LIMIT:
         size = len(_encodable(encoded, what))
         if size > DOCUMENT_LIMIT:
@@ -141,7 +141,7 @@ def decode(encoded: str | None) -> Any:
 def exception_classes(value: object, what: str) -> tuple[type[BaseException], ...]:
     """Return *value*, a tuple of exception classes."""
     if not isinstance(value, tuple) or not all(isinstance(k, type) and issubclass(k, BaseException) for k in value):
-        got = f"{_shown(value)} ({type(value).__name__})"
+        got = f"{shown(value)} ({type(value).__name__})"
         raise InvalidArgument(f"{what} is a tuple of exception classes, such as (ValueError,), not {got}.")
     return value
 
@@ -185,7 +185,7 @@ def _only_string_keys(value: object, what: str) -> None:
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise InvalidArgument(
-                    f"{what} has the key {_shown(key)} ({type(key).__name__}): "
+                    f"{what} has the key {shown(key)} ({type(key).__name__}): "
                     "keys in JSON are strings, so it would not come back as it was."
                 )
             if isinstance(inner, _NESTS):
@@ -205,6 +205,7 @@ def _encodable(value: str, what: str) -> bytes:
         ) from None
 
 
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "…"
+def shown(value: object) -> str:
+    """Return *value* as a message shows it, cut if it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

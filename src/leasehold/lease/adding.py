@@ -22,7 +22,7 @@ def added_alone(lease: Lease, name: str, child: NewJob) -> Added:
     while (last := counter.unsure(name, None, lease._is_open_on)) and not _is_stored(lease, name, child, last):
         counter.uncount(name, last)
     with counter.counted(name) as nth:
-        child = named(lease.job_id, child, name, nth)
+        child = named(lease._grant.spec, child, name, nth)
         [added] = lease.store.add_children(lease.job_id, lease.epoch, [child])
     return _checked(lease, added, child)
 
@@ -31,18 +31,18 @@ def added_in(lease: Lease, verbs: Transactions, name: str, child: NewJob, within
     """The program that adds a child in a transaction of the caller's; *within* is its number or connection."""
     counter = lease._counter()
     while last := counter.unsure(name, within, lease._is_open_on):
-        if (yield from verbs.has_job(named(lease.job_id, child, name, last).id)):
+        if (yield from verbs.has_job(named(lease._grant.spec, child, name, last).id)):
             break
         counter.uncount(name, last)
     with counter.counted(name, within) as nth:
-        child = named(lease.job_id, child, name, nth)
+        child = named(lease._grant.spec, child, name, nth)
         [added] = yield from verbs.add_children(lease.job_id, lease.epoch, [child])
     return _checked(lease, added, child)
 
 
 def _is_stored(lease: Lease, name: str, child: NewJob, nth: int) -> bool:
     try:
-        lease.store.job(named(lease.job_id, child, name, nth).id)
+        lease.store.job(named(lease._grant.spec, child, name, nth).id)
     except UnknownJob:
         return False
     return True

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from ..core.job import Child, NewJob, as_child, new_child
+from ..core.job import Child, NewJob, as_child, as_root, new_child
 from ..errors import InvalidArgument
 
 
-def named(parent: str, child: NewJob, name: str, nth: int) -> NewJob:
+def named(parent: NewJob, child: NewJob, name: str, nth: int) -> NewJob:
     """Return *child* with its id and parent; without a *name* to count it by, its own id stays and it has no parent."""
-    return new_child(parent, child, nth) if name else child._replace(parent=None)
+    return new_child(parent.id, child, nth, parent.meta) if name else as_root(child)
 
 
 class Children:
@@ -27,7 +27,7 @@ class Children:
         self._unsure: dict[str, list[tuple[int, int]]] = {}
         self._blocks: set[int] = set()  # that are open
 
-    def following(self, parent: str, items: Iterable[Child]) -> tuple[NewJob, ...]:
+    def following(self, parent: NewJob, items: Iterable[Child]) -> tuple[NewJob, ...]:
         """Return the jobs that a completion sets off, numbered behind those that were added before."""
         if isinstance(items, str | Mapping | NewJob):
             raise InvalidArgument(f"then is a list of jobs, not {type(items).__name__}.")

@@ -28,8 +28,6 @@ from ..core.job import (
     completion,
     handed_back,
 )
-from ..core.ownership import Reason
-from ..core.retry import Retry
 from ..errors import (
     Conflict,
     InDoubt,
@@ -48,6 +46,7 @@ from .adding import added_alone, added_in
 from .block import commit, roll_back, unless_lost
 from .children import Children
 from .current import _current
+from .held import Held
 from .record import Recorded
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ _LOOK_SECONDS = 1.0
 _making = threading.Lock()  # held for an instant, by a lease that begins to count its children
 
 
-class Lease(Recorded):
+class Lease(Held, Recorded):
     """
     The right to try, and the epoch that proves it.
 
@@ -108,61 +107,6 @@ class Lease(Recorded):
     def store(self) -> Store:
         """The store that granted it, whose verbs take and return lists."""
         return self._store
-
-    @property
-    def job_id(self) -> str:
-        """The job."""
-        return self._grant.spec.id
-
-    @property
-    def epoch(self) -> int:
-        """The fencing token: greater than that of every earlier ownership of this job."""
-        return self._grant.epoch
-
-    @property
-    def owner(self) -> str:
-        """Who holds it."""
-        return self._grant.owner
-
-    @property
-    def reason(self) -> Reason:
-        """Why the job was free."""
-        return self._grant.reason
-
-    @property
-    def attempt(self) -> int:
-        """How often the job was started before. Not a fence."""
-        return self._grant.attempt
-
-    @property
-    def payload(self) -> Any:
-        """What the producer passed, decoded anew at each look."""
-        return values.decode(self._grant.spec.document)
-
-    @property
-    def checkpoint(self) -> Any:
-        """The checkpoint as it was when the lease was granted, or None."""
-        return values.decode(self._grant.checkpoint)
-
-    @property
-    def task(self) -> str | None:
-        """The task that handles the job, or None."""
-        return self._grant.spec.task
-
-    @property
-    def queue(self) -> str:
-        """The queue that the job waited in."""
-        return self._grant.spec.queue
-
-    @property
-    def retry(self) -> Retry:
-        """The job's budgets and back-off."""
-        return self._grant.spec.retry
-
-    @property
-    def granted_at(self) -> datetime:
-        """When the lease was granted, on the store's clock."""
-        return values.aware(self._grant.granted_us)
 
     @property
     def expires_at(self) -> datetime:
@@ -384,7 +328,7 @@ class Lease(Recorded):
         completion is no error. With *connection*, it raises what `fence` raises, and `Settled` for a repetition too.
         """
         document = "null" if result is None else values.encode(result, "result")
-        children = self._counter().following(self.job_id, then) if then else ()
+        children = self._counter().following(self._grant.spec, then) if then else ()
         said = completion(self._grant, document, children)
         return self._settle(said, connection, savepoint)
 

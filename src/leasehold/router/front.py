@@ -15,7 +15,6 @@ from ..aio import alone, joined
 from ..core import asked, suggestions, values
 from ..core.clock import Clock, Countdown, SystemClock
 from ..core.job import (
-    DETACHED,
     Added,
     Counts,
     Effect,
@@ -25,6 +24,7 @@ from ..core.job import (
     NewJob,
     Status,
     as_new_job,
+    as_root,
     new_job,
     unknown_options,
 )
@@ -168,8 +168,8 @@ class Router:
         Keep a job, unless one with this *id* exists; `created` says which.
 
         An id of None becomes a UUID, made before anything is sent. With *connection*, the job is part of the
-        transaction that the caller has open there. Options: task, queue, priority (larger first), delay_seconds or
-        run_at, lock (one running job per key), unique (one unfinished per key), retry, lease_seconds, stall_seconds.
+        transaction that is open there. Options: task, queue, priority (larger first), delay_seconds or run_at, lock
+        (one running job per key), unique (one unfinished per key), retry, lease_seconds, stall_seconds, meta (a dict).
 
         Raises `TypeError` for another option. With *connection*, raises `NotInTransaction` if no transaction is open,
         `Conflict` inside a savepoint, unless *savepoint*, and `Unsupported` if the store cannot join that connection.
@@ -194,8 +194,7 @@ class Router:
 
     def _wish(self, job: NewJob | Mapping[str, Any]) -> NewJob:
         if isinstance(job, NewJob):
-            job = job if job.id else job.like(self._new_id(), job.document)
-            return job._replace(parent=None) if job.parent == DETACHED else job
+            return job if job.id else job.like(self._new_id(), job.document)
         if not isinstance(job, Mapping):
             raise InvalidArgument(f"add_many takes mappings with the names of add()'s arguments, not {job!r}.")
         return as_new_job(job if job.get("id") is not None else {**job, "id": self._new_id()})
@@ -205,6 +204,7 @@ class Router:
 
     def _add(self, jobs: list[NewJob], connection: Any, savepoint: bool, *, one: bool) -> Any:
         refuse_in_an_import("a job was added")
+        jobs = [as_root(job) for job in jobs]
         self._unknown_tasks.warn(jobs)
         if connection is not None:
             return joined(self._store, connection, lambda verbs: self._adding(verbs, jobs, one), savepoint=savepoint)

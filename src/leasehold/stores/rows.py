@@ -34,6 +34,7 @@ class SpecRow(NamedTuple):
     max_errors: int
     max_reclaims: int
     options: str | None
+    meta: str | None
 
 
 class StateRow(NamedTuple):
@@ -89,9 +90,11 @@ def spec_of(row: Sequence[Any]) -> NewJob:
     """Return what the producer asked for, from a row that begins with `SpecRow`."""
     # Unpacked rather than made a SpecRow: each claim of SQLite's does this for each of its jobs.
     job_id, payload, task, queue, priority, lock, unique, lease_us, stall_us, parent, *rest = row[:_SPEC]
-    max_errors, max_reclaims, document = rest
+    max_errors, max_reclaims, document, meta = rest
     options = decode(document, max_errors, max_reclaims)
-    return NewJob(job_id, payload, task, queue, priority, None, 0, lock, unique, lease_us, stall_us, parent, options)
+    return NewJob(
+        job_id, payload, task, queue, priority, None, 0, lock, unique, lease_us, stall_us, parent, options, meta
+    )
 
 
 def state_of(row: Sequence[Any]) -> StateRow:

@@ -27,7 +27,7 @@ from .connection import Connection, is_pooled
 from .faults import cannot_connect, explained, sqlstate_of, without_secrets
 from .rights import check_role
 from .rows import Row, answer
-from .schema import admitted, look, make, migrate
+from .schema import admitted, index_meta, look, make, migrate
 from .sql import Statements, checked, in_schema, statements
 
 log = logging.getLogger("leasehold")
@@ -366,6 +366,12 @@ class Database:
             return migrate(
                 connection, self.schema, self.named, self._now(), dry_run=dry_run, wait_seconds=wait_seconds, say=say
             )
+
+    def index_meta(self, *, dry_run: bool) -> list[str]:
+        """Index the meta of jobs, unless *dry_run*; return the statements, none if it is indexed already."""
+        self.open()
+        with self.connection(patient=True) as connection:
+            return index_meta(connection, self.schema, dry_run=dry_run)
 
     def administer(
         self, role: str, make: Callable[[psycopg.Connection[Any], str], list[sql.Composed]], *, dry_run: bool

@@ -65,6 +65,7 @@ def _wish(job: NewJob) -> dict[str, Any]:
         ("stall_us", job.stall_us),
         ("parent", job.parent),
         ("options", encode(job.options)),
+        ("meta", job.meta),
     ):
         if value is not None:
             wish[name] = value

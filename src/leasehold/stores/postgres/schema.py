@@ -127,6 +127,32 @@ def migrate(
     )
 
 
+def index_meta(connection: Connection, schema: str, *, dry_run: bool) -> list[str]:
+    """
+    Index the meta of jobs, while others go on writing; return the statements. An index that is there stays.
+
+    For conditions such as `meta::jsonb @> '{"tenant": "a"}'`. Only jobs with meta are in it, and it costs no settlement
+    anything: meta never changes, so a completion is a HOT update as before.
+    """
+    rows = connection.execute(
+        "SELECT i.indisvalid FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.indexrelid "
+        "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = 'jobs_meta'",
+        [schema],
+    ).fetchall()
+    if rows == [(True,)]:
+        return []
+    statements = [
+        "CREATE INDEX CONCURRENTLY jobs_meta ON leasehold.jobs USING gin ((meta::pg_catalog.jsonb) "
+        "pg_catalog.jsonb_path_ops) WHERE meta IS NOT NULL"
+    ]
+    if rows:  # one that was begun and not finished is in the way, and of no use
+        statements.insert(0, "DROP INDEX CONCURRENTLY leasehold.jobs_meta")
+    statements = [in_schema(statement, schema) for statement in statements]
+    for statement in statements if not dry_run else ():
+        connection.execute(statement.encode())
+    return statements
+
+
 def _lock(connection: Connection, schema: str) -> None:
     connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 7))", [schema])
 

@@ -488,6 +488,10 @@ class PostgresStore:
         values.microseconds(wait_seconds, "wait_seconds", zero=True)
         return self.database.migrate(dry_run=dry_run, wait_seconds=wait_seconds, say=say)
 
+    def index_meta(self, *, dry_run: bool = False) -> list[str]:
+        """Index the meta of jobs, while others go on writing; return the statements, none if it is indexed already."""
+        return self.database.index_meta(dry_run=dry_run)
+
     def grant(self, role: str, kinds: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """Give *role* the rights of each kind (see `rights.KINDS`); return the statements that do so."""
         return self.database.administer(role, lambda it, schema: grants(it, schema, role, kinds), dry_run=dry_run)

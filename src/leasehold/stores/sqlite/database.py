@@ -334,9 +334,9 @@ class Database:
     def migrate(self, *, dry_run: bool) -> Migrated:
         """Bring the schema up to date, or make it, while nobody else has the file open."""
         steps = migrations(self._schema)
-        names = [f"{step.version:04}_{step.name}" for step in steps]
+        names = {step.version: f"{step.version:04}_{step.name}" for step in steps}
         if dry_run and not os.path.exists(self.path):
-            return Migrated(0, steps[-1].version, names)
+            return Migrated(0, steps[-1].version, list(names.values()))
         with self.writing():
             connection = self.connect()
             try:
@@ -357,8 +357,7 @@ class Database:
                 raise self.explained(error) from error
             finally:
                 connection.close()
-        taken = [name for name, step in zip(names, steps, strict=True) if step.version > before]
-        return Migrated(before, steps[-1].version, taken)
+        return Migrated(before, steps[-1].version, [name for version, name in names.items() if version > before])
 
     def close(self) -> None:
         """Close the connections; later verbs raise `StoreUnavailable`."""

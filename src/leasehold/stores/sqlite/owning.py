@@ -326,6 +326,7 @@ def _job_row(seq: int, job: NewJob, run_us: int, now: int) -> tuple[Any, ...]:
         job.retry.max_errors,
         job.retry.max_reclaims,
         encode(job.options),
+        job.meta,
         job.document,
         now,
         now,

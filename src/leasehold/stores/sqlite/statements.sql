@@ -42,8 +42,8 @@ SELECT coalesce(max(seq), 0) FROM leasehold_jobs;
 -- name: insert_job
 INSERT INTO leasehold_jobs (
     seq, id, task, queue, priority, run_at, lock, unique_key, lease_us, stall_us, parent, max_errors, max_reclaims, options,
-    payload, created_at, updated_at
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    meta, payload, created_at, updated_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_ready
 INSERT INTO leasehold_ready (queue, rank, run_at, seq) VALUES (?, ?, ?, ?);

@@ -1,4 +1,4 @@
-"""C10 to C12: adding, and what is not added twice."""
+"""C10 to C12, C55: adding, what is not added twice, and what never changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ...core import values
-from ...core.job import Outcome, Settlement, Status, new_job
+from ...core.job import Outcome, Settlement, Status, new_child, new_job
 from ...core.retry import Retry
 from ...store import Store
 from .support import AlarmClock, Contract, completed, failed, ids, in_threads, one, settle
@@ -31,6 +31,7 @@ class Adding(Contract):
             retry=Retry(max_errors=2, max_reclaims=0, delay_seconds=0.5, factor=2, max_delay_seconds=9, jitter=False),
             lease_seconds=12.5,
             stall_seconds=3,
+            meta={"tenant": "ä", "tags": [1.5, None, {"deep": True}]},
         )
 
         [(job, created)] = store.add([wish])
@@ -66,6 +67,7 @@ class Adding(Contract):
             {"retry": Retry(max_errors=2)},
             {"retry": Retry(max_reclaims=0)},
             {"retry": Retry(factor=2)},
+            {"meta": {"tenant": "a"}},
         ],
         ids=str,
     )
@@ -205,3 +207,46 @@ class Adding(Contract):
         assert [job.id for job, _ in added] == [f"job-{number}" for number in range(1200)]
         assert [job.id for job, created in added if not created] == ["job-7"]
         assert len(store.claim("a", limit=2000)) == 1200
+
+    def test_c55_meta_is_kept_over_every_owner_and_every_end(self, store: Store, clock: AlarmClock) -> None:
+        """A retry, a reclaim, a transfer, a completion and a replay leave it as it was added."""
+        meta = {"tenant": "a", "n": -0.0, "text": "\\u0000 is not NUL"}
+        store.add([new_job("a", meta=meta)])
+        seen = [store.job("a").meta]
+
+        grant = one(store)
+        settle(store, failed(grant))
+        clock.advance(grant.lease_us)
+        seen += [store.job("a").meta, values.decode(one(store).spec.meta)]
+        clock.advance(grant.lease_us)
+        store.reclaim()
+        moved = store.transfer("a", store.job("a").epoch, to="bob", by="ann")
+        settle(store, completed(moved))
+        replayed = store.replay("a", moved.epoch, by="ann")
+        seen += [values.decode(moved.spec.meta), replayed.meta, values.decode(one(store).spec.meta)]
+
+        assert [repr(one_of) for one_of in seen] == [repr(meta)] * 6
+
+    def test_c55_an_add_of_an_existing_id_leaves_its_meta(self, store: Store) -> None:
+        """Whatever the second one says; the same for a job with its unique key."""
+        store.add([new_job("a", unique="u", meta={"tenant": "a"})])
+
+        replies = store.add([new_job("a", meta={"tenant": "b"}), new_job("b", unique="u", meta={"tenant": "b"})])
+
+        assert [(job.id, job.meta, created) for job, created in replies] == [("a", {"tenant": "a"}, False)] * 2
+
+    @pytest.mark.parametrize("how", ["children", "then"])
+    def test_c55_a_child_keeps_the_meta_that_it_is_added_with(self, store: Store, how: str) -> None:
+        """Also where it is added beside others that have other meta, or none."""
+        store.add([new_job("a")])
+        grant = one(store)
+        wishes = [
+            new_child("a", new_job(name, meta=meta), 1) for name, meta in (("x", {"n": 1}), ("y", {}), ("z", {"n": 2}))
+        ]
+
+        if how == "children":
+            store.add_children("a", grant.epoch, wishes)
+        else:
+            settle(store, completed(grant)._replace(then=tuple(wishes)))
+
+        assert [job.meta for job in store.jobs(parent="a")] == [{"n": 1}, {}, {"n": 2}]

@@ -25,6 +25,7 @@ CREATE TABLE leasehold_jobs (
     max_errors   INTEGER NOT NULL CHECK (max_errors > 0),
     max_reclaims INTEGER NOT NULL CHECK (max_reclaims >= 0),
     options      TEXT,  -- what no statement compares, as JSON; null: the defaults (core/options.py)
+    meta         TEXT,  -- a JSON object of the producer's; null: none. It never changes
     payload      TEXT NOT NULL,
     attempt      INTEGER NOT NULL DEFAULT 0,
     errors       INTEGER NOT NULL DEFAULT 0,
