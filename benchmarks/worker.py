@@ -30,7 +30,7 @@ from benchmarks.harness import Run, Sides, main, row
 from benchmarks.servers import postgres
 from benchmarks.worker_peers import Countdown, Huey, Peer, Pgqueuer, Pool, Procrastinate, must, named
 
-from leasehold import Router
+from leasehold import Lease, Router
 from leasehold.core.job import Settlement
 from leasehold.store import Refusal
 
@@ -205,6 +205,37 @@ def sqlite_mixed(run: Run) -> Iterator[Sides]:
         yield from against(mixed, pure, run.pick(10_000, 5_000))
 
 
+@row("sqlite: lease.progress() in a handler", peer="by hand, a transaction each", goal=20.0, unit="calls/s")
+def sqlite_progress(run: Run) -> Iterator[Sides]:
+    """A worker writes the newest report of a job once a second; by hand each is written at once."""
+    count, took = run.pick(50_000, 20_000), queue.SimpleQueue[float]()
+
+    def report(lease: Lease, count: int) -> float:
+        began = time.perf_counter()
+        for step in range(count):
+            lease.progress(step / count)
+        return count / (time.perf_counter() - began)
+
+    with (
+        tempfile.TemporaryDirectory(prefix="leasehold-") as folder,
+        Router(f"sqlite:///{quote(folder)}/progress.db", lease_seconds=3600) as router,
+    ):
+
+        @router.task
+        def reporting(lease: Lease) -> None:
+            took.put(report(lease, count))
+
+        def ours() -> float:
+            reporting.add()
+            return took.get(timeout=60)
+
+        router.add("by hand", queue="by hand")
+        lease = router.claim("by hand", queues=["by hand"])
+        assert lease is not None
+        with router.worker(concurrency=1, queues=["default"]):
+            yield ours, lambda: report(lease, count // 50)
+
+
 # On PostgreSQL, as durable as it is by itself
 
 
@@ -264,7 +295,7 @@ def postgres_latency(run: Run) -> Iterator[Sides]:
 WORKER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from leasehold import Router
+from leasehold import Lease, Router
 from leasehold.core.job import Settlement
 from leasehold.store import Refusal
 
@@ -308,6 +339,7 @@ ROWS = [
     memory_add_and_work,
     sqlite_huey,
     sqlite_mixed,
+    sqlite_progress,
     postgres_pgqueuer,
     postgres_procrastinate,
     postgres_latency,

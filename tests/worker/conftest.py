@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.postgres.fixtures import place, server_url
 
 from leasehold import Router
 
 from .staging import our_threads, until
+
+__all__ = ["any_router", "place", "router", "server_url", "sqlite_router"]
 
 
 @pytest.fixture(autouse=True)

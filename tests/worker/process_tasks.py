@@ -243,6 +243,25 @@ def stalls_no_more(lease: Lease, folder: str) -> str:
 
 
 @router.task(process=True)
+def reports_often(lease: Lease, count: int) -> str:
+    """Report each step, and one of them with a checkpoint."""
+    for step in range(1, count + 1):
+        lease.progress(step / count, note=f"step {step}", checkpoint={"step": step} if 2 * step == count else None)
+    return "reported"
+
+
+@router.task(process=True)
+def reports_and_settles(lease: Lease, how: str) -> None:
+    """Report, and settle the job by hand."""
+    lease.progress(0.5)
+    if how == "transaction":
+        with lease.transaction():
+            lease.complete("mine")
+    else:
+        lease.complete("mine")
+
+
+@router.task(process=True)
 def many_threads(lease: Lease) -> list[int]:
     """Use the lease on several threads at once."""
     moved: list[int] = []

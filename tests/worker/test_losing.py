@@ -150,7 +150,7 @@ def test_a_thread_learns_it_at_its_next_verb_before_any_renewal(router: Router) 
     def work(lease: Lease) -> None:
         gate.pass_by()
         try:
-            lease.progress(0.5)
+            lease.progress(0.5, checkpoint={"row": 5})
         except StaleEpoch as error:
             raised.append((error.owner, lease.lost))
             raise

@@ -290,6 +290,13 @@ class Progress(NamedTuple):
     note: str | None = None
     checkpoint: str | None = None
 
+    def after(self, earlier: Progress | None) -> Progress:
+        """Return this report with what it leaves open as in an *earlier* one that was not written."""
+        if earlier is None:
+            return self
+        fraction = earlier.fraction if self.fraction is None else self.fraction
+        return self._replace(fraction=fraction, note=earlier.note if self.note is None else self.note)
+
 
 class Effect(NamedTuple):
     """A named effect of a job: begun under an epoch, and its outcome once that is known."""

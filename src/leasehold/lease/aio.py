@@ -83,6 +83,7 @@ class AsyncLease(Facade):
         verbs = lease._transactions("lease.aio.transaction()")
         idle = asked.idle_us(idle_seconds)
         await asyncio.to_thread(lease._refuse_beside)
+        await asyncio.to_thread(lease._flush)
         # On threads of their own: the shared ones may all be waiting for the lock that is to be let go here.
         connection = await abandonable(
             lambda _: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch, idle_us=idle)), verbs.rollback

@@ -22,7 +22,6 @@ from ..core.job import (
     JobOptions,
     NewJob,
     Outcome,
-    Progress,
     Settlement,
     as_child,
     completion,
@@ -47,7 +46,7 @@ from .block import commit, roll_back, unless_lost
 from .children import Children
 from .current import _current
 from .held import Held
-from .record import Recorded
+from .progress import Reporting, Reports
 
 if TYPE_CHECKING:
     from .aio import AsyncLease
@@ -62,7 +61,7 @@ _LOOK_SECONDS = 1.0
 _making = threading.Lock()  # held for an instant, by a lease that begins to count its children
 
 
-class Lease(Held, Recorded):
+class Lease(Held, Reporting):
     """
     The right to try, and the epoch that proves it.
 
@@ -82,20 +81,20 @@ class Lease(Held, Recorded):
         "_grant",
         "_joined",
         "_lost",
-        "_moves",
         "_settled",
         "_store",
     )
 
-    def __init__(self, store: Store, grant: Grant) -> None:
+    def __init__(self, store: Store, grant: Grant, reports: Reports | None = None) -> None:
         self._store = store
         self._grant = grant
+        self._reports = reports
         self._expires_us = grant.expires_us
         self._asked_us = 0  # by a renewal of its owner's own; a worker's do not make it shorter again
         self._lost = False
         self._children: Children | None = None
         self._joined: tuple[Joined, ...] = ()  # the caller's own transactions, as long as they may be open
-        self._moves = 0  # how often the work was said to move
+        self._moves = 0
         self._settled: bool | None = False  # None: in a transaction of the caller's, which may have rolled back
 
     def __repr__(self) -> str:
@@ -205,34 +204,6 @@ class Lease(Held, Recorded):
         if (block := self._block()) is not None:
             block.renewed = expires_us, renewal.lease_us or 0
         return expires_us
-
-    def progress(
-        self,
-        fraction: float | None = None,
-        *,
-        note: str | None = None,
-        checkpoint: object = None,
-        connection: Any = None,
-        savepoint: bool = False,
-    ) -> None:
-        """
-        Record that the work moves. A *checkpoint* is durable on return, and the next owner finds it.
-
-        With *connection*, the report is part of that transaction: rows and how far they go are one commit.
-
-        Raises `StaleEpoch` if the job has moved on; then nothing was recorded.
-        """
-        report = Progress(
-            self.job_id,
-            self.epoch,
-            asked.fraction(fraction),
-            None if note is None else values.text(note, "note"),
-            None if checkpoint is None else values.encode(checkpoint, "checkpoint"),
-        )
-        self._moves += 1
-        return self._write(
-            connection, savepoint, lambda verbs: verbs.progress(report), lambda: self._store.progress([report])[0]
-        )
 
     def add(
         self,
@@ -362,13 +333,14 @@ class Lease(Held, Recorded):
         before, self._settled = self._settled, None
         try:
             return self._write(
-                connection, savepoint, lambda verbs: verbs.settle(said), lambda: self._settle_alone(said)
+                connection, savepoint, lambda verbs: self._settle_in(verbs, said), lambda: self._settle_alone(said)
             )
         except (Conflict, InvalidArgument, NotInTransaction, StaleSnapshot, Unsupported):
             self._settled = before  # nothing has happened
             raise
 
     def _settle_alone(self, said: Settlement) -> Exception | None:
+        self._flush()
         refusal = self._store.settle([said])[0]
         if refusal is None:
             self._settled = True
@@ -396,6 +368,7 @@ class Lease(Held, Recorded):
         connection = block = None
         try:
             self._refuse_beside()
+            self._flush()
             connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch, idle_us=idle))
             verbs.entered(connection)
             block = Block(verbs, (self.job_id, self.epoch), connection)

@@ -26,7 +26,7 @@ from ..store import Store
 from .handling import End, Raised, call, described, failed, settlement
 from .lifespan import Lifespan
 from .loops import Loop
-from .remote import Began, Call, Ended, Job, RemoteStore, Reply
+from .remote import Began, Call, Ended, Job, RemoteReports, RemoteStore, Reply
 from .task import AnyTask, Task, Unbindable, Unready
 
 QUIET = {signal.SIGINT, signal.SIGTERM}
@@ -117,7 +117,7 @@ class Child:
         except BaseException as error:
             text = f"task {job.task!r} cannot begin in process {os.getpid()}: {described(error)}"
             return Ended(None, Unready(text), False)
-        lease = Lease(cast(Store, store), job.grant)
+        lease = Lease(cast(Store, store), job.grant, RemoteReports(cast(Store, store)))
         self._send(Began())
         end = call(task, lease, cast(Any, task._router)._hooks)
         _flush()

@@ -307,7 +307,7 @@ class _Place:
         try:
             if call.verb not in VERBS or self._store is None:
                 raise InvalidArgument(f"a store has no verb {call.verb!r}.")
-            value = getattr(self._store, call.verb)(*call.args, **call.kwargs)
+            value = self._executed(call, run)
         except Exception as error:
             if run is not None:
                 _refused(run.lease, call, error)
@@ -315,6 +315,15 @@ class _Place:
         if run is not None and call.verb in ("check", "renew", "progress", "settle"):
             _noted(run.lease, call.verb, [*call.args, *call.kwargs.values()][0], value)
         return Reply(call.number, value)
+
+    def _executed(self, call: Call, run: Run | None) -> Any:
+        if run is not None and call.verb == "progress":
+            [reports] = call.args
+            if not reports:  # the process is about to open a transaction of its own
+                run.lease._flush()
+            elif [(report.job_id, report.epoch) for report in reports] == [(run.lease.job_id, run.lease.epoch)]:
+                return [run.lease._report(reports[0])]
+        return getattr(self._store, call.verb)(*call.args, **call.kwargs)
 
     def _buried(self) -> int | None:
         process, self._process = self._process, None
@@ -357,6 +366,8 @@ def _noted(lease: Lease, verb: str, items: Sequence[Any], replies: Sequence[Any]
             lease._lost = True
         elif verb == "progress":
             lease._moves += 1
+        elif verb == "settle" and reply is None:
+            lease._settled = True
         elif verb == "renew":
             lease._expires_us = reply
             lease._asked_us = item.lease_us or 0

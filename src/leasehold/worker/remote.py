@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..core.job import Grant
+from ..core.job import Grant, Progress
 from ..errors import Unsupported
 from ..store import Store, Transactions
 
@@ -84,3 +84,28 @@ class RemoteStore:
 
     def _verb(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         return self._ask(verb, *args, **kwargs)
+
+
+class RemoteReports:
+    """The progress of one lease, in a process of a handler: the worker keeps it back."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waits = False
+
+    def put(self, grant: Grant, report: Progress) -> bool:
+        """Hand *report* to the worker, and raise the refusal if the worker has written it at once."""
+        self._waits = True
+        [refusal] = self._store.progress([report])
+        if refusal is not None:
+            raise refusal
+        return True
+
+    def take(self, epoch: int, *, wait: bool = True) -> None:
+        """Return nothing: the worker adds what waits to a report that it has to write at once."""
+
+    def flush(self, grant: Grant) -> None:
+        """Have the worker write what waits: on SQLite it cannot while this process has a transaction open."""
+        if self._waits:
+            self._waits = False
+            self._store.progress([])

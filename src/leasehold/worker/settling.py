@@ -42,13 +42,19 @@ class Settler(threading.Thread):
     """Settles what it is given, and tells *over* once it is committed or refused."""
 
     def __init__(
-        self, store: Store, steady: Clock, over: Callable[[list[Said], Answers], None], is_empty: Callable[[], bool]
+        self,
+        store: Store,
+        steady: Clock,
+        over: Callable[[list[Said], Answers], None],
+        is_empty: Callable[[], bool],
+        flush: Callable[[list[Run]], None],
     ) -> None:
         super().__init__(name="leasehold-settle", daemon=True)
         self._store = store
         self._steady = steady
         self._over = over
         self._is_empty = is_empty  # nothing is in flight: nobody has anything left to say
+        self._flush = flush  # writes what handlers have reported so far
         self._said: deque[Said] = deque()
         self._parts: deque[list[Said]] = deque()  # what the store did not take yet
         self._waits = threading.Event()  # set: somebody has said something, or it is to end
@@ -116,6 +122,7 @@ class Settler(threading.Thread):
 
     def _commit(self, batch: list[Said]) -> None:
         try:
+            self._flush([said.run for said in batch])
             answers = settled(self._store, batch)
         except StoreUnavailable:
             raise

@@ -4,7 +4,7 @@ The worker: claim → run → settle.
     claim      claiming: while there is room, in batches
     run        dispatching: as many at a time as there are slots; threads, loops, processes: one module for each kind
     settle     settling: what many handlers have said, in one transaction
-    meanwhile  keeping: leases are renewed, and noticed to be lost
+    meanwhile  keeping: leases are renewed, and noticed to be lost; progress: what handlers report is written
 
 This module has the decisions. Whatever ends a run takes it out of `_executing`, and only who succeeds in that may
 have it settled: so each is settled once.
@@ -37,6 +37,7 @@ from .lifespan import Lifespan
 from .log import log
 from .loops import Loop
 from .processes import Killed, Processes, Unguarded
+from .progress import ProgressWriter
 from .reporting import TAKEN, Reporter, Tally
 from .run import Run
 from .settling import Said, Settler
@@ -126,7 +127,8 @@ class Worker:
             Kind.PROCESS: Processes(most, steady, self._ended),
         }
         self._dispatcher = Dispatcher(most, self._kinds)
-        self._settler = Settler(self._store, steady, self._over, self.is_empty)
+        self._progress = ProgressWriter(self._store, steady, self._in_flight, self)
+        self._settler = Settler(self._store, steady, self._over, self.is_empty, self._progress.flush_all)
         self._renewer = Renewer(self._store, steady, self._in_flight, self)
         self._watch = Watch(steady, self._in_flight, self)
         self._claimer = Claimer(
@@ -170,6 +172,7 @@ class Worker:
             log.error("the store does not answer; %s to be reclaimed", left)
         self._renewer.end()
         self._watch.end()
+        self._progress.end()
         try:
             self._lifespan.exit()
         finally:
@@ -337,11 +340,11 @@ class Worker:
 
     def begin(self, grants: Sequence[Grant], sent_us: int) -> None:
         """Begin what a claim has got; what nobody here can handle goes back."""
-        tasks, store, now = self._shop.tasks, self._store, self._steady.now()
+        tasks, store, reports, now = self._shop.tasks, self._store, self._progress, self._steady.now()
         runs: list[Run] = []
         soonest = now + 1_000_000
         for grant in grants:
-            lease = Lease(store, grant)
+            lease = Lease(store, grant, reports)
             task = tasks.get(grant.spec.task or "")
             if task is None:
                 self._unhandled(Run(lease, _NOBODY, sent_us, now))
