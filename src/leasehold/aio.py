@@ -35,6 +35,7 @@ handling_task: contextvars.ContextVar[str | None] = contextvars.ContextVar("leas
 """The task of the async handler that runs here."""
 
 _warned: set[tuple[str, str]] = set()  # tasks and verbs
+_unwatched: list[tuple[type, type[Facade], str]] = []  # whose verbs do not warn yet
 
 
 class Facade:
@@ -77,10 +78,22 @@ def warn_on_loops(sync: type, facade: type[Facade], what: str) -> None:
 
     Here and not in the verbs: so none is forgotten, and the facade's own, made of the bare verbs, never warn. A verb
     with a connection is left alone; its transaction belongs to the caller, who has chosen where it runs.
+
+    It takes effect with the first async handler of the process. Before that there is nothing to warn of, and the
+    wrappers would cost a claim and completion in memory a tenth
+    (python benchmarks/core.py --only "memory: claim + complete, one by one").
     """
-    for name in vars(facade):
-        if not name.startswith("_"):
-            setattr(sync, name, _warning(getattr(sync, name), name, f"{what}.aio.{name}"))
+    _unwatched.append((sync, facade, what))
+
+
+def handling_on_loop(task: str) -> None:
+    """Note that an async handler of *task* runs in this context."""
+    while _unwatched:
+        sync, facade, what = _unwatched.pop()
+        for name in vars(facade):
+            if not name.startswith("_"):
+                setattr(sync, name, _warning(getattr(sync, name), name, f"{what}.aio.{name}"))
+    handling_task.set(task)
 
 
 def _warning(verb: Callable[P, R], name: str, awaited: str) -> Callable[P, R]:

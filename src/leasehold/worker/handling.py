@@ -13,7 +13,7 @@ from contextvars import copy_context
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from ..aio import handling_task
+from ..aio import handling_on_loop
 from ..core import failure, values
 from ..core.job import Outcome, Settlement, completion, handed_back
 from ..errors import StaleEpoch, StoreUnavailable
@@ -89,7 +89,7 @@ def _call(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
 async def call_async(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
     """Call an async handler likewise. The caller gives it a context of its own."""
     _current.set(lease)
-    handling_task.set(task.name)
+    handling_on_loop(task.name)
     try:
         arguments = task.arguments(lease._grant.spec.document)
         if hooks.around_async:
