@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import Conflict
@@ -76,13 +77,22 @@ class Joined:
         return not self._ended
 
 
+class End(StrEnum):
+    """How a transaction of the caller's has ended."""
+
+    NOT_YET = "not yet"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    UNKNOWN = "unknown"
+
+
 _numbers = itertools.count(-1, -1)  # of blocks: an `id` may be another one's later, and these are never an `id`
 
 
 class Block:
     """An open `lease.transaction()`: in its context, the verbs of its lease run on its connection, one at a time."""
 
-    __slots__ = ("_lock", "_transactions", "connection", "database", "holder", "number", "open", "renewed")
+    __slots__ = ("_lock", "_transactions", "connection", "database", "ended", "holder", "number", "open", "renewed")
 
     def __init__(self, transactions: Transactions, holder: tuple[str, int], connection: Any) -> None:
         self._transactions = transactions
@@ -93,8 +103,9 @@ class Block:
         self.holder = holder
         self.connection = connection
         self.open = True
+        self.ended = End.NOT_YET
         self.number = next(_numbers)
-        self.renewed: tuple[int, int] | None = None  # expires_us and the seconds asked for, once this has committed
+        self.renewed: int | None = None  # for how long a renewal in it asked
 
     def is_open(self) -> bool:
         """Return whether the block has not ended yet."""
@@ -110,8 +121,8 @@ class Block:
         with self._lock:
             if not self.open:  # it has ended since this context was copied, and its connection may be another block's
                 raise Conflict(
-                    "the lease.transaction() that this call belongs to has ended: wait for the tasks and threads that "
-                    "use it before you leave the block. Nothing was changed."
+                    "the lease.transaction() that this call belongs to has ended, and has not committed: wait for the "
+                    "tasks and threads that use it before you leave the block. Nothing was changed."
                 )
             return self._transactions.run(self.connection, program(self._transactions), savepoint=savepoint)
 
@@ -143,9 +154,16 @@ def inside(block: Block) -> Iterator[None]:
 
 
 def block_of(holder: tuple[str, int], database: Callable[[], Hashable]) -> Block | None:
-    """Return the open block of a lease in this context, or None; *database* is asked for only if there is one."""
+    """
+    Return the block of a lease in this context, or None; *database* is asked for only if there is one.
+
+    A context that was copied inside a block may outlive it. If the block has committed, the context is outside; else
+    the block is returned, and refuses what it is asked to run.
+    """
     for entry in reversed(_here.get()):
-        if isinstance(entry, Block) and entry.open and entry.holder == holder and entry.database == database():
+        if not isinstance(entry, Block) or (entry.ended is End.COMMITTED and not entry.open):
+            continue
+        if entry.holder == holder and entry.database == database():
             return entry
     return None
 

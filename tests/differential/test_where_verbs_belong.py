@@ -13,7 +13,7 @@ import pytest
 from tests.patience import PATIENCE_SECONDS
 from tests.sqlite.joining import in_thread
 
-from leasehold import Conflict, Lease, Settled, StoreUnavailable
+from leasehold import Conflict, InDoubt, Lease, Settled, StoreUnavailable
 from leasehold.transaction import Block
 from leasehold.worker.handling import call, call_async, settlement
 
@@ -465,3 +465,123 @@ def test_a_savepoint_that_is_rolled_back_takes_its_children_along(stage: Stage, 
 
     pages = {job.id: job.payload["n"] for job in stage.router.jobs(parent="mine")}
     assert pages == {"mine/page": 1, "mine/page#2": 3}
+
+
+@pytest.mark.parametrize("where", ["block", "own"])
+def test_a_second_run_that_is_rolled_back_once_finds_the_first_ones_children(
+    stage: Stage, lease: Lease, own: Any, where: str
+) -> None:
+    """That a child exists does not tell that this run's transaction has committed."""
+    if where == "own" and stage.database.is_sqlite:
+        pytest.skip("SQLite does not tell how a transaction on another connection has ended")
+    adding(stage, lease, own, where, fails=False)
+    stage.router.requeue(stage.router.job("mine"), by="ops")
+    again = stage.router.claim("worker", queues=["default"])
+    assert again is not None
+    assert again.job_id == "mine"
+    with pytest.raises(KeyError):
+        adding(stage, again, own, where, fails=True)
+    adding(stage, again, own, where, fails=False)
+
+    assert {job.id for job in stage.router.jobs(parent="mine")} == {"mine/page", "mine/page#2"}
+
+
+def test_a_savepoint_of_a_block_that_commits_takes_its_children_along(stage: Stage, lease: Lease) -> None:
+    """After the block, too, the next child of that name gets the number."""
+    with lease.transaction() as connection:
+        connection.execute("savepoint attempt")
+        lease.add("page", {"n": 1}, savepoint=True)
+        connection.execute("rollback to savepoint attempt")
+        connection.execute("release savepoint attempt")
+    lease.add("page", {"n": 2})
+
+    assert {job.id: job.payload["n"] for job in stage.router.jobs(parent="mine")} == {"mine/page": 2}
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_children_of_one_name_with_keys_of_their_own_are_numbered_alike_in_each_run(
+    stage: Stage, lease: Lease, inside: bool
+) -> None:
+    """One that meets another job's unique key is counted, though no job has its id."""
+    stage.router.add("holder", unique="k1")
+
+    def both(lease: Lease) -> None:
+        for key in ("k1", "k2"):
+            lease.add("note", unique=key)
+
+    def run(lease: Lease) -> None:
+        if inside:
+            with lease.transaction():
+                both(lease)
+        else:
+            both(lease)
+
+    run(lease)
+    stage.router.requeue(stage.router.job("mine"), by="ops")
+    again = next(one for one in stage.router.claim_many("worker") if one.job_id == "mine")
+    run(again)
+
+    assert [job.id for job in stage.router.jobs(parent="mine")] == ["mine/note#2"]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_task_that_outlives_a_block_which_failed_is_refused(stage: Stage, lease: Lease, commits: bool) -> None:
+    """It would settle the job without the rows that it was to be settled with."""
+
+    async def body() -> None:
+        go = asyncio.Event()
+
+        async def late() -> None:
+            await go.wait()
+            await lease.aio.complete(7)
+
+        try:
+            async with lease.aio.transaction() as connection:
+                connection.execute(INSERT)
+                task = asyncio.create_task(late())
+                await asyncio.sleep(0)
+                if not commits:
+                    raise KeyError
+        except KeyError:
+            pass
+        go.set()
+        await task
+
+    if commits:
+        asyncio.run(body())
+        assert stage.router.job("mine").result == 7
+    else:
+        with pytest.raises(Conflict, match="has not committed"):
+            asyncio.run(body())
+        assert stage.router.job("mine").status == "running"
+        lease.check()
+        lease.complete(8)
+
+
+def test_an_effect_is_not_concluded_beside_a_transaction_that_its_call_left_open(
+    stage: Stage, lease: Lease, own: Any
+) -> None:
+    """Its rows may yet roll back, and then the effect would be known for ever."""
+
+    def charge(key: str) -> str:
+        own.execute(INSERT)
+        lease.fence(own)
+        return key
+
+    with pytest.raises(Conflict):
+        lease.once("charge", charge)
+    own.rollback()
+
+    with pytest.raises(InDoubt):
+        lease.once("charge", charge)
+
+
+def test_a_renewal_that_a_savepoint_has_undone_does_not_move_the_deadline(stage: Stage, lease: Lease) -> None:
+    """On PostgreSQL a renewal is not part of the block."""
+    with lease.transaction() as connection:
+        connection.execute("savepoint attempt")
+        lease.renew(90_000)
+        connection.execute("rollback to savepoint attempt")
+        connection.execute("release savepoint attempt")
+
+    assert lease.expires_at == stage.router.job("mine").expires_at

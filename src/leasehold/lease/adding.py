@@ -6,9 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..core.job import Added, NewJob
-from ..errors import UnknownJob
 from ..store import Program, Transactions
-from .children import named
+from .children import Within, named
 
 if TYPE_CHECKING:
     from .lease import Lease
@@ -19,33 +18,25 @@ log = logging.getLogger("leasehold")
 def added_alone(lease: Lease, name: str, child: NewJob) -> Added:
     """Add a child in a transaction of its own."""
     counter = lease._counter()
-    while (last := counter.unsure(name, None, lease._is_open_on)) and not _is_stored(lease, name, child, last):
-        counter.uncount(name, last)
+    counter.recount(name, lease._is_stored)
     with counter.counted(name) as nth:
         child = named(lease._grant.spec, child, name, nth)
         [added] = lease.store.add_children(lease.job_id, lease.epoch, [child])
     return _checked(lease, added, child)
 
 
-def added_in(lease: Lease, verbs: Transactions, name: str, child: NewJob, within: int) -> Program[Added]:
-    """The program that adds a child in a transaction of the caller's; *within* is its number or connection."""
+def added_in(lease: Lease, verbs: Transactions, name: str, child: NewJob, within: Within) -> Program[Added]:
+    """The program that adds a child in a transaction of the caller's."""
     counter = lease._counter()
-    while last := counter.unsure(name, within, lease._is_open_on):
-        if (yield from verbs.has_job(named(lease._grant.spec, child, name, last).id)):
-            break
-        counter.uncount(name, last)
-    with counter.counted(name, within) as nth:
+    counter.recount(name, lease._is_stored)
+    # A savepoint that was rolled back has taken children along that this very transaction had added.
+    while (last := counter.last_in(name, within.asked)) is not None and not (yield from verbs.has_job(last)):
+        counter.forget_last(name, last)
+    with counter.counted(name) as nth:
         child = named(lease._grant.spec, child, name, nth)
         [added] = yield from verbs.add_children(lease.job_id, lease.epoch, [child])
+    counter.added_in(name, nth, child.id, added, within)
     return _checked(lease, added, child)
-
-
-def _is_stored(lease: Lease, name: str, child: NewJob, nth: int) -> bool:
-    try:
-        lease.store.job(named(lease._grant.spec, child, name, nth).id)
-    except UnknownJob:
-        return False
-    return True
 
 
 def _checked(lease: Lease, added: Added, child: NewJob) -> Added:

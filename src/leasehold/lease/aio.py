@@ -89,16 +89,15 @@ class AsyncLease(Facade):
             lambda _: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch, idle_us=idle)), verbs.rollback
         )
         block = Block(verbs, (lease.job_id, lease.epoch), connection)
-        with lease._counter().committing(block.number):
-            try:
-                verbs.entered(connection)
-                with inside(block):
-                    yield connection
-            except BaseException as error:
-                ended = error  # which is unbound when this clause ends
-                await abandonable(lambda _: roll_back_elsewhere(lease, verbs, block, ended))
-                raise
-            await abandonable(lambda _: commit(lease, verbs, block))
+        try:
+            verbs.entered(connection)
+            with inside(block):
+                yield connection
+        except BaseException as error:
+            ended = error  # which is unbound when this clause ends
+            await abandonable(lambda _: roll_back_elsewhere(lease, verbs, block, ended))
+            raise
+        await abandonable(lambda _: commit(lease, verbs, block))
 
 
 warn_on_loops(Lease, AsyncLease, "lease")

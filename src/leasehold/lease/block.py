@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import LeaseholdError, StoreUnavailable
 from ..store import Transactions
-from ..transaction import Block
+from ..transaction import Block, End
 
 if TYPE_CHECKING:
     from .lease import Lease
@@ -30,15 +30,27 @@ async def unless_lost(lease: Lease, reply: Coroutine[Any, Any, T]) -> T:
 def commit(lease: Lease, verbs: Transactions, block: Block) -> None:
     """Commit the block, after the verbs that other threads run in it."""
     block.wait()
-    lease._told_by(lambda: verbs.commit(block.connection))
+    try:
+        lease._told_by(lambda: verbs.commit(block.connection))
+    except BaseException as error:
+        known = isinstance(error, LeaseholdError) and not getattr(error, "outcome_unknown", False)
+        block.ended = End.ROLLED_BACK if known else End.UNKNOWN
+        raise
+    block.ended = End.COMMITTED
     if block.renewed is not None:
-        lease._renewed(*block.renewed)
+        # The renewal may have been undone with a savepoint, and the block may have settled the lease.
+        with suppress(LeaseholdError):
+            grant = lease.store.lease(lease.job_id, lease.owner)
+            if grant.epoch == lease.epoch:
+                lease._renewed(grant.expires_us, block.renewed)
 
 
 def roll_back(lease: Lease, verbs: Transactions, connection: Any, block: Block | None, error: BaseException) -> None:
     """Roll back the block that *error*, which is being handled, has ended; raise the refusal if it was the reason."""
     if block is not None:
         block.wait()
+        if block.ended is End.NOT_YET:
+            block.ended = End.ROLLED_BACK
     was_ended = verbs.was_ended(connection)
     lease._told_by(lambda: verbs.rollback(connection))
     if isinstance(error, Exception) and not isinstance(error, LeaseholdError) and was_ended:

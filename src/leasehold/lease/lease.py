@@ -40,10 +40,10 @@ from ..errors import (
     Unsupported,
 )
 from ..store import Program, Renewal, Store, Transactions
-from ..transaction import Block, Joined, block_of, inside, is_anything_open, remember
+from ..transaction import Block, End, Joined, block_of, inside, is_anything_open, remember
 from .adding import added_alone, added_in
 from .block import commit, roll_back, unless_lost
-from .children import Children
+from .children import Children, Within
 from .current import _current
 from .held import Held
 from .progress import Reporting, Reports
@@ -202,7 +202,7 @@ class Lease(Held, Reporting):
         # Even in a savepoint: rolled back, the lease is what it was before.
         expires_us = int(self._told_by(lambda: run(lambda verbs: verbs.renew(renewal), savepoint=True)))
         if (block := self._block()) is not None:
-            block.renewed = expires_us, renewal.lease_us or 0
+            block.renewed = renewal.lease_us or 0
         return expires_us
 
     def add(
@@ -226,14 +226,35 @@ class Lease(Held, Reporting):
         if isinstance(name, NewJob) and (payload is not None or options):
             raise InvalidArgument("a NewJob brings its payload and options along: pass it alone.")
         child, name = as_child(name if isinstance(name, NewJob) else {"id": name, "payload": payload, **options})
-        block = self._block()
-        within = block.number if block is not None and connection in (None, block.connection) else id(connection)
+        within = self._within(connection)
         return self._write(
             connection,
             savepoint,
             lambda verbs: added_in(self, verbs, name, child, within),
             lambda: added_alone(self, name, child),
+            note=within.join,
         )
+
+    def _within(self, connection: Any) -> Within:
+        block = self._block()
+        if block is not None and connection in (None, block.connection):
+            return Within(block.number, lambda _: block.ended)
+        return Within(id(connection), self._end_of)
+
+    def _end_of(self, joined_: Joined | None) -> End:
+        """Return how a transaction of the caller's own has ended, as far as that can be known."""
+        if joined_ is not None and joined_.is_open():
+            return End.NOT_YET
+        number = None if joined_ is None else joined_.number
+        is_undone = number is not None and self._transactions().is_rolled_back(number)
+        return End.ROLLED_BACK if is_undone else End.UNKNOWN
+
+    def _is_stored(self, job_id: str) -> bool:
+        try:
+            self._store.job(job_id)
+        except UnknownJob:
+            return False
+        return True
 
     def _counter(self) -> Children:
         if self._children is None:
@@ -284,7 +305,8 @@ class Lease(Held, Reporting):
         return effect
 
     def _conclude(self, name: str, outcome: str | None) -> None:
-        self._told_by(lambda: self._store.end_effect(self.job_id, self.epoch, name, outcome))
+        # Beside a transaction that the call has left open, the effect stays in doubt: it may be among those rows.
+        self._told_by(lambda: self._refuse_beside().end_effect(self.job_id, self.epoch, name, outcome))
 
     def complete(
         self, result: object = None, *, then: Iterable[Child] = (), connection: Any = None, savepoint: bool = False
@@ -299,7 +321,7 @@ class Lease(Held, Reporting):
         completion is no error. With *connection*, it raises what `fence` raises, and `Settled` for a repetition too.
         """
         document = "null" if result is None else values.encode(result, "result")
-        children = self._counter().following(self._grant.spec, then) if then else ()
+        children = self._counter().following(self._grant.spec, then, self._is_stored) if then else ()
         said = completion(self._grant, document, children)
         return self._settle(said, connection, savepoint)
 
@@ -378,10 +400,9 @@ class Lease(Held, Reporting):
             connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch, idle_us=idle))
             verbs.entered(connection)
             block = Block(verbs, (self.job_id, self.epoch), connection)
-            with self._counter().committing(block.number):
-                with inside(block):
-                    yield connection
-                commit(self, verbs, block)
+            with inside(block):
+                yield connection
+            commit(self, verbs, block)
         except BaseException as error:
             # Also None: Ctrl-C may have come when it had begun, before it returned.
             roll_back(self, verbs, connection, block, error)
@@ -404,14 +425,20 @@ class Lease(Held, Reporting):
         savepoint: bool,
         program: Callable[[Transactions], Program[T]],
         separately: Callable[[], T | Exception],
+        *,
+        note: Callable[[Joined], None] | None = None,
     ) -> T:
-        """Run a verb where it belongs: in the caller's transaction, in this lease's open block, or separately."""
+        """
+        Run a verb where it belongs: in the caller's transaction, in this lease's open block, or separately.
+
+        *note* learns of a transaction on a connection of the caller's own.
+        """
         if connection is not None or self._joined or is_anything_open():
             block = self._block()
             if block is not None and connection in (None, block.connection):
                 return self._unless_lost(lambda: block.run(program, savepoint=savepoint))
             if connection is not None:
-                return self._join(connection, program, savepoint=savepoint)
+                return self._join(connection, program, savepoint=savepoint, note=note)
             self._refuse_beside()
         reply = self._told_by(separately)
         if isinstance(reply, Exception):
@@ -423,7 +450,7 @@ class Lease(Held, Reporting):
 
     def _run_here(self) -> _Run | None:
         """Return what runs a program in the transaction that this lease is part of here, or None."""
-        if (block := self._block()) is not None:
+        if (block := self._block()) is not None and block.open:
             return block.run
         joined_ = self._joined_here()
         return None if joined_ is None else partial(self._join, joined_.connection)
@@ -434,14 +461,26 @@ class Lease(Held, Reporting):
     def _block(self) -> Block | None:
         return block_of((self.job_id, self.epoch), lambda: self._transactions().database)
 
-    def _join(self, connection: Any, program: Callable[[Transactions], Program[T]], *, savepoint: bool = False) -> T:
+    def _join(
+        self,
+        connection: Any,
+        program: Callable[[Transactions], Program[T]],
+        *,
+        savepoint: bool = False,
+        note: Callable[[Joined], None] | None = None,
+    ) -> T:
+        def remember_it(one: Joined) -> None:
+            self._remember(one)
+            if note is not None:
+                note(one)
+
         reply = self._unless_lost(
             lambda: joined(
                 self._store,
                 connection,
                 lambda verbs: self._marked(program(verbs)),
                 savepoint=savepoint,
-                note=self._remember,
+                note=remember_it,
             )
         )
         # With an async connection it is a coroutine, for the async form of the verb.
@@ -465,10 +504,6 @@ class Lease(Held, Reporting):
         """Keep in mind that this lease is part of a transaction that the caller will end."""
         remember(one)
         self._joined = (*(other for other in self._joined if other.connection not in (None, one.connection)), one)
-
-    def _is_open_on(self, connection: int) -> bool:
-        """Return whether this lease is part of a transaction that is open on the connection with that `id`."""
-        return any(id(one.connection) == connection and one.is_open() for one in self._joined)
 
     def _refuse_beside(self) -> Store:
         """Return the store, for a verb that commits by itself; refuse it while this lease is part of a transaction."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from ..core import asked, values
 from ..core.job import Grant, Progress, Settlement
 from ..store import Program, Transactions
+from ..transaction import Joined
 from .record import Recorded
 
 T = TypeVar("T")
@@ -105,6 +106,8 @@ class Reporting(Recorded):
         savepoint: bool,
         program: Callable[[Transactions], Program[T]],
         separately: Callable[[], T | Exception],
+        *,
+        note: Callable[[Joined], None] | None = None,
     ) -> T:
         """Run a verb where it belongs."""
         raise NotImplementedError
