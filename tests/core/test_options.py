@@ -9,7 +9,8 @@ import pytest
 from leasehold.core.options import DEFAULT_OPTIONS, Options, decode, encode
 from leasehold.core.retry import Retry
 
-ALL = Options(Retry(max_errors=2, max_reclaims=1, delay_seconds=0.5, factor=2, max_delay_seconds=9, jitter=False))
+RETRY = Retry(max_errors=2, max_reclaims=1, delay_seconds=0.5, factor=2, max_delay_seconds=9, jitter=False)
+ALL = Options(RETRY, run_us=7)
 
 
 def test_the_defaults_need_no_document() -> None:
@@ -19,7 +20,9 @@ def test_the_defaults_need_no_document() -> None:
     assert decode(None, 5, 3) is DEFAULT_OPTIONS
 
 
-@pytest.mark.parametrize("options", [ALL, Options(Retry(max_errors=7)), Options(Retry(factor=1.5))], ids=str)
+@pytest.mark.parametrize(
+    "options", [ALL, Options(Retry(max_errors=7)), Options(Retry(factor=1.5)), Options(run_us=7)], ids=str
+)
 def test_what_is_kept_is_what_comes_back(options: Options) -> None:
     """Together with the budgets, which are columns."""
     retry = options.retry
@@ -29,7 +32,8 @@ def test_what_is_kept_is_what_comes_back(options: Options) -> None:
 def test_budgets_are_columns_and_not_in_the_document() -> None:
     """Statements compare them."""
     assert encode(Options(Retry(max_errors=7, max_reclaims=0))) is None
-    assert json.loads(encode(ALL) or "") == {"delay_seconds": 0.5, "factor": 2, "max_delay_seconds": 9, "jitter": False}
+    back_off = {"delay_seconds": 0.5, "factor": 2, "max_delay_seconds": 9, "jitter": False}
+    assert json.loads(encode(ALL) or "") == {**back_off, "run_us": 7}
 
 
 def test_what_a_later_release_has_kept_is_ignored() -> None:

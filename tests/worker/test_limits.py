@@ -54,6 +54,30 @@ def test_an_async_handler_is_cancelled_and_its_job_failed_once(caplog: pytest.Lo
         assert "run_seconds, 5" in caplog.text
 
 
+@pytest.mark.parametrize(("tasks", "jobs"), [(None, 5), (60, 5), (2, 5)])
+def test_a_jobs_own_limit_beats_its_tasks(tasks: float | None, jobs: float) -> None:
+    """It may be shorter or longer, and the error names it."""
+    clock, begun = ManualClock(), threading.Event()
+    with Router(clock=clock) as router:
+
+        @router.task(run_seconds=tasks, retry=Retry(max_errors=1))
+        async def work() -> None:
+            begun.set()
+            await asyncio.sleep(3600)
+
+        work.options(id="a", run_seconds=jobs).add()
+        with working(router, steady=clock) as worker:
+            assert begun.wait(PATIENCE)
+            pass_time(worker, clock, 4.9)
+            assert worker.tally.failed == 0
+            pass_time(worker, clock, 0.2)
+            until(lambda: worker.tally.failed == 1, "its end")
+
+        job = router.job("a")
+        assert (job.status, job.run_seconds) == (Status.FAILED, jobs)
+        assert "run_seconds, 5" in (job.last_error or "")
+
+
 def test_a_thread_is_fenced_at_once_and_keeps_its_slot_until_it_returns() -> None:
     clock, gate, told = ManualClock(), Gate(), []
     with Router(clock=clock) as router:

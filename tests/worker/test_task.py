@@ -448,7 +448,7 @@ def test_settings_of_a_task_hold_for_its_jobs(router: Router) -> None:
 def test_every_option_of_add_is_an_option_of_a_tasks_jobs() -> None:
     """But the task itself; and what a task sets for them is one of them."""
     assert JobSettings.__annotations__.keys() == JobOptions.__annotations__.keys() - {"task"}
-    own = {"name", "run_seconds", "process", "final", "delay"}
+    own = {"name", "process", "final", "delay"}
     assert TaskSettings.__annotations__.keys() - own <= JobSettings.__annotations__.keys()
 
 
@@ -506,7 +506,8 @@ def test_options_are_those_of_the_job(router: Router, clock: ManualClock) -> Non
     [
         ({"id": ""}, "a job's id must have 1 to 255 characters"),
         ({"task": "other"}, "options(…) has no 'task': it takes id, parent, connection, savepoint, queue, "),
-        ({"run_seconds": 5}, "options(…) has no 'run_seconds'"),
+        ({"run_seconds": 0}, "run_seconds must be above zero, not 0."),
+        ({"process": True}, "options(…) has no 'process'"),
         ({"parent": "job-1"}, "parent is a Lease, or None for no parent, not 'job-1' (str)."),
         (
             {"delay_seconds": 1, "run_at": datetime(2100, 1, 1, tzinfo=UTC)},

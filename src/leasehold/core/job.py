@@ -89,6 +89,7 @@ class JobSettings(TypedDict, total=False):
     retry: Retry | None
     lease_seconds: float | None
     stall_seconds: float | None
+    run_seconds: float | None
     meta: Mapping[str, Any] | None
 
 
@@ -112,6 +113,7 @@ def new_job(
     retry: Retry | None = None,
     lease_seconds: float | None = None,
     stall_seconds: float | None = None,
+    run_seconds: float | None = None,
     meta: Mapping[str, Any] | None = metas.ABSENT,
 ) -> NewJob:
     """Return the job that these arguments ask for, all of them checked; the one door for every way of adding."""
@@ -124,6 +126,9 @@ def new_job(
             "Retry(only=…) is for @router.task(retry=…): exception classes cannot be stored with a job. The task's own "
             "`only` holds for all of its jobs."
         )
+    options = DEFAULT_OPTIONS if retry is None else Options(retry)
+    if run_seconds is not None:
+        options = options._replace(run_us=values.microseconds(run_seconds, "run_seconds"))
     return NewJob(
         values.name(id, "a job's id"),
         values.encode(payload, "payload"),
@@ -136,7 +141,7 @@ def new_job(
         values.optional_name(unique, "unique"),
         None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
         None if stall_seconds is None else values.microseconds(stall_seconds, "stall_seconds"),
-        options=DEFAULT_OPTIONS if retry is None else Options(retry),
+        options=options,
         meta=metas.encode(meta),
     )
 
@@ -420,6 +425,11 @@ class Job:
     def stall_seconds(self) -> float | None:
         """How long it may go without progress, or None for ever."""
         return None if self.spec.stall_us is None else self.spec.stall_us / 1_000_000
+
+    @property
+    def run_seconds(self) -> float | None:
+        """How long its handler may run in all, or None for as long as its task says."""
+        return None if self.spec.options.run_us is None else self.spec.options.run_us / 1_000_000
 
     @property
     def run_at(self) -> datetime:

@@ -21,9 +21,11 @@ class Options(NamedTuple):
     """What a job may be given that only Python code reads, and its budgets."""
 
     retry: Retry = DEFAULT_RETRY
+    run_us: int | None = None  # how long its handler may run in all; None: as long as its task says
 
 
 DEFAULT_OPTIONS = Options()
+_OTHERS = Options._fields[1:]  # all but the retry policy are kept under their own names
 
 
 def encode(options: Options) -> str | None:
@@ -36,6 +38,7 @@ def _encode(options: Options) -> str | None:
     kept: dict[str, Any] = {
         name: value for name in _BACK_OFF if (value := getattr(options.retry, name)) != getattr(DEFAULT_RETRY, name)
     }
+    kept |= {name: value for name in _OTHERS if (value := getattr(options, name)) != getattr(DEFAULT_OPTIONS, name)}
     return json.dumps(kept) if kept else None
 
 
@@ -44,5 +47,6 @@ def decode(document: str | None, max_errors: int, max_reclaims: int) -> Options:
     """Return the options of that document and those budgets; what a later release has put there is ignored."""
     kept = {} if document is None else json.loads(document)
     back_off = {name: kept[name] for name in _BACK_OFF if name in kept}
-    found = Options(Retry(max_errors=max_errors, max_reclaims=max_reclaims, **back_off))
+    others = {name: kept[name] for name in _OTHERS if name in kept}
+    found = Options(Retry(max_errors=max_errors, max_reclaims=max_reclaims, **back_off), **others)
     return DEFAULT_OPTIONS if found == DEFAULT_OPTIONS else found

@@ -74,9 +74,14 @@ class Run:
     @property
     def limit_us(self) -> int | None:
         """When the handler has had its `run_seconds`."""
-        if self.began_us is None or self.task.run_us is None:
-            return None
-        return self.began_us + self.task.run_us
+        run_us = self.run_us
+        return None if self.began_us is None or run_us is None else self.began_us + run_us
+
+    @property
+    def run_us(self) -> int | None:
+        """How long the handler may run: what the job says, else what its task says."""
+        own = self.lease._grant.spec.options.run_us
+        return self.task.run_us if own is None else own
 
     def stalled(self, now: int) -> bool:
         """Return whether it has said nothing of its progress for its `stall_seconds`, as far as the worker can see."""

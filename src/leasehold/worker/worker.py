@@ -441,7 +441,7 @@ class Worker:
     def outran(self, run: Run) -> None:
         """Stop the handler and record an error: it has had its `run_seconds`."""
         if run.stopped_us is None and run.lease.epoch in self._executing:
-            seconds = (run.task.run_us or 0) / 1_000_000
+            seconds = (run.run_us or 0) / 1_000_000
             text = f"the handler ran for longer than its run_seconds, {seconds:g}"
             self._reporter.outran(run, text)
             self._stop_run(run, failed(run.task, run.lease, TimeoutError(text), text=text))
