@@ -24,6 +24,7 @@ NOT_VERBS = {
         "task",  # these ask no store
         "around",
         "lifespan",
+        "on",
         "override",
         "worker",  # `async with router.worker():`
         "work",  # has the main thread to itself

@@ -264,6 +264,15 @@ class Store(Protocol):
         """
         ...
 
+    def take_reclaimed(self) -> list[tuple[str, int]]:
+        """
+        Return the job id and epoch of each ownership that claims and reclaims of this store object have ended.
+
+        C49.  Each is returned once, to whichever caller asks first; the oldest are dropped after 10,000. What was ended
+              by a call whose reply was lost may be missing.
+        """
+        ...
+
     def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
         """
         Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, with all that is kept of them;

@@ -17,7 +17,6 @@ from tests.worker.processes import done, is_running, kept, named, now, renewed, 
 from tests.worker.staging import has_looked, working
 
 from leasehold import Retry, Status, StoreUnavailable
-from leasehold.core.clock import SteadyClock
 from leasehold.testing import ManualClock
 from leasehold.worker import processes
 from leasehold.worker.handling import Crashed, End
@@ -258,7 +257,11 @@ def ends() -> list[tuple[str, End]]:
 @pytest.fixture
 def executor(ends: list[tuple[str, End]]) -> Iterator[Processes]:
     """One place for a process."""
-    made = Processes(1, SteadyClock(), lambda run, end: ends.append((run.lease.job_id, end)))
+
+    def began(run: Run) -> None:
+        run.began_us = 1
+
+    made = Processes(1, began, lambda run, end: ends.append((run.lease.job_id, end)))
     yield made
     made.close()
 

@@ -429,6 +429,23 @@ class Router:
         """Put a function that yields once, plain or async, around every worker. Use it as a decorator."""
         return self._hooks.add_lifespan(hook)
 
+    def on(self, event: str) -> Callable[[Hook], Hook]:
+        """
+        Call a function with each *event* of this process's workers. Use it as a decorator: `@router.on("failed")`.
+
+        Events: claimed, started, settled, refused, lost, failed, cancelled; `leasehold.worker.events` has their types.
+        The function is called on a thread for listeners, after the fact and at most once: it delays no job. What it
+        raises is logged.
+
+        Raises `InvalidArgument` for another event, and for a function that is async or does not take the event.
+        """
+
+        def listen(listener: Hook) -> Hook:
+            self._hooks.listeners.add(event, listener)
+            return listener
+
+        return listen
+
     # Operators
 
     transfer = operators.transfer

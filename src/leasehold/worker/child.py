@@ -19,7 +19,6 @@ from types import FrameType
 from typing import Any, NoReturn, cast
 
 from ..core import values
-from ..core.clock import SteadyClock
 from ..errors import InvalidArgument, StaleEpoch, StoreUnavailable, Unsupported
 from ..lease import Lease
 from ..store import Store
@@ -150,7 +149,7 @@ class Child:
             own = router._store
             router._store = store = RemoteStore(own, self._ask, _elsewhere(router.url, url))
             try:
-                loop = Loop(router._hooks, SteadyClock(), lambda run, end: None)
+                loop = Loop(router._hooks, lambda run: None, lambda run, end: None)
                 lifespan = Lifespan(router._hooks, lambda: loop.loop)
                 lifespan.enter()
             except BaseException:

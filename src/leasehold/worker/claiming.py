@@ -55,6 +55,10 @@ class Slots(Protocol):
         """Return whether nothing is in flight here."""
         ...
 
+    def swept(self) -> None:
+        """Notice what upkeep in claims and reclaims has failed."""
+        ...
+
 
 class Claimer(threading.Thread):
     """Claims until it is told to stop, or until nothing is left, or until it cannot go on: then it tells *over*."""
@@ -138,6 +142,7 @@ class Claimer(threading.Thread):
             if not self._free.wait(WAIT_SECONDS):
                 with suppress(StoreUnavailable):
                     self._store.reclaim()  # what claims would do, if there were room for one
+                self._slots.swept()
                 ahead = 0
 
     def _ahead(self) -> int:
@@ -171,6 +176,7 @@ class Claimer(threading.Thread):
             self._rest(error)
             return
         self._answered()
+        self._slots.swept()
         self._in_vain = 0 if grants else min(self._in_vain + 1, 10)
         self._begin(grants, sent)
         if self._waiting is not None:

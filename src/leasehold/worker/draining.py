@@ -9,7 +9,7 @@ from concurrent.futures import wait
 from typing import NoReturn, Protocol
 
 from ..core import asked
-from ..core.clock import Clock, SteadyClock
+from ..core.clock import Clock
 from ..core.job import Job, Status
 from ..errors import Conflict, InvalidArgument, Unsupported
 from ..lease import Lease
@@ -77,7 +77,7 @@ class Drain:
         self._queues = queues
         self._clock = clock
         self._raise_errors = raise_errors
-        self._loop = Loop(shop.hooks, SteadyClock(), lambda _, __: None, loop)
+        self._loop = Loop(shop.hooks, lambda _: None, lambda _, __: None, loop)
         self._reporter = Reporter()
         self._free_runs: Counter[str] = Counter()
 

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from ..core.clock import Clock
 from .handling import End, call_async
 from .hooks import Hooks
 from .run import Run
@@ -23,12 +22,12 @@ class Loop:
     def __init__(
         self,
         hooks: Hooks,
-        steady: Clock,
+        began: Callable[[Run], None],
         ended: Callable[[Run, End], None],
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._hooks = hooks
-        self._steady = steady
+        self._began = began
         self._ended = ended
         self._loop = loop
         self._thread: threading.Thread | None = None
@@ -82,7 +81,7 @@ class Loop:
         for run in runs:
             if not run.first():
                 continue
-            run.began_us = self._steady.now()
+            self._began(run)
             task = asyncio.get_running_loop().create_task(
                 call_async(run.task, run.lease, self._hooks),
                 name=f"leasehold {run.lease.job_id}",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ..core.clock import Clock, patience
+from ..core.clock import patience
 from ..errors import InvalidArgument, LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
 from ..lease import Lease
 from ..store import Store
@@ -45,8 +45,8 @@ class Processes:
     Whatever happens to a process, the run that it had is told to *ended*, once.
     """
 
-    def __init__(self, most: int, steady: Clock, ended: Callable[[Run, End], None]) -> None:
-        self.steady = steady
+    def __init__(self, most: int, began: Callable[[Run], None], ended: Callable[[Run, End], None]) -> None:
+        self.began = began
         self._most = most
         self._ended = ended
         self._lock = threading.Lock()  # for all that follows, and who has which run
@@ -297,7 +297,7 @@ class _Place:
             process.kill()  # in case that it has only closed everything
             return False
         if isinstance(heard, Began) and run is not None:
-            run.began_us = self._all.steady.now()
+            self._all.began(run)
         elif isinstance(heard, Call):
             process.send(self._answer(heard, run))
         return heard

@@ -18,7 +18,7 @@ from ..store import Store, Transactions
 # Every verb of the contract, but for those that are about a store object of one's own.
 VERBS = frozenset(
     name for name, verb in vars(Store).items() if callable(verb) and not name.startswith("_")
-) - {"close", "wake"}  # fmt: skip
+) - {"close", "take_reclaimed", "wake"}  # fmt: skip
 
 
 class Job(NamedTuple):

@@ -10,9 +10,11 @@ from typing import TypedDict
 
 from ..core.job import Outcome, Settlement
 from ..core.ownership import Reason
-from ..errors import Settled
+from ..errors import Settled, StaleEpoch
 from ..lease import Lease
 from ..store import Refusal
+from . import events
+from .events import Observers
 from .handling import Raised
 from .log import log
 from .run import Run
@@ -35,6 +37,15 @@ class Tally:
     settled: int = 0  # by the handler itself, with lease.complete(), fail() or release()
     crashed: int = 0  # with the process of the handler, and the job was reclaimed
 
+    def count(self, event: events.Event) -> None:
+        """Count an event: the first listener."""
+        if isinstance(event, events.Settled):
+            setattr(self, event.outcome, getattr(self, event.outcome) + 1)
+        elif isinstance(event, events.Refused) and isinstance(event.refusal, Settled):
+            self.settled += 1
+        elif isinstance(event, events.Refused) or (isinstance(event, events.Lost) and event.refusal is not None):
+            self.refused += 1
+
     def __str__(self) -> str:
         names = ("done", "settled", "retried", "failed", "released", "refused", "crashed")
         counted = [("settled by their handlers" if name == "settled" else name, getattr(self, name)) for name in names]
@@ -42,58 +53,77 @@ class Tally:
 
 
 class Reporter:
-    """Counts and logs how runs came out at the store."""
+    """Turns what happens to runs into events: for the tally and the log, in place, and for the observers."""
 
-    def __init__(self) -> None:
+    def __init__(self, observers: Observers | None = None) -> None:
         self.tally = Tally()
+        self._observers = observers
         self._counting = threading.Lock()  # a claim, a renewal and a settlement may tell of something at the same time
         self._strange: set[str | None] = set()  # tasks whose jobs go back, each logged once
 
+    def emit(self, event: events.Event) -> None:
+        """Have the tally, the log and the observers hear of *event*."""
+        with self._counting:
+            self.tally.count(event)
+        _write(event)
+        if self._observers is not None:
+            self._observers.put(event)
+
+    def _wants(self, event: type[events.Event]) -> bool:
+        return log.isEnabledFor(logging.DEBUG) or (self._observers is not None and self._observers.want(event))
+
     def over(self, batch: list[Said], refusals: list[Refusal | Exception | None]) -> None:
         """Tell of runs that are over."""
-        done, chatty = 0, log.isEnabledFor(logging.DEBUG)
+        done, each = 0, self._wants(events.Settled)
+        for (run, said, error), refusal in zip(batch, refusals, strict=True):
+            if refusal is None and said is not None and said.outcome is _COMPLETE and not each:
+                done += 1  # nearly all of them: counted together
+            else:
+                self._over(run.lease, said, error, refusal)
         with self._counting:
-            for (run, said, error), refusal in zip(batch, refusals, strict=True):
-                if refusal is None and said is not None and said.outcome is _COMPLETE:
-                    done += 1
-                    if chatty:
-                        log.debug("job %s is done", _named(run), **_of(run))
-                else:
-                    self._over(run, said, error, refusal)
             self.tally.done += done
 
-    def begins(self, runs: Iterable[Run]) -> None:
-        """Tell of each that begins, where somebody wants to know as much."""
-        if log.isEnabledFor(logging.DEBUG):
-            for run in runs:
-                log.debug("job %s begins, attempt %d", _named(run), run.lease.attempt, **_of(run))
+    def _over(
+        self, lease: Lease, said: Settlement | None, error: BaseException | None, refusal: Exception | None
+    ) -> None:
+        if refusal is None:
+            outcome = _outcome(lease, said)
+            if outcome == "released" and isinstance(error, Unbindable):
+                self._unbindable(lease, error)
+            self.emit(events.Settled(lease, outcome, error, said))
+            if outcome in ("failed", "crashed", "settled"):
+                self._ended(lease)
+            return
+        if isinstance(refusal, Settled):
+            self._ended(lease)
+        else:
+            lease._lost = True
+        self.emit(events.Refused(lease, refusal, error))
+        self._cancelled(lease, refusal)
+
+    def _ended(self, lease: Lease) -> None:
+        """Have the observers see whether the job has failed: only the store knows what a handler or a crash came to."""
+        if self._observers is not None:
+            self._observers.ended(lease.job_id, lease.epoch)
+
+    def _cancelled(self, lease: Lease, refusal: Exception) -> None:
+        if isinstance(refusal, StaleEpoch) and refusal.reason is Reason.CANCELLATION:
+            self.emit(events.Cancelled(lease, refusal))
+
+    def claimed(self, leases: Iterable[Lease]) -> None:
+        """Tell of jobs that were claimed."""
+        if self._wants(events.Claimed):
+            for lease in leases:
+                self.emit(events.Claimed(lease))
+
+    def began(self, run: Run) -> None:
+        """Tell of a handler that begins."""
+        if self._wants(events.Started):
+            self.emit(events.Started(run.lease))
 
     def took_over(self, run: Run) -> None:
         """Tell of a job that was taken from another owner."""
-        log.info("took over job %s (%s)", _named(run), run.lease.reason, **_of(run))
-
-    def _over(self, run: Run, said: Settlement | None, error: BaseException | None, refusal: Exception | None) -> None:
-        if refusal is not None:
-            self._refused(run, refusal, error)
-        elif said is not None and said.outcome is Outcome.CRASH:
-            self.tally.crashed += 1
-            log.error("job %s goes back, and counts a reclaim: %s", _named(run), error, **_of(run))
-        elif said is None:
-            self.tally.settled += 1
-            if error is not None:
-                _say(
-                    logging.WARNING,
-                    run,
-                    error,
-                    "the handler of job %s raised after it had settled the job",
-                    _named(run),
-                )
-        elif said.outcome is Outcome.RELEASE:
-            self.tally.released += 1
-            if isinstance(error, Unbindable):
-                self._unbindable(run, error)
-        else:
-            self._failed(run, said, error)
+        log.info("took over job %s (%s)", _named(run.lease), run.lease.reason, **_of(run.lease))
 
     def unhandled(self, lease: Lease, tasks: Iterable[str]) -> None:
         """Tell of a job that goes back because nobody here knows its task."""
@@ -104,60 +134,86 @@ class Reporter:
 
     def lost(self, run: Run, refusal: Exception | None) -> None:
         """Tell of a lease that was lost while its handler worked."""
-        if refusal is None:
-            log.warning("the lease of job %s was not renewed in time; others may take it", _named(run), **_of(run))
-        else:
-            with self._counting:
-                self.tally.refused += 1
-            log.warning("the lease of job %s is lost: %s", _named(run), refusal, **_of(run))
+        self.emit(events.Lost(run.lease, refusal))
+        if refusal is not None:
+            self._cancelled(run.lease, refusal)
 
     def outran(self, run: Run, text: str) -> None:
         """Tell of a handler that has had its time."""
-        log.warning("job %s: %s", _named(run), text, **_of(run))
+        log.warning("job %s: %s", _named(run.lease), text, **_of(run.lease))
 
     def outlived(self, run: Run) -> None:
         """Tell of a handler that goes on although its job is settled."""
         log.warning(
             "the handler of job %s cannot be stopped, keeps its slot, and is refused from now on",
-            _named(run),
-            **_of(run),
+            _named(run.lease),
+            **_of(run.lease),
         )
 
     def returned(self, run: Run) -> None:
         """Tell that such a handler has ended."""
-        log.info("the handler of job %s has ended, after its job went on without it", _named(run), **_of(run))
+        log.info(
+            "the handler of job %s has ended, after its job went on without it", _named(run.lease), **_of(run.lease)
+        )
 
     def _is_new(self, task: str | None) -> bool:
         new = task not in self._strange
         self._strange.add(task)
         return new
 
-    def _refused(self, run: Run, refusal: Exception, error: BaseException | None) -> None:
-        if isinstance(refusal, Settled):
-            self.tally.settled += 1
-        else:
-            self.tally.refused += 1
-            run.lease._lost = True
-        _say(logging.WARNING, run, error, "job %s: what its handler said is refused: %s", _named(run), refusal)
-
-    def _unbindable(self, run: Run, error: BaseException) -> None:
+    def _unbindable(self, lease: Lease, error: BaseException) -> None:
         if isinstance(error, Unready):
-            log.error("job %s goes back: %s", _named(run), error, **_of(run))
-        elif self._is_new(run.task.name):
-            log.warning("job %s goes back, since its arguments do not fit: %s", _named(run), error, **_of(run))
+            log.error("job %s goes back: %s", _named(lease), error, **_of(lease))
+        elif self._is_new(lease.task):
+            log.warning("job %s goes back, since its arguments do not fit: %s", _named(lease), error, **_of(lease))
 
-    def _failed(self, run: Run, said: Settlement, error: BaseException | None) -> None:
-        lease, errors = run.lease, run.lease._grant.errors + 1
-        if said.retry and errors < lease.retry.max_errors:
-            self.tally.retried += 1
-            rest, most = said.delay_us / 1_000_000, lease.retry.max_errors
-            text = "job %s failed, %d of %d; again in %.3g s"
-            _say(logging.WARNING, run, error, text, _named(run), errors, most, rest)
-        else:
-            self.tally.failed += 1
-            why = "after 1 error" if errors == 1 else f"after {errors} errors"
-            why += "" if said.retry else ", since this one is final"
-            _say(logging.ERROR, run, error, "job %s failed for good, %s", _named(run), why)
+
+def _outcome(lease: Lease, said: Settlement | None) -> events.Outcome:
+    """Return what a settlement that the store has accepted came to."""
+    if said is None:
+        return "settled"
+    if said.outcome is _COMPLETE:
+        return "done"
+    if said.outcome is Outcome.CRASH:
+        return "crashed"
+    if said.outcome is Outcome.RELEASE:
+        return "released"
+    return "retried" if said.retry and lease._grant.errors + 1 < lease.retry.max_errors else "failed"
+
+
+def _write(event: events.Event) -> None:
+    """Log an event: the second listener."""
+    match event:
+        case events.Settled(lease, outcome, error, said):
+            _write_settled(lease, outcome, error, said)
+        case events.Refused(lease, refusal, error):
+            text = "job %s: what its handler said is refused: %s"
+            _say(logging.WARNING, lease, error, text, _named(lease), refusal)
+        case events.Lost(lease, None):
+            text = "the lease of job %s was not renewed in time; others may take it"
+            log.warning(text, _named(lease), **_of(lease))
+        case events.Lost(lease, refusal):
+            log.warning("the lease of job %s is lost: %s", _named(lease), refusal, **_of(lease))
+        case events.Started(lease):
+            log.debug("job %s begins, attempt %d", _named(lease), lease.attempt, **_of(lease))
+
+
+def _write_settled(lease: Lease, outcome: events.Outcome, error: BaseException | None, said: Settlement | None) -> None:
+    errors = lease._grant.errors + 1
+    if outcome == "done":
+        log.debug("job %s is done", _named(lease), **_of(lease))
+    elif outcome == "crashed":
+        log.error("job %s goes back, and counts a reclaim: %s", _named(lease), error, **_of(lease))
+    elif outcome == "settled" and error is not None:
+        text = "the handler of job %s raised after it had settled the job"
+        _say(logging.WARNING, lease, error, text, _named(lease))
+    elif outcome == "retried" and said is not None:
+        text, most = "job %s failed, %d of %d; again in %.3g s", lease.retry.max_errors
+        _say(logging.WARNING, lease, error, text, _named(lease), errors, most, said.delay_us / 1_000_000)
+    elif outcome == "failed" and said is not None:
+        why = "after 1 error" if errors == 1 else f"after {errors} errors"
+        why += "" if said.retry else ", since this one is final"
+        _say(logging.ERROR, lease, error, "job %s failed for good, %s", _named(lease), why)
 
 
 class _Facts(TypedDict):
@@ -165,21 +221,19 @@ class _Facts(TypedDict):
     exc_info: BaseException | None
 
 
-def _say(level: int, run: Run, error: BaseException | None, text: str, *args: object) -> None:
+def _say(level: int, lease: Lease, error: BaseException | None, text: str, *args: object) -> None:
     """Log with the error. One of a process has no frames here, and brings those that it had there."""
     if isinstance(error, Raised):
-        log.log(level, text + "\n%s", *args, error.told(), **_of(run))
+        log.log(level, text + "\n%s", *args, error.told(), **_of(lease))
     else:
-        log.log(level, text, *args, **_of(run, error))
+        log.log(level, text, *args, **_of(lease, error))
 
 
-def _named(run: Run) -> str:
-    lease = run.lease
+def _named(lease: Lease) -> str:
     return repr(lease.job_id) if lease.task is None else f"{lease.job_id!r} ({lease.task})"
 
 
-def _of(run: Run, error: BaseException | None = None) -> _Facts:
-    """Return the facts of a run, for logs that a program reads."""
-    lease = run.lease
+def _of(lease: Lease, error: BaseException | None = None) -> _Facts:
+    """Return the facts of a lease, for logs that a program reads."""
     facts: dict[str, object] = {"job_id": lease.job_id, "task": lease.task, "epoch": lease.epoch, "owner": lease.owner}
     return {"extra": facts, "exc_info": error}

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-from ..core.clock import Clock
 from .handling import End, call
 from .hooks import Hooks
 from .run import Run
@@ -15,10 +14,12 @@ from .run import Run
 class Threads:
     """Up to *most* threads, started when they are needed. None of them can be stopped from outside."""
 
-    def __init__(self, most: int, hooks: Hooks, steady: Clock, ended: Callable[[Run, End], None]) -> None:
+    def __init__(
+        self, most: int, hooks: Hooks, began: Callable[[Run], None], ended: Callable[[Run, End], None]
+    ) -> None:
         self._most = most
         self._hooks = hooks
-        self._steady = steady
+        self._began = began
         self._ended = ended
         self._runs: SimpleQueue[Run | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -41,10 +42,10 @@ class Threads:
         thread.start()
 
     def _serve(self) -> None:
-        now, hooks, ended = self._steady.now, self._hooks, self._ended
+        hooks, began, ended = self._hooks, self._began, self._ended
         while (run := self._runs.get()) is not None:
             if run.first():
-                run.began_us = now()
+                began(run)
                 ended(run, call(run.task, run.lease, hooks))
 
     def stop(self, run: Run) -> bool:

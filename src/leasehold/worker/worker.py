@@ -30,6 +30,7 @@ from ..lease import Lease
 from ..store import Refusal, Store
 from .claiming import LONGEST_REST_SECONDS, MOST, WAIT_SECONDS, Claimer
 from .dispatching import Dispatcher, Executor
+from .events import Observers
 from .handling import End, failed, released, settlement, unbound_delay
 from .hooks import Hooks
 from .keeping import Renewer, Watch
@@ -49,6 +50,7 @@ _NOBODY: Any = None  # the task of a job that only goes back
 # With a grace of 25 seconds, all of this is over before Kubernetes' 30.
 _CLEAN_UP_SECONDS = 1.5  # for handlers that were told to stop at the end
 _LAST_SECONDS = 1.5  # for settlements, at the end
+_LISTEN_SECONDS = 1.0  # for listeners, at the very end
 
 
 class Shop(NamedTuple):
@@ -95,7 +97,8 @@ class Worker:
         self._store = shop.store
         self._grace_us = values.microseconds(grace_seconds, "grace_seconds", zero=True)
         self._steady = steady or SteadyClock()
-        self._reporter = Reporter()
+        self._observers = Observers(shop.store, shop.hooks.listeners)
+        self._reporter = Reporter(self._observers)
         self._stopping = threading.RLock()  # held by the one that stops it
         self._in_flight: dict[int, Run] = {}  # from the claim until the store has confirmed the settlement, by epoch
         self._executing: dict[int, Run] = {}  # from the claim until it is decided what is settled
@@ -120,11 +123,11 @@ class Worker:
             raise Conflict("this worker has been started before: make another one.")
         self._started_us = self._steady.now()
         steady, hooks, most = self._steady, self._shop.hooks, self.concurrency
-        loops = Loop(hooks, steady, self._ended, loop)
+        loops = Loop(hooks, self._began, self._ended, loop)
         self._kinds: dict[Kind, Executor] = {
-            Kind.THREAD: Threads(most, hooks, steady, self._ended),
+            Kind.THREAD: Threads(most, hooks, self._began, self._ended),
             Kind.LOOP: loops,
-            Kind.PROCESS: Processes(most, steady, self._ended),
+            Kind.PROCESS: Processes(most, self._began, self._ended),
         }
         self._dispatcher = Dispatcher(most, self._kinds)
         self._progress = ProgressWriter(self._store, steady, self._in_flight, self)
@@ -178,6 +181,8 @@ class Worker:
         finally:
             for kind in self._kinds.values():
                 kind.close()
+            self._observers.swept()
+            self._observers.close(_LISTEN_SECONDS)
             log.info("worker %s has stopped: %s", self.owner, self.tally)
         if self._failure is not None:
             raise self._failure
@@ -343,8 +348,10 @@ class Worker:
         tasks, store, reports, now = self._shop.tasks, self._store, self._progress, self._steady.now()
         runs: list[Run] = []
         soonest = now + 1_000_000
-        for grant in grants:
-            lease = Lease(store, grant, reports)
+        leases = [Lease(store, grant, reports) for grant in grants]
+        self._reporter.claimed(leases)
+        for lease in leases:
+            grant = lease._grant
             task = tasks.get(grant.spec.task or "")
             if task is None:
                 self._unhandled(Run(lease, _NOBODY, sent_us, now))
@@ -356,7 +363,6 @@ class Worker:
             runs.append(run)
             if run.renew_us < soonest:
                 soonest = run.renew_us
-        self._reporter.begins(runs)
         self._dispatcher.start(runs)
         self._renewer.wake_by(soonest)
         self._watch.wake_by(soonest)
@@ -371,7 +377,15 @@ class Worker:
     def _runs(self) -> list[Run]:
         return list(self._executing.copy().values())
 
-    # The end of a handler
+    def swept(self) -> None:
+        """Notice what upkeep has failed in this process."""
+        self._observers.swept()
+
+    # A handler, from its beginning to its end
+
+    def _began(self, run: Run) -> None:
+        run.began_us = self._steady.now()
+        self._reporter.began(run)
 
     def _ended(self, run: Run, end: End) -> None:
         """Have the run settled as its handler's end says, or as the worker had decided before."""

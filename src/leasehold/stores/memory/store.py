@@ -15,6 +15,7 @@ from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, no_lea
 from ...core.ownership import Event, Ownership, Process, Reason, draw_epochs
 from ...errors import Conflict, StoreUnavailable
 from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
+from ..reclaimed import Reclaimed
 from .record import DONE, PENDING, RUNNING, Record
 from .state import AT_DONE, AT_PENDING, AT_RUNNING, ORDER, State, count_moved, inside, turn
 
@@ -28,6 +29,7 @@ class MemoryStore(State):
 
     def __init__(self, *, clock: Clock | None = None, trace: bool = False) -> None:
         super().__init__(clock=clock, trace=trace)
+        self._reclaimed = Reclaimed()
         _stores.add(self)
 
     # Producers
@@ -394,6 +396,15 @@ class MemoryStore(State):
         now = self._now()
         ended = self._sweep(now) + self._recover(now, always=True)
         self._wake_claims()
+        return ended
+
+    def take_reclaimed(self) -> list[tuple[str, int]]:
+        """Return the job id and epoch of each ownership that claims and reclaims of this store object have ended."""
+        return self._reclaimed.take()
+
+    def _take_back(self, record: Record, reason: Reason, now: int) -> Ownership:
+        ended = super()._take_back(record, reason, now)
+        self._reclaimed.note([(ended.job_id, ended.epoch)])
         return ended
 
     @turn

@@ -22,12 +22,12 @@ from ...core.job import (
     effect_key,
     new_state,
 )
-from ...core.lifecycle import Verb, no_lease, reclaimed_in_part
-from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process, sane
+from ...core.lifecycle import Verb, no_lease
+from ...core.ownership import Event, Ownership, Process, sane
 from ...errors import LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
-from ...process import is_gone, this_process
 from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
 from ..migrating import Migrated
+from ..reclaimed import Reclaimed
 from ..rows import grant_of, job_of
 from . import lost_replies
 from .answers import admitted_children, why_not
@@ -35,7 +35,7 @@ from .callers import PostgresTransactions
 from .database import Database
 from .faults import sqlstate_of
 from .floors import Floors
-from .rights import grants, may_not_end, revocations
+from .rights import grants, revocations
 from .rows import (
     Row,
     added,
@@ -49,10 +49,10 @@ from .rows import (
     places,
     refusal_of,
     settlement,
-    taken_back,
     told,
     wishes,
 )
+from .upkeep import Upkeep
 from .waiting import Waiting
 
 log = logging.getLogger("leasehold")
@@ -61,13 +61,12 @@ T = TypeVar("T")
 
 BATCH_PATIENCE_MS = 200  # of a batch, with somebody else's lock; then it is split, and only who collides waits
 PATIENCE_MS = 10_000  # of a single one
-END_OUTLIVED_EVERY_US = 1_000_000
 _POLL_BY_HAND_SECONDS = 0.005  # where the clock is moved by hand, nobody tells us that it was
 _NOBODY = (None,) * 5  # of a process
 _AGAIN = 20  # how often a claim that met others looks again at once
 
 
-class PostgresStore:
+class PostgresStore(Upkeep):
     """Keeps jobs in one schema of a PostgreSQL database, which many machines may share."""
 
     def __init__(
@@ -89,6 +88,7 @@ class PostgresStore:
         self._woken = 0  # how often claims that wait were told to return
         self._floors = Floors(self._timer)
         self._recovered_us = 0
+        self._reclaimed = Reclaimed()
         self._ended_us = self._timer.now()
         self._told_of_rights = False
 
@@ -145,10 +145,10 @@ class PostgresStore:
                 rows = self._call("claim_next", owner, *asked, *looked, queue, rank, run_at, seq)
             else:
                 rows = self._call("claim", owner, limit, *asked, *places(floors), self._trace)
-            now, fenced, more, bottom, next_us, found = told(rows[0], floors)
+            now, ended, more, bottom, next_us, found = told(rows[0], floors)
             self._floors.keep(found, lent=floors, bottom=bottom)
-            if fenced:
-                self._end_fenced(fenced)
+            if ended:
+                self._note(ended)
             self._end_outlived()
             grants = [
                 grant
@@ -419,50 +419,6 @@ class PostgresStore:
         return job_of(job)
 
     # The store itself
-
-    def reclaim(self) -> list[Ownership]:
-        """Take back what expired, does not progress, or whose process is gone."""
-        ended: list[Ownership] = []
-        try:
-            while rows := self._call("reclaim"):
-                ended += self._taken_back(rows)
-            ended += self._recover(always=True)
-        except StoreUnavailable as error:
-            raise reclaimed_in_part(error, len(ended)) from error.__cause__
-        self._end_outlived(always=True)
-        return ended
-
-    def _taken_back(self, rows: list[Row]) -> list[Ownership]:
-        if fenced := [row[1] for row in rows if row[-1]]:
-            self._end_fenced(fenced)
-        return [taken_back(row) for row in rows]
-
-    def _recover(self, *, always: bool = False) -> list[Ownership]:
-        # Looking up processes costs system calls, so an idle poll looks at most once a second.
-        now = self._timer.now()
-        if not always and now < self._recovered_us + RECOVERY_EVERY_US:
-            return []
-        self._recovered_us = now
-        mine = this_process()
-        known = [(row[0], Process(*row[1:])) for row in self._read(self.database.statements.processes)]
-        gone = [number for number, process in known if process != mine and is_gone(process)]
-        return self._taken_back(self._call("recover", gone)) if gone else []
-
-    def _end_outlived(self, *, always: bool = False) -> None:
-        """End what is left of such transactions: who took the job over may have died, or may not have had the right."""
-        now = self._timer.now()
-        if always or now >= self._ended_us + END_OUTLIVED_EVERY_US:
-            self._ended_us = now
-            self._end_fenced(None)
-
-    def _end_fenced(self, epochs: list[int] | None) -> None:
-        """End the transactions of owners that have lost their job, so that the rows they locked are free; None: all."""
-        try:
-            self.database.call("end_fenced", epochs)
-        except LeaseholdError as error:  # the takeover has been done; the fence itself refuses what they wrote
-            if not (self._told_of_rights or self.database.closed):
-                self._told_of_rights = True
-                log.warning("could not end the transaction of an owner that has lost its job: %s", may_not_end(error))
 
     def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first; return how many."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core.job import Grant
-from ...core.ownership import Process
+from ...core.ownership import Ownership, Process
 from ..rows import REASONS, SpecRow, spec_of
 from .moving import Moving
 from .rows import Program, many, number_of, one
@@ -33,21 +33,26 @@ class Claiming(Moving):
         claim_id: str | None,
         process: Process | None,
         now: int,
-    ) -> Program[tuple[list[Grant], bool]]:
-        """Lease what is due; the second value says that more may be there, behind many that were parked."""
+    ) -> Program[tuple[list[Grant], bool, list[Ownership]]]:
+        """
+        Lease what is due, and return what was taken back for that.
+
+        The second value says that more may be there, behind many that were parked.
+        """
+        ended: list[Ownership] = []
         number = None if process is None else number_of(process)
         [look] = yield one(self.sql.look, number)
         if look[0] <= now:
-            yield from self.sweep(now)
+            ended = yield from self.sweep(now)
             [look] = yield one(self.sql.look, number)
         _, first, last, known, last_epoch = look
         if first is None:
-            return [], False
+            return [], False, ended
         if queues is None:
             queues = [first] if first == last else [queue for (queue,) in (yield one(self.sql.queues))]
         taken, more = yield from self._take(limit, queues)
         if not taken:
-            return [], more
+            return [], more, ended
         if process is not None and not known:
             yield one(self.sql.insert_process, number, *process)
         # The lock keys are known to be free by now. An epoch drawn before that could be below an earlier holder's.
@@ -77,7 +82,7 @@ class Claiming(Moving):
             )
         else:
             yield many(self.sql.insert_lease, leases)
-        return grants, more
+        return grants, more, ended
 
     def _take(self, limit: int, queues: Sequence[str]) -> Program[tuple[list[Candidate], bool]]:
         """Remove up to *limit* claimable jobs from `ready`; park those in between whose key is held."""

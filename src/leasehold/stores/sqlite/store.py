@@ -20,6 +20,7 @@ from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
 from ...transaction import is_inside, refuse_inside
 from ..migrating import Migrated
+from ..reclaimed import Reclaimed
 from .callers import JoinedVerbs, SqliteTransactions
 from .claiming import Claiming
 from .database import Database
@@ -62,6 +63,7 @@ class SqliteStore:
         self.transactions = SqliteTransactions(self, self.database, self._clock, joined)
         self._wait_for_changes()
         self._recovered_us = 0
+        self._reclaimed = Reclaimed()
         _stores.add(self)
 
     # Running programs
@@ -145,9 +147,10 @@ class SqliteStore:
 
         countdown, woken = Countdown(self._clock, wait_us), self._woken
         while True:
-            grants, more = self._write(
+            grants, more, ended = self._write(
                 lambda now: verbs.claim(owner, limit, queues, lease_us, default_lease_us, claim_id, process, now)
             )
+            self._note(ended)
             if grants:
                 return grants
             if more or self._recover():
@@ -285,7 +288,7 @@ class SqliteStore:
         """Take back what expired, does not progress, or whose process is gone."""
         ended: list[Ownership] = []
         try:
-            while batch := self._write(self._verbs.sweep):
+            while batch := self._note(self._write(self._verbs.sweep)):
                 ended += batch
             return ended + self._recover(always=True)
         except StoreUnavailable as error:
@@ -301,7 +304,15 @@ class SqliteStore:
         mine = this_process()
         known = self.database.read(self._verbs.processes())
         gone = [process for process in known if process != mine and is_gone(process)]
-        return self._write(lambda now: self._verbs.recover(gone, now)) if gone else []
+        return self._note(self._write(lambda now: self._verbs.recover(gone, now))) if gone else []
+
+    def _note(self, ended: list[Ownership]) -> list[Ownership]:
+        self._reclaimed.note((held.job_id, held.epoch) for held in ended)
+        return ended
+
+    def take_reclaimed(self) -> list[tuple[str, int]]:
+        """Return the job id and epoch of each ownership that claims and reclaims of this store object have ended."""
+        return self._reclaimed.take()
 
     def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first; return how many."""

@@ -1,4 +1,4 @@
-"""C36, C37: what the store takes back by itself, and from whom."""
+"""C36, C37, C49: what the store takes back by itself, from whom, and who learns of it."""
 
 from __future__ import annotations
 
@@ -275,3 +275,33 @@ class Reclaiming(Contract):
             process.die()
 
             assert [ended.epoch for ended in another.reclaim()] == [grant.epoch]
+
+    @pytest.mark.parametrize("path", ["reclaim", "claim", "waiting claim"])
+    def test_c49_what_upkeep_has_ended_is_returned_once(self, store: Store, clock: AlarmClock, path: str) -> None:
+        """Also where the call itself does not return it, and whether the job goes back or has failed."""
+        store.add([new_job("back"), new_job("failed", retry=Retry(max_reclaims=0))])
+        grants = {grant.spec.id: grant.epoch for grant in store.claim("a", limit=2, lease_us=SECOND)}
+        assert store.take_reclaimed() == []
+        clock.advance(2)
+
+        if path == "reclaim":
+            store.reclaim()
+        else:
+            [again] = store.claim("b", limit=2, wait_us=SECOND if path == "waiting claim" else 0)
+            assert again.spec.id == "back"
+
+        assert sorted(store.take_reclaimed()) == sorted(grants.items())
+        assert store.take_reclaimed() == []
+        assert store.job("failed").status is Status.FAILED
+
+    def test_c49_what_was_taken_from_a_dead_process_is_returned_too(self, store: Store) -> None:
+        """Its death is noticed by a claim that finds nothing else."""
+        store.add([new_job("a", retry=Retry(max_reclaims=0))])
+        with a_process() as process:
+            [grant] = store.claim("dead", process=process.name)
+            process.die()
+
+            assert store.claim("b") == []
+
+            assert store.take_reclaimed() == [("a", grant.epoch)]
+            assert store.job("a").status is Status.FAILED

@@ -246,8 +246,8 @@ $lh$;
 -- p_freed is the last number up to which all were seen to. Who has drawn a number before may commit later, so the store lends
 -- only one that is a second old.
 --
--- It tells: the instant; the epochs that open fences still name; whether to look again at once; whether it looked from the
--- bottom; after how long to look again, if there was nothing; and the floors.
+-- It tells: the instant; what it has taken back (job, epoch, whether an open fence still names it); whether to look again
+-- at once; whether it looked from the bottom; after how long to look again, if there was nothing; and the floors.
 CREATE OR REPLACE FUNCTION leasehold.claim(
     p_owner text, p_limit integer, p_queues text[], p_lease_us bigint, p_default_us bigint, p_claim_id text,
     p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint,
@@ -263,7 +263,7 @@ DECLARE
     v_first leasehold.claimed;
     v_next bigint;
     v_floors json;
-    v_fenced bigint[];
+    v_ended jsonb;  -- the ownerships that were taken back: job, epoch, whether a transaction of theirs is open
     v_again boolean := false;
     v_from bigint := coalesce(p_swept, -1);
     v_swept bigint := v_now;
@@ -298,7 +298,7 @@ BEGIN
     IF EXISTS (SELECT FROM leasehold.leases WHERE expires_at > v_from AND expires_at <= v_now)
         OR EXISTS (SELECT FROM leasehold.leases WHERE stalls_at > v_from AND stalls_at <= v_now)
     THEN
-        SELECT array_agg(epoch) FILTER (WHERE fenced) INTO v_fenced FROM leasehold.sweep(500, v_now);
+        SELECT jsonb_agg(jsonb_build_array(job_id, epoch, fenced)) INTO v_ended FROM leasehold.sweep(500, v_now);
         v_swept := -1;  -- some may be left
     END IF;
     IF EXISTS (SELECT FROM leasehold.scheduled WHERE run_at > v_from AND run_at <= v_now) THEN
@@ -428,10 +428,10 @@ BEGIN
                 p_owner, p_limit, p_queues, p_lease_us, p_default_us, p_claim_id, p_host, p_boot, p_namespace, p_pid,
                 p_started, NULL, NULL, NULL, NULL, NULL, NULL, NULL, p_trace, p_now
             ) LOOP
-                IF v_first.told IS NOT NULL AND v_fenced IS NOT NULL THEN
+                IF v_first.told IS NOT NULL AND v_ended IS NOT NULL THEN
                     v_first.told := jsonb_set(
                         v_first.told::jsonb, '{1}',
-                        to_jsonb(v_fenced) || coalesce(nullif(v_first.told::jsonb->1, 'null'), '[]')
+                        v_ended || coalesce(nullif(v_first.told::jsonb->1, 'null'), '[]')
                     );
                 END IF;
                 RETURN NEXT v_first;
@@ -450,7 +450,7 @@ BEGIN
         -- The leases begin here, now that rows and keys are held. At the beginning of this call others may have held them.
         v_now := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     END IF;
-    v_first.told := json_build_array(v_now, v_fenced, v_again, p_lowered IS NULL, v_next, v_floors);
+    v_first.told := json_build_array(v_now, v_ended, v_again, p_lowered IS NULL, v_next, v_floors);
     RETURN NEXT v_first;
     IF v_seqs = '{}' THEN
         RETURN;
