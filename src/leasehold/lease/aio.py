@@ -13,6 +13,7 @@ from ..core import asked, values
 from ..core.job import Effect
 from ..transaction import Block, inside
 from .block import commit, roll_back_elsewhere
+from .keep import Keeper, checked
 from .lease import IDLE_SECONDS, Lease
 
 P = ParamSpec("P")
@@ -77,6 +78,17 @@ class AsyncLease(Facade):
         return values.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
 
     @asynccontextmanager
+    async def keep(self, *, on_lost: Callable[[Lease], object] | None = None) -> AsyncIterator[Lease]:
+        """Renew the lease in the background, and raise, as `Lease.keep` does; *on_lost* is called on this loop."""
+        lease: Lease = self._sync
+        keeper = Keeper(lease, _on_loop(checked(on_lost)))
+        keeper.start()
+        try:
+            yield lease
+        finally:
+            await abandonable(lambda _: keeper.end())
+
+    @asynccontextmanager
     async def transaction(self, *, idle_seconds: float | None = IDLE_SECONDS) -> AsyncIterator[Any]:
         """Open a fenced transaction, and raise, as `Lease.transaction` does; its connection is a synchronous one."""
         lease: Lease = self._sync
@@ -98,6 +110,11 @@ class AsyncLease(Facade):
             await abandonable(lambda _: roll_back_elsewhere(lease, verbs, block, ended))
             raise
         await abandonable(lambda _: commit(lease, verbs, block))
+
+
+def _on_loop(on_lost: Callable[[Lease], object] | None) -> Callable[[Lease], object] | None:
+    loop = asyncio.get_running_loop()
+    return None if on_lost is None else lambda lease: loop.call_soon_threadsafe(on_lost, lease)
 
 
 warn_on_loops(Lease, AsyncLease, "lease")

@@ -46,7 +46,8 @@ from .block import commit, roll_back, unless_lost
 from .children import Children, Within
 from .current import _current
 from .held import Held
-from .progress import Reporting, Reports
+from .keep import Keeping
+from .progress import Reports
 
 if TYPE_CHECKING:
     from .aio import AsyncLease
@@ -61,7 +62,7 @@ _LOOK_SECONDS = 1.0
 _making = threading.Lock()  # held for an instant, by a lease that begins to count its children
 
 
-class Lease(Held, Reporting):
+class Lease(Held, Keeping):
     """
     The right to try, and the epoch that proves it.
 
@@ -75,9 +76,7 @@ class Lease(Held, Reporting):
 
     __slots__ = (
         "__weakref__",
-        "_asked_us",
         "_children",
-        "_expires_us",
         "_grant",
         "_joined",
         "_lost",
@@ -90,7 +89,7 @@ class Lease(Held, Reporting):
         self._grant = grant
         self._reports = reports
         self._expires_us = grant.expires_us
-        self._asked_us = 0  # by a renewal of its owner's own; a worker's do not make it shorter again
+        self._asked_us = 0
         self._lost = False
         self._children: Children | None = None
         self._joined: tuple[Joined, ...] = ()  # the caller's own transactions, as long as they may be open
