@@ -41,8 +41,8 @@ IDLE_SECONDS = 0.05
 class Leasehold:
     """A worker of ours, in the shape of the peers."""
 
-    def __init__(self, url: str | None = None, *, concurrency: int) -> None:
-        self._router = Router(url)
+    def __init__(self, url: str | None = None, *, concurrency: int, schema: str = "leasehold") -> None:
+        self._router = Router(url, schema=schema)
         self._concurrency = concurrency
         self._count = Countdown()
         count = self._count
@@ -147,6 +147,25 @@ class AddedToo(Leasehold):
         return time.perf_counter() - began + super().work(count)
 
 
+class BesidePaused(Leasehold):
+    """The same worker beside *paused* jobs in a queue that is paused."""
+
+    def __init__(self, url: str, *, schema: str, concurrency: int, paused: int) -> None:
+        super().__init__(url, schema=schema, concurrency=concurrency)
+        self._paused = paused
+        for done in range(0, paused, 5_000):
+            count = min(5_000, paused - done)
+            self._router.add_many([self._noop.options(queue="a paused one").job() for _ in range(count)])
+        self._router.pause("a paused one", by="benchmark")
+
+    def check(self) -> None:
+        """Raise unless each ran once and is kept as done, and the paused ones wait."""
+        self._count.check()
+        counts = self._router.counts()
+        kept = (counts.pending, counts.running, counts.done)
+        must(kept == (self._paused, 0, self._count.expected), f"pending, running and done are {kept}.")
+
+
 def a_round(side: Peer, count: int, tidy: Callable[[], object]) -> float:
     """Fill *side*, let it work, look at what it did, and return its jobs per second."""
     side.fill(count)
@@ -236,6 +255,18 @@ def sqlite_progress(run: Run) -> Iterator[Sides]:
             yield ours, lambda: report(lease, count // 50)
 
 
+PAUSED = 100_000
+
+
+@row("sqlite: beside 100,000 jobs of a paused queue", peer="the same worker without them", goal=0.9)
+def sqlite_paused(run: Run) -> Iterator[Sides]:
+    with tempfile.TemporaryDirectory(prefix="leasehold-") as folder:
+        url = f"sqlite:///{quote(folder)}/"
+        ours = BesidePaused(f"{url}ours.db", schema="ours", concurrency=16, paused=run.pick(PAUSED, 20_000))
+        theirs = Leasehold(f"{url}theirs.db", schema="theirs", concurrency=16)
+        yield from against(ours, theirs, run.pick(20_000, 5_000))
+
+
 # On PostgreSQL, as durable as it is by itself
 
 
@@ -267,6 +298,14 @@ def postgres_pgqueuer(run: Run) -> Iterator[Sides]:
 @row("postgres: concurrency 100", peer=f"{named('procrastinate')}, psycopg, concurrency 10", goal=20.0)
 def postgres_procrastinate(run: Run) -> Iterator[Sides]:
     yield from on_server(run, Procrastinate, run.pick(5_000, 2_000), run.pick(300, 100))
+
+
+@row("postgres: beside 100,000 jobs of a paused queue", peer="the same worker without them", goal=0.9)
+def postgres_paused(run: Run) -> Iterator[Sides]:
+    with server(run) as url, psycopg.connect(url, autocommit=True) as keeper:
+        ours = BesidePaused(url, schema="ours", concurrency=100, paused=run.pick(PAUSED, 20_000))
+        theirs = Leasehold(url, schema="theirs", concurrency=100)
+        yield from against(ours, theirs, run.pick(10_000, 3_000), None, lambda: keeper.execute("VACUUM ANALYZE"))
 
 
 @row("postgres: from add to handler, idle", peer=named("pgqueuer"), goal=1.0, unit="ms p50", better="less")
@@ -340,8 +379,10 @@ ROWS = [
     sqlite_huey,
     sqlite_mixed,
     sqlite_progress,
+    sqlite_paused,
     postgres_pgqueuer,
     postgres_procrastinate,
+    postgres_paused,
     postgres_latency,
     postgres_memory,
 ]

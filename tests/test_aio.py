@@ -100,6 +100,9 @@ def test_every_verb_of_a_router_works(router: Router, clock: ManualClock) -> Non
         assert (await aio.replay(await aio.job("b"), by="operator")).status is Status.PENDING
         assert await aio.claim("worker", queues=["default"]) is not None
         assert (await aio.requeue(await aio.job("b"), by="operator")).status is Status.PENDING
+        assert (await aio.pause("q", by="operator", note="why")).paused
+        assert [(queue.name, queue.paused_note) for queue in await aio.queues()] == [("default", None), ("q", "why")]
+        assert not (await aio.resume("q", by="operator")).paused
         assert set(await aio.snapshot()) == {"a", "b", "c"}
         assert [job.id for job in await aio.jobs(status="done")] == ["a"]
         assert [past.owner for past in await aio.ownerships("a")] == ["worker-0", "worker-1"]

@@ -30,6 +30,7 @@ from leasehold.testing.hunt.judge import (
     Front,
     Issued,
     Judge,
+    Paused,
     Refused,
     Report,
     Token,
@@ -64,6 +65,35 @@ def accepted(epoch: int, asked: int, job_id: str = "a", lock: str | None = None,
 
 
 # The judge
+
+
+@pytest.mark.parametrize(
+    ("reports", "found"),
+    [
+        ([Paused("mail", 1, 2, "pause")], True),
+        ([Paused("mail", 1, 11, "pause")], False),  # the claim began before the pause had returned
+        ([Paused("other", 1, 2, "pause")], False),
+        ([Paused("mail", 1, 2, "pause"), Paused("mail", 3, 4, "resume")], False),
+        ([Paused("mail", 1, 2, "pause"), Paused("mail", 11, 14, "resume")], False),  # it may have come first
+        ([Paused("mail", 1, 2, "pause"), Paused("mail", 13, 14, "resume")], True),
+        ([Paused("mail", 3, 4, "pause"), Paused("mail", 1, 2, "resume")], True),
+        ([Paused("mail", 2, 4, "pause"), Paused("mail", 1, 3, "resume")], False),  # either may have been the last
+        ([Paused("mail", n, n + 1, verb) for n, verb in ((1, "pause"), (3, "resume"), (5, "pause"))], True),
+        ([Paused("mail", 1, 9, "resume"), Paused("mail", 2, 3, "pause"), Paused("mail", 4, 5, "pause")], False),
+    ],
+)
+def test_a_claim_from_a_paused_queue_is_found(reports: list[Paused], found: bool) -> None:
+    """Only where it is certain that the queue was paused from before the claim was asked for until it was answered."""
+    claim = Issued("a", None, 1, 10, 12, "claim", "owner", 0, "mail")
+    orders: list[list[Report]] = [[claim, *reports], [*reversed(reports), claim]]
+    for order in orders:
+        judge = Judge()
+        judge.hear(order)
+        judge.judge_pauses()
+
+        assert [finding.what.partition(":")[0] for finding in judge.findings] == (
+            ["a claim took from a paused queue"] if found else []
+        )
 
 
 def test_a_front_answers_as_a_search_through_all_points_would() -> None:

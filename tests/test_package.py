@@ -48,6 +48,7 @@ PUBLIC = {
     "NewJob",
     "Ownership",
     "Process",
+    "Queue",
     "Reason",
     "Status",
     # settings
@@ -380,6 +381,7 @@ INTERNAL = {
     "Child": "in worker/child.py; in lease.py it is short for NewJob or a mapping",
     "Decorator": "what @router.task(…) is until it gets its function",
     "Grant": "what the constructor of a lease takes, which a store makes",
+    "Reports": "what a worker passes to the constructor of a lease",
     "Run": "what the parts of a worker say to it",
     "Shop": "what the constructor of a worker takes, which router.worker() calls",
 }
@@ -419,7 +421,7 @@ def test_every_type_that_a_public_name_takes_or_returns_is_public(name: str) -> 
 
 RAISES_NOTHING_ELSE = {  # than what the class says of all its verbs
     *("around", "lifespan", "override", "close", "worker", "jobs", "snapshot", "events", "counts", "verify"),
-    *("reclaim", "prune", "advance", "active"),
+    *("pause", "resume", "queues", "reclaim", "prune", "advance", "active"),
     *("arguments", "encode_result", "decode_result"),  # for workers
 }
 

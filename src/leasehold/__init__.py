@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .core.clock import Clock
 from .core.job import Added, Counts, Effect, Job, JobOptions, JobSettings, NewJob, Status
 from .core.ownership import Ending, Event, Ownership, Process, Reason
+from .core.queues import Queue
 from .core.retry import Retry
 from .errors import (
     Conflict,
@@ -73,6 +74,7 @@ __all__ = [
     "NotInTransaction",
     "Ownership",
     "Process",
+    "Queue",
     "Reason",
     "Retry",
     "Router",

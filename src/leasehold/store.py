@@ -35,6 +35,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from .core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
 from .core.ownership import Event, Ownership, Process
+from .core.queues import Queue
 from .errors import StaleEpoch, UnknownJob
 from .transaction import Joined, remember
 
@@ -252,6 +253,24 @@ class Store(Protocol):
         """
         ...
 
+    def pause(self, queue: str, *, by: str, note: str | None = None) -> Queue:
+        """
+        Have claims take nothing from *queue*; return the queue as it is now.
+
+        C49.  A claim that begins after this has returned takes nothing from *queue*, whether or not it names it: the
+              jobs there are passed over, and not parked. Leases on its jobs go on. What is added, retried, released,
+              reclaimed, requeued or replayed waits there, and operators' verbs work on it. Claims take the jobs of
+              other queues as if the paused ones were not there: also behind the same lock key, and at the same cost
+              however many are paused.
+        C50.  To pause a paused queue replaces who, when and why; to resume one that is not paused changes nothing.
+              Both are recorded, as `paused` and `resumed`, with the queue, *by* and *note*.
+        """
+        ...
+
+    def resume(self, queue: str, *, by: str) -> Queue:
+        """Have claims take from *queue* again; those that wait wake for what is there (C17, C50)."""
+        ...
+
     # The store itself
 
     def reclaim(self) -> list[Ownership]:
@@ -331,9 +350,13 @@ class Store(Protocol):
 
         C40.  What is not an owner's ordinary work is always recorded, as `refused`, `alarm`, `retried`, `released`,
               `crashed`, `failed`, `reclaimed`, `transferred`, `cancelled`, `finished`, `replayed`, `requeued`,
-              `resolved` or `advanced`. A store that traces records the rest too, as `added`, `claimed`, `renewed`,
-              `progressed`, `completed`.
+              `resolved`, `paused`, `resumed` or `advanced`. A store that traces records the rest too, as `added`,
+              `claimed`, `renewed`, `progressed`, `completed`.
         """
+        ...
+
+    def queues(self) -> list[Queue]:
+        """Return the queues that are paused, by name."""
         ...
 
     def counts(self) -> Counts:

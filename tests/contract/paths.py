@@ -49,6 +49,22 @@ _NO_LEASE = "- it needs no lease"
 _NO_CONNECTION = "- it takes no connection"
 
 
+def _queue(*one: str) -> dict[str, tuple[str, ...] | str]:
+    """The row of a verb about a whole queue."""
+    return {
+        "one item": one,
+        "several alike": _ONE_AT_A_TIME,
+        "several unlike": _ONE_AT_A_TIME,
+        "the fast claim": ("test_c49_a_claim_takes_nothing_from_a_paused_queue",),
+        "waits for a lock": (
+            _BESIDE + "test_of_two_who_decide_about_a_queue_the_later_one_counts",
+            _BESIDE + "test_a_pause_waits_for_no_claim_and_a_later_claim_takes_nothing",
+        ),
+        "in a caller's transaction": _NO_CONNECTION,
+        "after a settlement at REPEATABLE READ": _NO_LEASE,
+    }
+
+
 def _operator(*one: str, waits: tuple[str, ...]) -> dict[str, tuple[str, ...] | str]:
     """The row of an operator's verb."""
     return {
@@ -262,4 +278,6 @@ TABLE: dict[str, dict[str, tuple[str, ...] | str]] = {
         "test_c35_the_next_owner_gets_the_resolved_outcome",
         waits=(_BESIDE + "test_an_operator_does_not_resolve_what_the_owner_is_recording",),
     ),
+    "pause": _queue("test_c50_a_pause_says_who_when_and_why", "test_c50_both_are_recorded"),
+    "resume": _queue("test_c49_a_waiting_claim_wakes_when_a_queue_is_resumed", "test_c50_both_are_recorded"),
 }

@@ -16,7 +16,7 @@ TOP = Path(__file__).resolve().parent.parent.parent
 SETTLE = {"complete", "fail", "release"}
 # What neither an owner nor an operator calls to change a job.
 OTHERS = {"transactions", "wake", "claimed", "lease", "check", "reclaim", "prune", "advance", "verify", "close"}
-READERS = {"job", "jobs", "ownerships", "effects", "events", "counts"}
+READERS = {"job", "jobs", "ownerships", "effects", "events", "queues", "counts"}
 
 
 def test_the_table_has_every_verb_that_writes() -> None:

@@ -193,3 +193,33 @@ def test_claims_of_two_routers_have_ids_of_their_own() -> None:
         ids.add(lease._grant.claim_id)
 
     assert len(ids) == 2
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+def test_a_claim_does_not_look_at_the_jobs_of_a_paused_queue(limit: int) -> None:
+    """It makes as many calls beside 5,000 paused jobs as beside none."""
+    store = MemoryStore(clock=ManualClock())
+    store.add([NewJob(f"busy-{n}", queue="busy") for n in range(2 * limit)])
+    store.add([NewJob("first", queue="paused", priority=1)])
+    store.pause("paused", by="ops")
+
+    def calls() -> int:
+        count = 0
+
+        def called(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(called)
+        try:
+            grants = store.claim("worker", limit=limit)
+        finally:
+            sys.setprofile(None)
+        assert len(grants) == limit
+        return count
+
+    few = calls()
+    store.add([NewJob(f"paused-{n}", queue="paused") for n in range(5_000)])
+
+    assert calls() <= few
+    assert store.verify() == []

@@ -38,6 +38,52 @@ def store(place: Place) -> Iterator[PostgresStore]:
     assert made.verify() == []
 
 
+# A queue that is paused
+
+
+def test_a_pause_waits_for_no_claim_and_a_later_claim_takes_nothing(place: Place, store: PostgresStore) -> None:
+    """A claim that is under way keeps what it takes; one that begins after the pause has returned takes nothing."""
+    store.add([new_job(f"job-{number}") for number in range(6)])
+    assert [one(store).spec.id, one(store).spec.id] == ["job-0", "job-1"]  # so that there is a floor
+    with session(store) as other:
+        assert other.claim(1) == ["job-2"]
+
+        Call(lambda: place.again(store).pause("default", by="ops")).result()
+
+        assert store.claim("worker") == []
+        assert store.claim("worker", limit=2) == []
+        assert other.claim(1) == []  # a statement of its own, which sees what was committed before it
+        other.connection.commit()
+    assert store.job("job-2").owner == "other"
+    store.resume("default", by="ops")
+    assert one(store).spec.id == "job-3"
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_of_two_who_decide_about_a_queue_the_later_one_counts(store: PostgresStore, verb: str) -> None:
+    """It waits for the first one's commit."""
+    store.pause("mail", by="ann")
+    with session(store) as other:
+        other.call("pause", "mail", "bob", None, PATIENCE_MS)
+        later = Call(lambda: store.pause("mail", by="eve") if verb == "pause" else store.resume("mail", by="eve"))
+        until_blocked(store, later)
+        other.connection.commit()
+
+        assert later.result().paused == (verb == "pause")
+    assert [queue.paused_by for queue in store.queues()] == (["eve"] if verb == "pause" else [])
+
+
+def test_a_pause_that_has_not_committed_is_not_there_yet(store: PostgresStore) -> None:
+    """A claim waits for it no more than for anything else."""
+    store.add([new_job(f"job-{number}") for number in range(3)])
+    with session(store) as other:
+        other.call("pause", "default", "ops", None, PATIENCE_MS)
+        assert one(store).spec.id == "job-0"
+        other.connection.commit()
+
+        assert store.claim("worker") == []
+
+
 # A lease that is taken over
 
 

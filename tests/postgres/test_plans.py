@@ -113,6 +113,24 @@ def test_a_claim_reads_what_it_takes(crowded: PostgresStore) -> None:
     assert counted(crowded, lambda: claim(crowded, queues=["none"]), 10) == {}
 
 
+@pytest.mark.parametrize("queue", ["a queue before it", "queue-1", "the queue behind it"])
+def test_a_claim_does_not_read_the_jobs_of_a_paused_queue(crowded: PostgresStore, queue: str) -> None:
+    """However many there are, and where they stand in the index: nor does the fast path, which it does not leave."""
+    crowded.add([new_job(f"paused-{number}", queue=queue) for number in range(1_000)])
+    crowded.pause(queue, by="ops")
+    crowded.pause("default", by="ops")
+    crowded.add([new_job(f"busy-{number}", queue="queue-0", priority=2) for number in range(40)])
+    for other in {"queue-1", "queue-2"} - {queue}:
+        crowded.pause(other, by="ops")
+    assert claim(crowded)[0].spec.queue == "queue-0"  # which finds a floor
+
+    # Each of the paused queues is read a few times: its first entry is the way to the next queue.
+    assert counted(crowded, lambda: claim(crowded), 20) == {}
+    assert counted(crowded, lambda: claim(crowded, 10), 60) == {}
+    assert counted(crowded, lambda: claim(crowded, 2, queues=[queue, "queue-0"]), 20) == {}
+    assert counted(crowded, lambda: claim(crowded, queues=[queue]), 10) == {}
+
+
 def test_an_owners_verbs_read_their_own_leases(crowded: PostgresStore) -> None:
     """Renew, check, progress and settle, in batches."""
     grants = claim(crowded, 100)

@@ -163,6 +163,9 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
     "replay": (OP, Case.finished, lambda s, it: s.replay(it.id, it.epoch, by="ann")),
     "requeue": (OP, Case.claimed, lambda s, it: s.requeue(it.id, it.epoch, by="ann")),
     "finish": (OP, Case.claimed, lambda s, it: s.finish(it.id, it.epoch, by="ann", result="1")),
+    "pause": (OP, lambda it: it, lambda s, it: s.pause(it.id, by="ann", note="why")),
+    "resume": (OP, lambda it: it.owner.pause(it.id, by="ann"), lambda s, it: s.resume(it.id, by="ann")),
+    "queues": (W | R, lambda it: it.owner.pause(it.id, by="ann"), lambda store, it: store.queues()),
     "resolve": (OP, Case.begun, lambda s, it: s.resolve(it.id, it.epoch, "charge", by="ann", outcome="1")),
     "reclaim": (W | OP, lambda it: it, lambda store, it: store.reclaim()),
     "prune": (OP, Case.finished, lambda store, it: store.prune(10**15)),
@@ -420,7 +423,7 @@ def test_grant_and_revoke(world: World, capsys: pytest.CaptureFixture[str]) -> N
     try:
         code, text = said(capsys, "grant", owner, *options, "--as", "producer", "--as", "reader")
         assert (code, text) == (0, f"{role} has the rights of: producer, reader.\n")
-        assert rights(world, role)[0] == {"add", "add_alike", "counted", "broken"}
+        assert rights(world, role)[0] == {"add", "add_alike", "counted", "known_queues", "broken"}
         assert said(capsys, "grant", owner, *options, "--as", "worker", "--json")[0] == 0
         assert rights(world, role)[0] == {*KINDS["worker"].functions, "add", "add_alike", "broken"}
     finally:

@@ -157,6 +157,7 @@ class Both(RuleBasedStateMachine):
             assert grant.lease_us == (lease_us or job.spec.lease_us or 30 * SECOND)  # C15
             assert (grant.granted_us, grant.expires_us) == (self.now, self.now + grant.lease_us)
             assert grant.checkpoint == job.checkpoint_document  # C22
+            assert job.queue not in self.seen.paused()  # C49
             self.moves(grant.spec)
         self.first_come_first_served([grant.spec.id for grant in grants], limit, queues)
 
@@ -176,7 +177,7 @@ class Both(RuleBasedStateMachine):
             # Behind a key that is free, the first of each queue must be waiting to be claimed, and only that one.
             first = job.lock is None or (job.lock not in after.held() and (job.lock, job.queue) not in firsts)
             firsts.add((job.lock, job.queue))
-            if first and (queues is None or job.queue in queues):
+            if first and (queues is None or job.queue in queues) and job.queue not in after.paused():
                 assert len(granted) == limit, f"{job} was free and not claimed"
                 assert after.rank(job.id) > ranks[-1], f"{job} was passed over"
 
@@ -316,6 +317,9 @@ class Both(RuleBasedStateMachine):
             self.beside.close()
 
     def drain(self) -> None:
+        for name in self.seen.paused():
+            self.done(lambda store, name=name: store.resume(name, by="op"))  # type: ignore[misc]  # bound now
+        self.look()
         rounds = len(self.seen.jobs) + 1
         while rounds and any(job.status not in FINISHED for job in self.seen.jobs.values()):
             rounds -= 1

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from leasehold.core.job import Counts, Effect, Grant, Job, Status
 from leasehold.core.lifecycle import FINISHED
 from leasehold.core.ownership import Event, Ownership, Reason
+from leasehold.core.queues import Queue
 from leasehold.errors import LeaseholdError, Settled, StaleEpoch, UnknownJob
 from leasehold.store import Begun, Store
 
@@ -31,6 +32,7 @@ class Snapshot:
     effects: dict[str, list[Effect]]
     events: list[Event]
     counts: Counts
+    queues: list[Queue]
 
     @classmethod
     def of(cls, store: Store, now: int) -> Snapshot:
@@ -43,12 +45,17 @@ class Snapshot:
             {job_id: store.effects(job_id) for job_id in jobs},
             store.events(),
             store.counts(),
+            store.queues(),
         )
 
     def may_write(self, job_id: str, epoch: int) -> bool:
         """Whether *epoch* is the current one of a running job. No deadline is looked at (P4)."""
         job = self.jobs.get(job_id)
         return job is not None and job.status is Status.RUNNING and job.epoch == epoch
+
+    def paused(self) -> set[str]:
+        """The queues that claims pass over."""
+        return {queue.name for queue in self.queues}
 
     def held(self) -> set[str]:
         """The lock keys of the running jobs."""
@@ -134,6 +141,7 @@ def same_state(memory: Snapshot, other: Snapshot) -> None:
     here, there = (Counter(_recorded(event) for event in snapshot.events) for snapshot in (memory, other))
     same(here - there, there - here)
     same(memory.counts, other.counts)
+    same(memory.queues, other.queues)
 
 
 def _recorded(event: Event) -> tuple[object, ...]:

@@ -2,10 +2,10 @@
 Random verbs on a memory store and, beside it, on SQLite or PostgreSQL: they answer the same, and keep every promise.
 
 Several owners add, claim, renew, progress, settle, bring about effects and die; operators transfer, cancel, finish,
-replay, requeue and resolve; time jumps; the file, or the schema, is reopened. Epochs are presented that are current,
-ended, another job's, from the future, or of no job at all. Each answer is foretold from what readers saw before the
-step, and `promises` looks at everything after it. At the end of a run, every job that is left can still be claimed and
-completed.
+replay, requeue and resolve, and pause queues; time jumps; the file, or the schema, is reopened. Epochs are presented
+that are current, ended, another job's, from the future, or of no job at all. Each answer is foretold from what readers
+saw before the step, and `promises` looks at everything after it. At the end of a run, every job that is left can still
+be claimed and completed.
 
 What this is worth was tried by breaking the stores on purpose. Where both were broken alike, so that they still agree,
 the check named here went red:
@@ -59,6 +59,7 @@ from tests.stateful.draws import (
 
 from leasehold.core.job import NewJob, Progress, Settlement, Status, new_child, new_job
 from leasehold.core.ownership import Reason
+from leasehold.core.queues import Queue
 from leasehold.errors import LeaseholdError, StaleEpoch
 from leasehold.process import this_process
 from leasehold.store import Begun, Renewal, Store
@@ -241,6 +242,18 @@ class StoresAgree(Both):
             epoch = self.seen.jobs[job_id].epoch
         answer = self.ask(lambda store: store.resolve(job_id, epoch, name, by="op", outcome=outcome, note=note))
         self.operated("resolved", job_id, epoch, note, answer)
+
+    @rule(queue=st.sampled_from(QUEUES), resumes=st.sampled_from([True, True, False]), note=notes)
+    def pause(self, queue: str, resumes: bool, note: str | None) -> None:
+        """No job changes; what claims may take is foretold from the queues that are paused."""
+        was = {one.name: one for one in self.seen.queues}
+        if resumes:
+            assert self.done(lambda store: store.resume(queue, by="op")) == Queue(queue)
+            was.pop(queue, None)
+        else:
+            was[queue] = Queue(queue, self.now, "op", note)
+            assert self.done(lambda store: store.pause(queue, by="op", note=note)) == was[queue]
+        assert self.stores[0].queues() == [was[name] for name in sorted(was)]
 
     # The store itself
 

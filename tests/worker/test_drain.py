@@ -85,6 +85,24 @@ def test_only_the_queues_that_are_named_are_drained(router: Router, clock: Manua
         router.drain(queues="a")
 
 
+def test_a_paused_queue_is_not_drained(router: Router, clock: ManualClock) -> None:
+    """As a worker would leave it; the clock is not moved for the sake of what is due later in it."""
+    began = clock.time
+
+    @router.task
+    def work() -> None: ...
+
+    work.options(queue="mail").add()
+    work.options(queue="mail", delay_seconds=5).add()
+    other = work.add().job
+    router.pause("mail", by="ops")
+
+    assert [job.id for job in router.drain(advance=True)] == [other.id]
+    assert clock.time == began
+    router.resume("mail", by="ops")
+    assert len(router.drain(advance=True)) == 2
+
+
 def test_children_and_what_a_completion_sets_off_run_too(router: Router) -> None:
     """Until nothing is left."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from leasehold import (
 )
 from leasehold.testing import ManualClock
 from leasehold.worker.settling import Said
+from leasehold.worker.waiting import Waiting
 
 from .staging import (
     PATIENCE,
@@ -448,6 +450,64 @@ def test_until_empty_waits_for_delayed_retries_and_for_what_runs_elsewhere(any_r
     assert ran == [0, 1]
     assert (tally.done, tally.retried) == (1, 1)
     assert any_router.job("other queue").attempt == 0
+
+
+def test_until_empty_ends_beside_a_paused_queue(any_router: Router, caplog: pytest.LogCaptureFixture) -> None:
+    """Its jobs stay; the log and the tally say how many."""
+
+    @any_router.task
+    def work() -> None:
+        pass
+
+    work.options(id="a").add()
+    any_router.add_many([work.options(id=f"paused-{n}", queue="mail").job() for n in range(3)])
+    any_router.add("later", task="work", queue="mail", delay_seconds=3_600)
+    any_router.pause("mail", by="ops")
+    with caplog.at_level(logging.INFO, "leasehold"):
+        tally = any_router.work(until_empty=True)
+
+    assert (tally.done, tally.left) == (1, 4)
+    assert str(tally) == "1 done, 4 left pending"
+    assert "nothing is left to do; 4 jobs are left pending: 4 in 'mail', which is paused" in caplog.messages
+    any_router.resume("mail", by="ops")
+    any_router.cancel(any_router.job("later"), by="ops")
+    assert (any_router.work(until_empty=True).done, any_router.counts().pending) == (3, 0)
+
+
+def test_until_empty_waits_for_what_runs_in_a_paused_queue(router: Router) -> None:
+    """It may add jobs to other queues; what it leaves in its own stays there."""
+    router.add("running", queue="mail", task="unknown")
+    lease = router.claim("elsewhere", lease_seconds=3_600)
+    assert lease is not None
+    router.pause("mail", by="ops")
+    waiting = Waiting(router.store, None, ManualClock(), lambda task: True)
+
+    assert not waiting.nothing_left()
+    lease.release()
+    assert waiting.nothing_left()
+    assert waiting.left == 1
+
+
+def test_until_empty_ends_where_only_unknown_tasks_are_left(
+    any_router: Router, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another worker may know them; this one would wait for ever."""
+
+    @any_router.task
+    def work() -> None:
+        pass
+
+    work.options(id="a").add()
+    any_router.add("strange", task="poster")
+    any_router.add("bare")
+    any_router.add_many([{"id": f"paused-{n}", "queue": "mail"} for n in range(3)])
+    any_router.pause("mail", by="ops")
+    with caplog.at_level(logging.INFO, "leasehold"):
+        tally = any_router.work(until_empty=True)
+
+    assert (tally.done, tally.left) == (1, 5)
+    said = "5 jobs are left pending: 3 in 'mail', which is paused, 2 of tasks that are unknown here ('poster', no task)"
+    assert f"nothing is left to do; {said}" in caplog.messages
 
 
 def test_until_empty_waits_for_its_own_handlers_and_their_children(router: Router) -> None:

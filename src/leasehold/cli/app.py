@@ -10,6 +10,7 @@ from .. import InvalidArgument, LeaseholdError, Unsupported, __version__
 from .demo import demo
 from .health import worker_health
 from .help import SETTINGS, Group
+from .queue import queue
 from .store import store
 from .worker import worker
 
@@ -33,12 +34,14 @@ def app(context: click.Context) -> None:
       leasehold demo --store sqlite:///demo.db   in a file, with a killed process
       leasehold store check sqlite:///demo.db    is all in there as promised?
       leasehold worker app:router                run the handlers of your own tasks
+      leasehold queue list sqlite:///demo.db     which queues there are, and which are paused
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
 app.add_command(demo)
+app.add_command(queue)
 app.add_command(store)
 app.add_command(worker)
 app.add_command(worker_health)

@@ -19,8 +19,8 @@ from .help import Group
 KINDS = ("producer", "worker", "operator", "reader")  # as in stores/postgres/rights.py, whose driver is an extra
 FAR_AHEAD_US = 10 * 365 * 86_400 * 1_000_000  # ten years: no clock that anybody lives with is so wrong
 
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
-_schema = click.option(
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
+schema_option = click.option(
     "--schema", default="leasehold", show_default=True, help="The store's schema; on SQLite, the prefix of its tables."
 )
 _dry_run = click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
@@ -42,8 +42,8 @@ def store() -> None:
 
 @store.command()
 @click.argument("url")
-@_as_json
-@_schema
+@as_json_option
+@schema_option
 def check(url: str, as_json: bool, schema: str) -> int:
     """
     Say whether everything in the store at URL is as promised.
@@ -74,8 +74,8 @@ def check(url: str, as_json: bool, schema: str) -> int:
 @store.command()
 @click.argument("url")
 @click.option("--above", default=0, metavar="EPOCH", help="Go above this epoch too, for instance a guard's mark.")
-@_as_json
-@_schema
+@as_json_option
+@schema_option
 def advance(url: str, above: int, as_json: bool, schema: str) -> int:
     """
     Lift the epochs of a store above all it may have forgotten.
@@ -110,8 +110,8 @@ def advance(url: str, above: int, as_json: bool, schema: str) -> int:
 @click.argument("url")
 @_dry_run
 @click.option("--wait-seconds", default=300.0, show_default=True, help="How long to wait for others' locks in all.")
-@_as_json
-@_schema
+@as_json_option
+@schema_option
 def migrate(url: str, dry_run: bool, wait_seconds: float, as_json: bool, schema: str) -> int:
     """
     Bring the schema of the store at URL up to date, or make it.
@@ -149,8 +149,8 @@ def migrate(url: str, dry_run: bool, wait_seconds: float, as_json: bool, schema:
 @_new_role
 @click.option("--as", "kinds", required=True, multiple=True, type=click.Choice(KINDS), help="What it does; repeatable.")
 @_dry_run
-@_as_json
-@_schema
+@as_json_option
+@schema_option
 def grant(url: str, role: str, kinds: tuple[str, ...], dry_run: bool, as_json: bool, schema: str) -> int:
     """
     Give a role of PostgreSQL the rights that it needs, and no more.
@@ -173,8 +173,8 @@ def grant(url: str, role: str, kinds: tuple[str, ...], dry_run: bool, as_json: b
 @click.argument("url")
 @_old_role
 @_dry_run
-@_as_json
-@_schema
+@as_json_option
+@schema_option
 def revoke(url: str, role: str, dry_run: bool, as_json: bool, schema: str) -> int:
     """
     Take from a role of PostgreSQL every right in the store.
@@ -191,8 +191,8 @@ def revoke(url: str, role: str, dry_run: bool, as_json: bool, schema: str) -> in
 @store.command("index-meta")
 @click.argument("url")
 @_dry_run
-@_as_json
-@_schema
+@as_json_option
+@schema_option
 def index_meta(url: str, dry_run: bool, as_json: bool, schema: str) -> int:
     """
     Index the meta of jobs, for queries of your own (PostgreSQL).

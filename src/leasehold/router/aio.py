@@ -39,6 +39,8 @@ class AsyncRouter(Facade):
     requeue = threaded(Router.requeue)
     complete = threaded(Router.complete)
     resolve = threaded(Router.resolve)
+    pause = threaded(Router.pause)
+    resume = threaded(Router.resume)
     reclaim = threaded(Router.reclaim)
     prune = threaded(Router.prune)
     advance = threaded(Router.advance)
@@ -49,6 +51,7 @@ class AsyncRouter(Facade):
     ownerships = threaded(Router.ownerships)
     effects = threaded(Router.effects)
     events = threaded(Router.events)
+    queues = threaded(Router.queues)
     counts = threaded(Router.counts)
     close = threaded(Router.close)
 

@@ -38,6 +38,7 @@ from ..worker.hooks import Hook, Hooks
 from ..worker.importing import refuse_in_an_import
 from ..worker.results import id_of, pauses, result_of
 from . import operators
+from . import queues as queue_verbs
 from .unknown_tasks import UnknownTasks
 
 if TYPE_CHECKING:  # imported where they are used: who only adds jobs does without tasks, and most do without a worker
@@ -385,7 +386,8 @@ class Router:
         """
         Run the handlers of this router's tasks until SIGTERM or SIGINT comes, and return how many jobs ended how.
 
-        With *until_empty*, until nothing is pending or running in *queues*. At a signal it claims no more, waits
+        With *until_empty*, until nothing is pending or running in *queues*, but jobs in paused queues and of tasks
+        that this router does not know; the tally says how many are left so. At a signal it claims no more, waits
         *grace_seconds* for its handlers, and hands back what is not done; at a second signal it hands back at once.
 
         Raises `Unsupported` on the thread of a running event loop. Errors of handlers are recorded, not raised.
@@ -454,6 +456,8 @@ class Router:
     requeue = operators.requeue
     complete = operators.complete
     resolve = operators.resolve
+    pause = queue_verbs.pause
+    resume = queue_verbs.resume
 
     def reclaim(self) -> list[Ownership]:
         """Take back what expired, stalled, or whose process is gone; claims do it too. Return the ended ownerships."""
@@ -550,6 +554,8 @@ class Router:
         """Return what was recorded, oldest first; *after* is the number of the last one already seen."""
         seen = values.whole(after, "after", least=0, most=2**53)
         return self._store.events(job_id=id, kind=kind, after=seen, limit=asked.limit(limit))
+
+    queues = queue_verbs.queues
 
     def counts(self) -> Counts:
         """Return how many jobs stand where."""

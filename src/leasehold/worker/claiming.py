@@ -92,6 +92,11 @@ class Claimer(threading.Thread):
         self._ended = 0
         self.claimed_us: int | None = None  # when the store last answered
 
+    @property
+    def left(self) -> int:
+        """How many pending jobs stay behind where it has ended because nothing else was left."""
+        return self._waiting.left if self._waiting is not None else 0
+
     def freed(self) -> None:
         """Look again whether there is room; cheap, since each handler calls it at its end."""
         if not self._free.is_set():

@@ -171,11 +171,12 @@ class Drain:
         if clock is None:
             return False
         now = clock.now()
-        pending = self._store.jobs(status=Status.PENDING)
+        paused = {queue.name for queue in self._store.queues()}
+        pending = [job for job in self._store.jobs(status=Status.PENDING) if job.queue not in paused]
         due = [job.run_us for job in pending if self._queues is None or job.queue in self._queues]
         later = [instant for instant in due if instant > now]
         if not later:
-            return False  # what is due and cannot be claimed waits for a key that somebody else holds
+            return False  # what is due and cannot be claimed waits for a key that another owner holds
         clock.advance((min(later) - now) / 1_000_000)
         if clock.now() < min(later):
             raise InvalidArgument(f"{clock!r} was advanced to the next job, and does not show that time.")

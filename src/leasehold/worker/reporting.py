@@ -36,6 +36,7 @@ class Tally:
     refused: int = 0  # somebody else has the job
     settled: int = 0  # by the handler itself, with lease.complete(), fail() or release()
     crashed: int = 0  # with the process of the handler, and the job was reclaimed
+    left: int = 0  # pending at the end of `until_empty`: in paused queues, or of tasks that are unknown here
 
     def count(self, event: events.Event) -> None:
         """Count an event: the first listener."""
@@ -47,8 +48,9 @@ class Tally:
             self.refused += 1
 
     def __str__(self) -> str:
-        names = ("done", "settled", "retried", "failed", "released", "refused", "crashed")
-        counted = [("settled by their handlers" if name == "settled" else name, getattr(self, name)) for name in names]
+        names = ("done", "settled", "retried", "failed", "released", "refused", "crashed", "left")
+        words = {"settled": "settled by their handlers", "left": "left pending"}
+        counted = [(words.get(name, name), getattr(self, name)) for name in names]
         return ", ".join(f"{count} {name}" for name, count in counted if count) or "nothing done"
 
 

@@ -74,8 +74,9 @@ class Run:
     @property
     def limit_us(self) -> int | None:
         """When the handler has had its `run_seconds`."""
-        run_us = self.run_us
-        return None if self.began_us is None or run_us is None else self.began_us + run_us
+        if self.began_us is None or (run_us := self.run_us) is None:
+            return None
+        return self.began_us + run_us
 
     @property
     def run_us(self) -> int | None:

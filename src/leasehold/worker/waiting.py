@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC
 
+from ..core import values
 from ..core.clock import Clock
 from ..core.job import Grant, Job, Status
 from ..errors import StoreIncompatible
@@ -15,6 +16,7 @@ from .log import log
 _SILENT_US = 2_000_000
 _AGAIN_US = 30_000_000
 _MOST = 1_000  # jobs that are looked at
+_LOOK_EVERY_US = 500_000
 
 
 class Waiting:
@@ -28,6 +30,8 @@ class Waiting:
         self._steady = steady
         self._knows = knows
         self._next_us: int | None = None  # when to say it
+        self._looked_us = 0  # when the pending jobs were last looked at
+        self.left = 0  # pending jobs that the end leaves behind
 
     def got(self, grants: Sequence[Grant]) -> None:
         """Be silent for longer, if one of *grants* can be handled here."""
@@ -35,17 +39,46 @@ class Waiting:
             self._next_us = None
 
     def nothing_left(self) -> bool:
-        """Return whether nothing is unfinished."""
-        unfinished = [counts for name, counts in self._store.counts().queues.items() if self._is_ours(name)]
-        pending = sum(counts.get(Status.PENDING, 0) for counts in unfinished)
-        count = sum(sum(counts.values()) for counts in unfinished)
-        now = self._steady.now()
+        """Return whether nothing is unfinished, but jobs in paused queues and of tasks that are unknown here."""
+        unfinished = {name: counts for name, counts in self._store.counts().queues.items() if self._is_ours(name)}
+        pending = {name: count for name, counts in unfinished.items() if (count := counts.get(Status.PENDING, 0))}
+        running = sum(counts.get(Status.RUNNING, 0) for counts in unfinished.values())
+        paused = {name: pending.pop(name) for name in self._paused() if name in pending} if pending else {}
+        now, waiting = self._steady.now(), sum(pending.values())
+        if not running and (not waiting or self._are_unknown(pending)):
+            self._end(paused, waiting)
+            return True
         if self._next_us is None:
             self._next_us = now + _SILENT_US
-        elif count and now >= self._next_us:
+        elif now >= self._next_us:
             self._next_us = now + _AGAIN_US
-            log.info("waiting for %s", self._told(pending, count - pending))
-        return not count
+            log.info("waiting for %s", self._told(waiting, running))
+        return False
+
+    def _end(self, paused: dict[str, int], unknown: int) -> None:
+        """Say what stays behind, if anything does."""
+        self.left = unknown + sum(paused.values())
+        parts = [f"{count} in {name!r}, which is paused" for name, count in sorted(paused.items())]
+        parts += [f"{unknown} of tasks that are unknown here ({self._unknown()})"] if unknown else []
+        if parts:
+            count = values.counted(self.left, "job is", "jobs are")
+            log.info("nothing is left to do; %s left pending: %s", count, ", ".join(parts))
+
+    def _paused(self) -> set[str]:
+        return {queue.name for queue in self._store.queues() if queue.paused}
+
+    def _are_unknown(self, pending: dict[str, int]) -> bool:
+        """Return whether all *pending* jobs, so many of each queue, are of tasks that are unknown here."""
+        now, count = self._steady.now(), sum(pending.values())
+        if count > _MOST or now < self._looked_us + _LOOK_EVERY_US:
+            return False
+        self._looked_us = now
+        jobs = self._jobs(Status.PENDING, list(pending))
+        return len(jobs) == count and not any(self._knows(job.task) for job in jobs)
+
+    def _unknown(self) -> str:
+        strange = {job.task for job in self._jobs(None) if not self._knows(job.task)}
+        return ", ".join(sorted("no task" if name is None else repr(name) for name in strange))
 
     def _is_ours(self, queue: str) -> bool:
         return self._queues is None or queue in self._queues
@@ -55,9 +88,7 @@ class Waiting:
         parts = [f"{pending} pending{self._due()}"] if pending else []
         parts += [f"{running} running elsewhere"] if running else []
         text = f"{count} {'job' if count == 1 else 'jobs'}: {', '.join(parts)}"
-        strange = {job.task for job in self._jobs(None) if not self._knows(job.task)}
-        if strange:
-            names = ", ".join(sorted("no task" if name is None else repr(name) for name in strange))
+        if names := self._unknown():
             text += f"; nobody here knows {names}"
         return text
 
@@ -65,10 +96,10 @@ class Waiting:
         due = min((job.run_at for job in self._jobs(Status.PENDING)), default=None)
         return "" if due is None else f" (the first is due at {due.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC)"
 
-    def _jobs(self, status: Status | None) -> list[Job]:
+    def _jobs(self, status: Status | None, named: Sequence[str] | None = None) -> list[Job]:
         """Return the unfinished ones, or the first of very many; none, if our role may only count them."""
         wanted = [Status.PENDING, Status.RUNNING] if status is None else [status]
-        queues: Sequence[str | None] = [None] if self._queues is None else self._queues
+        queues: Sequence[str | None] = named or self._queues or [None]
         with suppress(StoreIncompatible):
             return [
                 job

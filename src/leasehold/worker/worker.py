@@ -176,6 +176,7 @@ class Worker:
         self._renewer.end()
         self._watch.end()
         self._progress.end()
+        self.tally.left = self._claimer.left
         try:
             self._lifespan.exit()
         finally:

@@ -5,6 +5,7 @@ The memory store: jobs in this process, gone with it. The shortest reading of th
     state     where each job is, and the steps that move one
     record    all that is kept of one job
     lines     what waits, in the order of its turn
+    verifying the checker
 """
 
 from .store import MemoryStore

@@ -8,7 +8,7 @@ transferred) gets a new ticket, and the entry that it left behind is dropped whe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
@@ -63,21 +63,42 @@ class Lane:
         yield from (entry for entry in self.early if entry[3].ticket == entry[2])
 
 
-class Ready:
-    """Every due job, by queue and priority."""
+Lanes = dict[tuple[str, int], Lane]  # by queue and priority
 
-    def __init__(self) -> None:
-        self._lanes: dict[tuple[str, int], Lane] = {}
+
+class Ready:
+    """Every due job, by queue and priority. The lanes of *paused* queues are kept apart: claims do not look at them."""
+
+    def __init__(self, paused: Iterable[str] = ()) -> None:
+        self._lanes: Lanes = {}
+        self._paused: dict[str, Lanes] = {queue: {} for queue in paused}
         self._only: Lane | None = None  # the one lane, where there is one
 
     def push(self, record: Record) -> None:
         """Let *record* wait for a claim."""
         key = (record.spec.queue, record.spec.priority)
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = Lane()
-            self._only = lane if len(self._lanes) == 1 else None
+        lane = self._lanes.get(key) or self._lane(key)
         lane.push((record.run_us, record.seq, record.ticket, record))
+
+    def _lane(self, key: tuple[str, int]) -> Lane:
+        lane = self._paused.get(key[0], self._lanes).setdefault(key, Lane())
+        self._count()
+        return lane
+
+    def _count(self) -> None:
+        self._only = next(iter(self._lanes.values())) if len(self._lanes) == 1 else None
+
+    def pause(self, queue: str) -> None:
+        """Keep the jobs of *queue* from claims."""
+        if queue not in self._paused:
+            self._paused[queue] = {key: lane for key, lane in self._lanes.items() if key[0] == queue}
+            self._lanes = {key: lane for key, lane in self._lanes.items() if key[0] != queue}
+            self._count()
+
+    def resume(self, queue: str) -> None:
+        """Let claims have the jobs of *queue* again."""
+        self._lanes.update(self._paused.pop(queue, {}))
+        self._count()
 
     def take(self, queues: Collection[str] | None, limit: int, admit: Admit) -> list[Record]:
         """Remove and return up to *limit* admitted records in the order of their claim; those not asked for stay."""
@@ -90,13 +111,14 @@ class Ready:
         ]
         if len(self._lanes) > len(wanted) + _EMPTY_LANES_KEPT:
             self._lanes = {key: lane for key, lane in self._lanes.items() if lane.line or lane.early}
-            self._only = next(iter(self._lanes.values())) if len(self._lanes) == 1 else None
+            self._count()
         return _in_turn(wanted[0][1], limit, admit) if len(wanted) == 1 else _merged(wanted, limit, admit)
 
     def records(self) -> Iterator[Record]:
         """Every record that waits here, in no order."""
-        for lane in self._lanes.values():
-            yield from (entry[3] for entry in lane.entries())
+        for lanes in (self._lanes, *self._paused.values()):
+            for lane in lanes.values():
+                yield from (entry[3] for entry in lane.entries())
 
 
 def _in_turn(lane: Lane, limit: int, admit: Admit) -> list[Record]:

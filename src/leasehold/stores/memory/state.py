@@ -31,6 +31,7 @@ from ...core.ownership import (
     draw_epochs,
     sane,
 )
+from ...core.queues import Queue
 from ...errors import Conflict, LeaseholdError, Settled, StaleEpoch, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Refusal
@@ -112,6 +113,7 @@ class State:
         self._jobs: dict[str, Record] = {}
         self._unique: dict[str, Record] = {}
         self._held: dict[str, Record] = {}
+        self._paused: dict[str, Queue] = {}
         self._ready = Ready()
         self._scheduled = Scheduled()
         self._parked = Parked()
@@ -530,7 +532,7 @@ class State:
 
     def _rebuild(self) -> None:
         """Put every job where its record says that it is."""
-        self._ready, self._scheduled, self._parked = Ready(), Scheduled(), Parked()
+        self._ready, self._scheduled, self._parked = Ready(self._paused), Scheduled(), Parked()
         self._expiries, self._stalls = Deadlines(), Deadlines()
         self._held, self._unique = {}, {}
         self._next = 0  # look at everything

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -13,11 +12,13 @@ from ...core.clock import Clock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key
 from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, no_lease, unique_taken
 from ...core.ownership import Event, Ownership, Process, Reason, draw_epochs
+from ...core.queues import Queue
 from ...errors import Conflict, StoreUnavailable
 from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
 from ..reclaimed import Reclaimed
 from .record import DONE, PENDING, RUNNING, Record
 from .state import AT_DONE, AT_PENDING, AT_RUNNING, ORDER, State, count_moved, inside, turn
+from .verifying import broken
 
 _COMPLETE = Outcome.COMPLETE
 
@@ -388,6 +389,24 @@ class MemoryStore(State):
         self._note("resolved", record, now, owner=held and held.owner, name=name, by=by, note=note)
         return record.job()
 
+    @turn
+    def pause(self, queue: str, *, by: str, note: str | None = None) -> Queue:
+        """Have claims take nothing from *queue*; return the queue as it is now."""
+        now = self._now()
+        paused = self._paused[queue] = Queue(queue, now, by, note)
+        self._ready.pause(queue)
+        self._note("paused", None, now, queue=queue, by=by, note=note)
+        return paused
+
+    @turn
+    def resume(self, queue: str, *, by: str) -> Queue:
+        """Have claims take from *queue* again."""
+        if self._paused.pop(queue, None) is not None:
+            self._ready.resume(queue)
+            self._note("resumed", None, self._now(), queue=queue, by=by)
+            self._wake_claims()
+        return Queue(queue)
+
     # The store itself
 
     @turn
@@ -448,33 +467,7 @@ class MemoryStore(State):
     @turn
     def verify(self) -> list[str]:
         """Return a sentence for every broken invariant; an empty list is good news."""
-        places: Counter[str] = Counter()
-        due = list(self._ready.records())
-        parked = list(self._parked.records())
-        places.update(record.spec.id for record in due)
-        places.update(record.spec.id for record in self._scheduled.records())
-        places.update(record.spec.id for _, record in parked)
-        running = self._running()
-        places.update(record.spec.id for record in running)
-        wrong = []
-        for job_id, record in self._jobs.items():
-            expected = 0 if record.status in FINISHED else 1
-            if places.pop(job_id, 0) != expected:
-                wrong.append(f"job {job_id!r} is {record.status} and not in exactly {expected} place(s).")
-        wrong += [f"job {job_id!r} is in a place and not in the store." for job_id in places]
-        keys = Counter(record.spec.lock for record in running if record.spec.lock is not None)
-        wrong += [f"lock {key!r} is held by {count} running jobs." for key, count in keys.items() if count > 1]
-        if set(keys) != set(self._held):
-            wrong.append(f"held keys are {sorted(self._held)}, running jobs have {sorted(keys)}.")
-        turns = {(record.spec.lock, record.spec.queue) for record in due}
-        free = {(key, r.spec.queue) for key, r in parked if key not in self._held} - turns
-        wrong += [f"jobs of {queue!r} are parked behind lock {key!r}, which is free." for key, queue in sorted(free)]
-        wrong += [
-            f"job {record.spec.id!r} has epoch {record.epoch}, above the last one issued, {self._last}."
-            for record in self._jobs.values()
-            if record.epoch > self._last
-        ]
-        return wrong
+        return broken(self)
 
     # Readers
 
@@ -542,6 +535,11 @@ class MemoryStore(State):
             if (job_id is None or event.job_id == job_id) and (kind is None or event.kind == kind)
         ]
         return fitting[:limit]
+
+    @turn
+    def queues(self) -> list[Queue]:
+        """Return the queues that are paused, by name."""
+        return [self._paused[name] for name in sorted(self._paused)]
 
     @turn
     def counts(self) -> Counts:

@@ -64,6 +64,7 @@ KINDS = {
             "end_fenced",
             "record_refusal",
             "counted",
+            "known_queues",
         )
     ),
     "operator": Kind(
@@ -71,6 +72,9 @@ KINDS = {
             "transfer",
             "override",
             "resolve",
+            "pause",
+            "resume",
+            "known_queues",
             "reclaim",
             "known_processes",
             "recover",
@@ -82,7 +86,7 @@ KINDS = {
         ),
         _READ,
     ),
-    "reader": Kind(("counted", "broken"), _READ),
+    "reader": Kind(("counted", "known_queues", "broken"), _READ),
 }
 
 # One right of each kind by which a role that has it is known as that. (An operator is a reader too.)

@@ -165,6 +165,16 @@ CREATE TABLE leasehold.checkpoints (
     moved_at    bigint
 );
 
+-- Queues that are configured; most are not, and have no row.
+CREATE TABLE leasehold.queues (
+    name         text COLLATE "C" PRIMARY KEY,
+    paused_at    bigint,  -- null: not paused
+    paused_by    text COLLATE "C",
+    paused_note  text
+);
+
+CREATE INDEX queues_paused ON leasehold.queues (name) WHERE paused_at IS NOT NULL;
+
 -- Processes that have claimed jobs here, so that their death can be proved.
 CREATE TABLE leasehold.processes (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

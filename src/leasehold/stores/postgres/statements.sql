@@ -60,6 +60,9 @@ ORDER BY number LIMIT %(limit)s;
 -- name: counts
 SELECT * FROM leasehold.counted();
 
+-- name: queues
+SELECT * FROM leasehold.known_queues();
+
 -- name: processes
 SELECT * FROM leasehold.known_processes();
 

@@ -24,7 +24,8 @@ from ...core.job import (
 )
 from ...core.lifecycle import Verb, no_lease
 from ...core.ownership import Event, Ownership, Process, sane
-from ...errors import LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
+from ...core.queues import Queue
+from ...errors import LeaseholdError, StaleEpoch, UnknownJob
 from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
 from ..migrating import Migrated
 from ..reclaimed import Reclaimed
@@ -33,8 +34,8 @@ from . import lost_replies
 from .answers import admitted_children, why_not
 from .callers import PostgresTransactions
 from .database import Database
-from .faults import sqlstate_of
 from .floors import Floors
+from .parts import in_parts
 from .rights import grants, revocations
 from .rows import (
     Row,
@@ -309,31 +310,7 @@ class PostgresStore(Upkeep):
 
     def _in_parts(self, items: Sequence[Any], verb: Callable[[Sequence[Any], int], list[T]]) -> list[T]:
         """Run a batch, in ever smaller parts as long as one waits for somebody else's lock; who collides comes last."""
-        reply: dict[int, T] = {}
-        parts, late = [range(len(items))], list[range]()
-        failure: StoreUnavailable | None = None
-        while parts or late:
-            patience_ms = BATCH_PATIENCE_MS if parts and len(items) > 1 else PATIENCE_MS
-            part = parts.pop() if parts else late.pop(0)
-            try:
-                if len(part) == len(items):
-                    return verb(items, patience_ms) if items else []
-                answers = verb([items[number] for number in part], patience_ms)
-            except StoreUnavailable as error:
-                if sqlstate_of(error.__cause__) != "55P03":
-                    raise _of_a_part(error, len(reply), len(items)) from error.__cause__
-                if len(part) > 1:
-                    middle = len(part) // 2
-                    parts += [part[middle:], part[:middle]]
-                elif patience_ms == PATIENCE_MS:
-                    failure = error
-                else:
-                    late.append(part)
-                continue
-            reply.update(zip(part, answers, strict=True))
-        if failure is not None:
-            raise _of_a_part(failure, len(reply), len(items)) from failure.__cause__
-        return [reply[number] for number in range(len(items))]
+        return in_parts(items, verb, BATCH_PATIENCE_MS, PATIENCE_MS)
 
     def begin_effect(self, job_id: str, epoch: int, name: str, *, again: bool = False) -> Begun:
         """Record the intent of a named effect, if *epoch* is current; raise the refusal otherwise."""
@@ -417,6 +394,16 @@ class PostgresStore(Upkeep):
         if fenced:
             self._end_fenced(fenced)
         return job_of(job)
+
+    def pause(self, queue: str, *, by: str, note: str | None = None) -> Queue:
+        """Have claims take nothing from *queue*; return the queue as it is now."""
+        [(now,)] = self._call("pause", queue, by, note, PATIENCE_MS)
+        return Queue(queue, now, by, note)
+
+    def resume(self, queue: str, *, by: str) -> Queue:
+        """Have claims take from *queue* again."""
+        self._call("resume", queue, by, PATIENCE_MS)
+        return Queue(queue)
 
     # The store itself
 
@@ -525,6 +512,10 @@ class PostgresStore(Upkeep):
         rows = self._read(self.database.statements.events, job_id=job_id, kind=kind, after=after, limit=limit)
         return [event_of(row) for row in rows]
 
+    def queues(self) -> list[Queue]:
+        """Return the queues that are paused, by name."""
+        return [Queue(*row) for row in self._read(self.database.statements.queues)]
+
     def counts(self) -> Counts:
         """Return how many jobs stand where."""
         total = dict.fromkeys(Status, 0)
@@ -544,12 +535,3 @@ class PostgresStore(Upkeep):
         self.transactions.close()
         self.database.close()
         self._waiting.close()
-
-
-def _of_a_part(error: StoreUnavailable, done: int, count: int) -> StoreUnavailable:
-    """Return *error*, which speaks of a part of a batch, for the whole of it."""
-    if not done:
-        return error
-    return StoreUnavailable(
-        f"{done} of {count} are done. Of the others: {error} To say the same again is safe.", outcome_unknown=True
-    )

@@ -45,11 +45,16 @@ class Claiming(Moving):
         if look[0] <= now:
             ended = yield from self.sweep(now)
             [look] = yield one(self.sql.look, number)
-        _, first, last, known, last_epoch = look
+        _, first, last, known, some_paused, last_epoch = look
         if first is None:
             return [], False, ended
         if queues is None:
             queues = [first] if first == last else [queue for (queue,) in (yield one(self.sql.queues))]
+        if some_paused:
+            paused = {name for (name,) in (yield one(self.sql.paused))}
+            queues = [queue for queue in queues if queue not in paused]
+            if not queues:
+                return [], False, ended
         taken, more = yield from self._take(limit, queues)
         if not taken:
             return [], more, ended

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ...core.job import Grant, Job
 from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, judge_reclaim, lock_held, reclaim_error, unique_taken
 from ...core.ownership import STORE, Ownership, Process, Reason
+from ...core.queues import Queue
 from ...errors import Conflict, UnknownJob
 from ...store import EVENTS_AT_ONCE, Refusal
 from ..rows import grant_of, job_of, spec_of, state_of
@@ -225,6 +226,18 @@ class Moving(Owning):
             yield from self.wait(held, run_us, now)
         if held.finished_us is None:
             yield from self.wake(held.lock)
+
+    def pause(self, queue: str, by: str, note: str | None, now: int) -> Program[Queue]:
+        """Have claims take nothing from the queue."""
+        yield one(self.sql.pause, queue, now, by, note)
+        yield from self.record("paused", None, now, queue=queue, by=by, note=note)
+        return Queue(queue, now, by, note)
+
+    def resume(self, queue: str, by: str, now: int) -> Program[Queue]:
+        """Have claims take from the queue again."""
+        if (yield one(self.sql.resume, queue)):
+            yield from self.record("resumed", None, now, queue=queue, by=by)
+        return Queue(queue)
 
     def resolve(
         self, job_id: str, epoch: int, name: str, by: str, outcome: str | None, note: str | None, now: int

@@ -9,6 +9,7 @@ from typing import Any
 from ...core.job import Counts, Effect, Grant, Job, Status
 from ...core.lifecycle import FINISHED, no_lease
 from ...core.ownership import Event, Ownership, Reason
+from ...core.queues import Queue
 from ...errors import UnknownJob
 from ..rows import grant_of, job_of
 from .base import Base
@@ -59,6 +60,7 @@ class Reading(Base):
     def waiting(self, queues: Sequence[str] | None) -> Program[tuple[bool, int]]:
         """Return whether something waits in *queues*, and when to look again even if nobody writes."""
         due = {queue for (queue,) in (yield one(self.sql.queues))}
+        due -= {name for (name,) in (yield one(self.sql.paused))}
         [(next_us, *_)] = yield one(self.sql.look, None)
         return bool(due if queues is None else due.intersection(queues)), next_us
 
@@ -109,6 +111,10 @@ class Reading(Base):
             Event(number, at, of, job, epoch, owner, json.loads(facts))
             for number, at, of, job, epoch, owner, facts in rows
         ]
+
+    def configured(self) -> Program[list[Queue]]:
+        """Return the queues that are paused."""
+        return [Queue(*row) for row in (yield one(self.sql.configured))]
 
     def counts(self) -> Program[Counts]:
         """Return how many jobs stand where."""

@@ -72,6 +72,7 @@ SELECT min(coalesce((SELECT min(expires_at) FROM leasehold_leases), 461168601842
        (SELECT min(queue) FROM leasehold_ready),
        (SELECT max(queue) FROM leasehold_ready),
        EXISTS (SELECT 1 FROM leasehold_processes WHERE id = ?),
+       EXISTS (SELECT 1 FROM leasehold_queues WHERE paused_at IS NOT NULL),
        last_epoch
 FROM leasehold_store WHERE one = 1;
 
@@ -96,6 +97,20 @@ WITH RECURSIVE queues (queue) AS (
     SELECT (SELECT min(queue) FROM leasehold_ready WHERE queue > queues.queue) FROM queues WHERE queue IS NOT NULL
 )
 SELECT queue FROM queues WHERE queue IS NOT NULL;
+
+-- name: paused
+SELECT name FROM leasehold_queues WHERE paused_at IS NOT NULL;
+
+-- name: configured
+SELECT name, paused_at, paused_by, paused_note FROM leasehold_queues ORDER BY name;
+
+-- name: pause
+INSERT INTO leasehold_queues (name, paused_at, paused_by, paused_note) VALUES (?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE
+SET paused_at = excluded.paused_at, paused_by = excluded.paused_by, paused_note = excluded.paused_note;
+
+-- name: resume
+DELETE FROM leasehold_queues WHERE name = ? RETURNING name;
 
 -- name: candidates
 -- CROSS JOIN keeps the order of the loops: the first rows of `ready`, each with its job.

@@ -15,6 +15,7 @@ from ...core.clock import Clock, Countdown, SystemClock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
 from ...core.lifecycle import Verb, reclaimed_in_part
 from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
+from ...core.queues import Queue
 from ...errors import LeaseholdError, NoLease, StaleEpoch, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Begun, Refusal, Renewal
@@ -282,6 +283,14 @@ class SqliteStore:
         """Record how an effect in doubt ended; None for "it did not happen"."""
         return self._admitted(lambda now: self._verbs.resolve(job_id, epoch, name, by, outcome, note, now))
 
+    def pause(self, queue: str, *, by: str, note: str | None = None) -> Queue:
+        """Have claims take nothing from *queue*; return the queue as it is now."""
+        return self._write(lambda now: self._verbs.pause(queue, by, note, now))
+
+    def resume(self, queue: str, *, by: str) -> Queue:
+        """Have claims take from *queue* again."""
+        return self._write(lambda now: self._verbs.resume(queue, by, now))
+
     # The store itself
 
     def reclaim(self) -> list[Ownership]:
@@ -372,6 +381,10 @@ class SqliteStore:
         """Return what was recorded, oldest first, beginning behind the event numbered *after*."""
         self._record_apart()
         return self.database.read(self._verbs.events(job_id, kind, after, limit))
+
+    def queues(self) -> list[Queue]:
+        """Return the queues that are paused, by name."""
+        return self.database.read(self._verbs.configured())
 
     def counts(self) -> Counts:
         """Return how many jobs stand where."""

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 KEPT = 100  # reports of each job, for the evidence
@@ -29,6 +30,7 @@ class Issued(NamedTuple):
     verb: str
     owner: str | None = None
     checkpoint: int = 0  # the epoch of the checkpoint that came with it
+    queue: str | None = None  # that a claim took the job from
 
 
 class Ended(NamedTuple):
@@ -64,6 +66,16 @@ class Refused(NamedTuple):
     owner: str
 
 
+class Paused(NamedTuple):
+    """A queue was paused, or resumed, between two ticks."""
+
+    queue: str
+    asked: int
+    told: int
+    verb: str
+    job_id: None = None
+
+
 class Token(NamedTuple):
     """Something with a name of its own was to be written: it is there, it must not be, or nobody knows (None)."""
 
@@ -89,7 +101,7 @@ class Counted(NamedTuple):
     many: int
 
 
-Report = Issued | Ended | Accepted | Refused | Token | Finding | Counted
+Report = Issued | Ended | Accepted | Refused | Paused | Token | Finding | Counted
 
 
 class EffectRow(NamedTuple):
@@ -157,6 +169,7 @@ class Judge:
         self._issued: dict[int, Issued] = {}
         self._issues: list[Issued] = []
         self._checkpoints: dict[str, _Checkpoint] = {}
+        self._pauses: defaultdict[str, list[Paused]] = defaultdict(list)
         self._said: set[str] = set()
 
     def find(self, what: str, job_id: str | None = None, traceback: str | None = None) -> None:
@@ -186,6 +199,8 @@ class Judge:
                     self._hear_write(report)
                 case Refused():
                     self._hear_refusal(report)
+                case Paused():
+                    self._pauses[report.queue].append(report)
                 case Token():
                     self.tokens[report.token] = report
                 case Finding():
@@ -252,6 +267,26 @@ class Judge:
                     f"an epoch is not above one that was issued before: {_shown(issue)}, after {_shown(highest)}.",
                     issue.job_id,
                 )
+
+    def judge_pauses(self) -> None:
+        """No claim that began after a pause had returned took from that queue, unless a resume may have come first."""
+        for queue, reports in self._pauses.items():
+            pauses = sorted((one for one in reports if one.verb == "pause"), key=lambda one: one.told)
+            resumes = sorted((one for one in reports if one.verb == "resume"), key=lambda one: one.asked)
+            paused_at, resumed_at = [one.told for one in pauses], [one.asked for one in resumes]
+            began = list(accumulate((one.asked for one in pauses), max))
+            ended = list(accumulate((one.told for one in resumes), max))
+            for issue in self._issues:
+                before = bisect_left(paused_at, issue.asked)
+                if issue.queue != queue or not before:
+                    continue
+                maybe = bisect_left(resumed_at, issue.told)
+                # The pause that was asked for last, of those that were over; and every resume that could be behind it.
+                if not maybe or ended[maybe - 1] < began[before - 1]:
+                    self.find(
+                        f"a claim took from a paused queue: {_shown(issue)}, after {_shown(pauses[before - 1])}.",
+                        issue.job_id,
+                    )
 
     def judge_rows(self, rows: Iterable[EffectRow]) -> None:
         """In the hunt's own table is what was accepted, in the order of epochs, and each completion has one row."""

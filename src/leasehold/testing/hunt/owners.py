@@ -22,7 +22,7 @@ from ...lease import Lease
 from ...router import Router
 from ...store import Renewal
 from .effects import Effects, another, draw
-from .judge import Accepted, Counted, Ended, Finding, Issued, Refused, Report, Token
+from .judge import Accepted, Counted, Ended, Finding, Issued, Paused, Refused, Report, Token
 from .tables import tables_of
 
 QUEUES = ("fast", "slow", "default")
@@ -202,7 +202,8 @@ class Hunter:
             self.reclaim: 1,
             self.transfer: 4,
             self.override: 3,
-            self.pause: 2,
+            self.pause_queue: 1,
+            self.idle: 2,
         }
         self._acts, self._weights = list(acts), list(acts.values())
 
@@ -283,7 +284,8 @@ class Hunter:
     def _got(self, lease: Lease, asked: int, told: int, verb: str) -> None:
         lock = (lease.payload or {}).get("lock")
         checkpoint = (lease.checkpoint or {}).get("epoch", 0)
-        self._say(Issued(lease.job_id, lock, lease.epoch, asked, told, verb, lease.owner, checkpoint))
+        queue = lease.queue if verb == "claim" else None
+        self._say(Issued(lease.job_id, lock, lease.epoch, asked, told, verb, lease.owner, checkpoint, queue))
         self._say(Counted("claims", 1))
         if verb == "transfer" or lease.reason in ("timeout", "stall", "recovery"):
             self._say(Counted("takeovers", 1))
@@ -431,7 +433,21 @@ class Hunter:
         if job.status is Status.RUNNING:
             self._say(Counted("takeovers", 1))
 
-    def pause(self) -> None:
+    def pause_queue(self) -> None:
+        """Pause a queue, and resume it soon, unless another hunter has done so."""
+        queue = self._rng.choice(QUEUES)
+        asked = self._tick()
+        self._router.pause(queue, by="hunt")
+        self._say(Paused(queue, asked, self._tick(), "pause"))
+        try:
+            time.sleep(self._rng.random() * 0.02)
+        finally:
+            asked = self._tick()
+            self._router.resume(queue, by="hunt")
+            self._say(Paused(queue, asked, self._tick(), "resume"))
+        self._say(Counted("pauses", 1))
+
+    def idle(self) -> None:
         """Do nothing, so that leases expire."""
         time.sleep(self._rng.random() * 0.3)
 

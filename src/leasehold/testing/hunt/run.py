@@ -205,6 +205,8 @@ class _Hunt:
         """End every job that is left, as a calm owner would."""
         seconds = 10.0 if self.judge.findings else _DRAIN_SECONDS  # what is known to be broken may never end
         left = patience(seconds)
+        for queue in self._router.queues():  # a hunter that was ended may have left one paused
+            self._router.resume(queue.name, by="calm")
         while left() > 0:
             asked = self._tick()
             leases = self._router.claim_many("calm", limit=200, lease_seconds=60, wait_seconds=0.2)
@@ -234,6 +236,7 @@ class _Hunt:
     def _judge(self) -> None:
         self._look()
         self.judge.judge_issues()
+        self.judge.judge_pauses()
         rows = self._tables.rows()
         self.judge.judge_rows(rows)
         jobs = list(self._jobs())

@@ -27,6 +27,7 @@ _TOPICS = (
     "operating",
     "owning",
     "paths",
+    "pausing",
     "reading",
     "reclaiming",
     "recording",
@@ -48,6 +49,7 @@ from .locking import Locking  # noqa: E402
 from .operating import Operating  # noqa: E402
 from .owning import Owning  # noqa: E402
 from .paths import Paths  # noqa: E402
+from .pausing import Pausing  # noqa: E402
 from .reading import Reading  # noqa: E402
 from .reclaiming import Reclaiming  # noqa: E402
 from .recording import Recording  # noqa: E402
@@ -72,6 +74,7 @@ class StoreContract(
     Paths,
     Effects,
     Operating,
+    Pausing,
     Transitions,
     Reclaiming,
     Keeping,

@@ -25,8 +25,16 @@ class Walk:
 
     def step(self) -> None:
         """Do something."""
-        acts: list[Callable[[], None]] = [self.add, self.claim, self.settle, self.say, self.operate, self.wait]
-        self.chance.choices(acts, [2, 4, 4, 2, 2, 1])[0]()
+        acts: list[Callable[[], object]] = [
+            self.add,
+            self.claim,
+            self.settle,
+            self.say,
+            self.operate,
+            self.wait,
+            self.pause,
+        ]
+        self.chance.choices(acts, [4, 8, 8, 4, 4, 2, 1])[0]()
 
     def add(self) -> None:
         """Add a job with some lock, some queue, some priority."""
@@ -101,6 +109,11 @@ class Walk:
         if self.chance.random() < 0.5:
             self.store.reclaim()
 
+    def pause(self) -> None:
+        """Pause a queue, or resume one."""
+        verb = self.chance.choice([self.store.pause, self.store.resume, self.store.resume])
+        verb(self.chance.choice(["x", "y"]), by="ops")
+
     def watch(self) -> None:
         """Ask the store, and count the running jobs of each key."""
         assert self.store.verify() == []
@@ -109,6 +122,8 @@ class Walk:
 
     def drain(self) -> None:
         """Serve until nothing is left: whatever was lost on the way would be left over."""
+        for queue in self.store.queues():
+            self.store.resume(queue.name, by="ops")
         for _ in range(200):
             self.clock.advance(40)
             grants = self.store.claim("drain", limit=100)

@@ -205,8 +205,9 @@ BEGIN
 END
 $lh$;
 
--- The queues that have a job, and those of p_known, in order: by a seek or two for each, instead of a scan.
-CREATE OR REPLACE FUNCTION leasehold.queues(p_known text[]) RETURNS text[]
+-- The queues that have a job, and those of p_known, in order, without those of p_paused: by a seek or two for each, instead
+-- of a scan. A seek steps over all jobs of a paused queue at once, however many they are.
+CREATE OR REPLACE FUNCTION leasehold.waiting_queues(p_known text[], p_paused text[]) RETURNS text[]
 LANGUAGE plpgsql AS $lh$
 DECLARE
     v_queues text[] := '{}';
@@ -219,8 +220,9 @@ BEGIN
             SELECT r.queue INTO v_queue FROM leasehold.ready AS r WHERE r.queue > v_last AND r.queue < v_known
             ORDER BY r.queue LIMIT 1;
             EXIT WHEN NOT FOUND;
-            v_queues := v_queues || v_queue;
             v_last := v_queue;
+            CONTINUE WHEN v_queue = ANY (p_paused);
+            v_queues := v_queues || v_queue;
         END LOOP;
         v_queues := v_queues || v_known;
         v_last := v_known;
@@ -228,8 +230,9 @@ BEGIN
     LOOP
         SELECT r.queue INTO v_queue FROM leasehold.ready AS r WHERE r.queue > v_last ORDER BY r.queue LIMIT 1;
         EXIT WHEN NOT FOUND;
-        v_queues := v_queues || v_queue;
         v_last := v_queue;
+        CONTINUE WHEN v_queue = ANY (p_paused);
+        v_queues := v_queues || v_queue;
     END LOOP;
     RETURN v_queues;
 END
@@ -274,6 +277,7 @@ DECLARE
     v_ranks integer[];
     v_runs bigint[];
     v_afters bigint[];
+    v_paused text[];
     v_queues text[];
     v_wanted integer[];
     v_several boolean := false;
@@ -312,9 +316,14 @@ BEGIN
     IF NOT EXISTS (SELECT FROM leasehold.freed WHERE number > v_freed AND number <= v_numbered) THEN
         v_freed := v_numbered;
     END IF;
+    v_paused := ARRAY(SELECT name FROM leasehold.queues WHERE paused_at IS NOT NULL);
+    IF p_queues && v_paused THEN
+        p_queues := ARRAY(SELECT q FROM unnest(p_queues) AS n(q) WHERE q <> ALL (v_paused));
+    END IF;
     v_lowered := (SELECT last_value + is_called::integer FROM leasehold.lowered);
     IF p_lowered = v_lowered THEN
         FOR i IN 1 .. cardinality(p_floor_queues) LOOP
+            CONTINUE WHEN p_floor_queues[i] = ANY (v_paused);
             -- Where a job of a higher priority has come in, the floor is too high.
             CONTINUE WHEN EXISTS (
                 SELECT FROM leasehold.ready WHERE queue = p_floor_queues[i] AND rank < p_floor_ranks[i]
@@ -328,7 +337,8 @@ BEGIN
 
     LOOP
         v_queues := coalesce(
-            p_queues, leasehold.queues(ARRAY(SELECT q COLLATE "C" FROM unnest(v_known) AS k(q) ORDER BY 1))
+            p_queues,
+            leasehold.waiting_queues(ARRAY(SELECT q COLLATE "C" FROM unnest(v_known) AS k(q) ORDER BY 1), v_paused)
         );
         IF cardinality(v_queues) = 1 THEN
             v_wanted := ARRAY[p_limit - cardinality(v_seqs)];

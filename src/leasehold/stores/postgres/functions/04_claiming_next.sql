@@ -37,11 +37,16 @@ BEGIN
         AND EXISTS (SELECT FROM leasehold.store WHERE fingerprint = concat_ws('/', leasehold.here(), xmin))
         AND NOT EXISTS (SELECT FROM leasehold.freed WHERE number > p_freed)
         AND p_lowered = (SELECT last_value + is_called::integer FROM leasehold.lowered)
-        -- A job of a higher priority, or of another queue.
+        AND NOT EXISTS (SELECT FROM leasehold.queues WHERE name = p_queue AND paused_at IS NOT NULL)
+        -- A job of a higher priority, or of another queue that is not paused.
         AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue = p_queue AND rank < p_rank)
-        AND (p_queues = ARRAY[p_queue] OR p_queues IS NULL
-             AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue < p_queue)
-             AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue > p_queue))
+        AND (p_queues = ARRAY[p_queue] OR p_queues IS NULL AND (
+             NOT EXISTS (SELECT FROM leasehold.ready WHERE queue < p_queue)
+             AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue > p_queue)
+             OR EXISTS (SELECT FROM leasehold.queues WHERE paused_at IS NOT NULL)
+             AND cardinality(leasehold.waiting_queues(
+                 ARRAY[p_queue], ARRAY(SELECT name FROM leasehold.queues WHERE paused_at IS NOT NULL)
+             )) = 1))
         AND set_config('lock_timeout', '5000', true) IS NOT NULL
     INTO v_plain;
     IF v_plain AND p_host IS NOT NULL THEN

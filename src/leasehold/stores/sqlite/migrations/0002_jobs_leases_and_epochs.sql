@@ -111,6 +111,17 @@ CREATE TABLE leasehold_checkpoints (
     checkpoint  TEXT NOT NULL
 ) STRICT;
 
+-- Queues that are configured; most are not, and have no row.
+CREATE TABLE leasehold_queues (
+    name         TEXT PRIMARY KEY CHECK (name <> ''),
+    paused_at    INTEGER,  -- null: not paused
+    paused_by    TEXT,
+    paused_note  TEXT,
+    CHECK ((paused_at IS NULL) = (paused_by IS NULL))
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX leasehold_queues_paused ON leasehold_queues (name) WHERE paused_at IS NOT NULL;
+
 -- Processes that have claimed jobs here, so that their death can be proved. id is a digest of the rest.
 CREATE TABLE leasehold_processes (
     id         INTEGER PRIMARY KEY,

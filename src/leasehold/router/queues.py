@@ -1,0 +1,34 @@
+"""What operators do with a whole queue: pause it, resume it, look at it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..aio import alone
+from ..core import asked, values
+from ..core.queues import Queue
+
+if TYPE_CHECKING:  # which has these functions as its methods
+    from .front import Router
+
+
+def pause(router: Router, queue: str, *, by: str, note: str | None = None) -> Queue:
+    """
+    Have claims take nothing from *queue* until it is resumed; return the queue as it is now.
+
+    Jobs that run go on. What is added, retried, reclaimed or requeued meanwhile waits in the queue, and operators'
+    verbs work on its jobs. To pause a paused queue replaces who, when and why.
+    """
+    name = values.name(queue, "queue")
+    return alone(router.store).pause(name, by=values.name(by, "by"), note=asked.note(note))
+
+
+def resume(router: Router, queue: str, *, by: str) -> Queue:
+    """Have claims take jobs from *queue* again, also those that wait already; one that is not paused stays so."""
+    return alone(router.store).resume(values.name(queue, "queue"), by=values.name(by, "by"))
+
+
+def queues(router: Router) -> list[Queue]:
+    """Return every queue that is paused or has unfinished jobs, by name; `counts().queues` says how many jobs."""
+    known = {queue.name: queue for queue in router.store.queues()}
+    return [known.get(name) or Queue(name) for name in sorted({*known, *router.store.counts().queues})]
