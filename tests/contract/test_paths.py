@@ -15,7 +15,8 @@ from .paths import PATHS, TABLE
 TOP = Path(__file__).resolve().parent.parent.parent
 SETTLE = {"complete", "fail", "release"}
 # What neither an owner nor an operator calls to change a job.
-OTHERS = {"transactions", "wake", "claimed", "lease", "check", "reclaim", "prune", "advance", "verify", "close"}
+OTHERS = {"transactions", "wake", "claimed", "lease", "check", "verify", "close"}
+OTHERS |= {"reclaim", "take_reclaimed", "prune", "advance"}  # upkeep
 READERS = {"job", "jobs", "ownerships", "effects", "events", "queues", "counts"}
 
 
