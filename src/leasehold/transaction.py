@@ -195,6 +195,11 @@ INSIDE = (
     "lease.transaction()`, that lease's own verbs are part of it without connection=…. Nothing was changed."
 )
 
+FORKED = (
+    "this process was forked inside a lease.transaction() of its parent, and the transaction is the parent's to end: "
+    "this process has committed nothing. Leave the child with os._exit() before the end of the block."
+)
+
 
 def _entries() -> Iterator[tuple[Entry, Joined | Block]]:
     for entry in _here.get():

@@ -11,6 +11,7 @@ import pytest
 
 from leasehold import Lease, Router, StaleEpoch, StoreUnavailable
 from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.fenced import FencedConnection
 from leasehold.testing import elsewhere
 
 from .fixtures import Place, path_of, with_path
@@ -173,11 +174,11 @@ def test_the_commit_of_a_block_that_comes_through_while_the_store_is_asked_is_no
             connection.execute("insert into results values ('mine')")
             lease.complete()
 
-            def lost() -> None:
-                coming_through(monkeypatch, kept, lambda: psycopg.Connection.commit(connection))
+            def lost(session: FencedConnection) -> None:
+                coming_through(monkeypatch, kept, lambda: psycopg.Connection.commit(session))
                 raise psycopg.OperationalError("the connection was lost")
 
-            connection.commit = lost
+            monkeypatch.setattr(FencedConnection, "commit", lost)
 
     assert rows(store) == 1
 

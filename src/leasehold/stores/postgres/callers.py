@@ -29,7 +29,7 @@ from ...errors import (
     StoreUnavailable,
 )
 from ...store import Program, Renewal
-from ...transaction import Joined, remember
+from ...transaction import FORKED, Joined, remember
 from .. import django
 from . import refusals
 from .database import Database, inherited, outlive_fork
@@ -146,15 +146,17 @@ class PostgresTransactions:
         if connection.made_in != os.getpid():
             inherited.append(connection)  # of a block that a child process leaves; its parent is in it still
             return
-        connection.reply_seconds = self._database.reply_seconds
-        if connection.cleared():
-            # As another object: the user of this one, or a thread of theirs, may go on with it.
-            connection = connection.moved()
+        self._keep(connection.taken())
+
+    def _keep(self, session: FencedConnection) -> None:
+        """Keep a session for the next transaction, as an object that no user has."""
+        session.reply_seconds = self._database.reply_seconds
+        if session.cleared():
             with self._lock:
                 if len(self._idle) < 10:
-                    self._idle.append(connection)
+                    self._idle.append(session)
                     return
-        connection.close()
+        session.close()
 
     def entered(self, connection: FencedConnection) -> None:
         """Forget what this thread has begun: its caller has it now, and will end it."""
@@ -168,17 +170,19 @@ class PostgresTransactions:
         moved since. If that tells nothing, `StoreUnavailable` says that the outcome is not known.
         """
         assert connection.fenced is not None
+        if connection.made_in != os.getpid():
+            raise NotInTransaction(FORKED)
         job_id, epoch = connection.fenced
-        status, said = connection.info.transaction_status, connection.said
+        session = connection.taken()
+        said = session.said
         try:
-            if status == pq.TransactionStatus.UNKNOWN:
+            if session.pgconn.transaction_status == pq.TransactionStatus.UNKNOWN:
                 raise self._moved(job_id, epoch) or _unfinished()
-            if connection.ended or status != pq.TransactionStatus.INTRANS:
+            if not session.can_end():
                 raise NotInTransaction(ENDED)
-            connection.ours = True
-            connection.reply_seconds = self._database.reply_seconds
+            session.reply_seconds = self._database.reply_seconds
             try:
-                connection.commit()
+                session.commit()
             except psycopg.Error as error:
                 refused = refusals.take(error)
                 if refused is not None:
@@ -195,7 +199,7 @@ class PostgresTransactions:
                     if moved is not None and heard is False and (heard := self._was_said(job_id, epoch, said)):
                         return
                     # A takeover alone says nothing: the rows may have been committed before it.
-                    if self.is_rolled_back(connection.number) or (heard is False and moved):
+                    if self.is_rolled_back(session.number) or (heard is False and moved):
                         raise moved or _unfinished() from error
                     raise StoreUnavailable(
                         f"the connection to {shown_url(self._database.url)} was lost in COMMIT: {_first(error)}. The "
@@ -206,14 +210,8 @@ class PostgresTransactions:
                 if sqlstate_of(error) in ("40001", REFUSED_SQLSTATE) and (moved := self._moved(job_id, epoch)):
                     raise moved from error
                 raise self._database.explained(error) from error
-        except BaseException:
-            # Whoever hears of this undoes the block: by then, a connection that was kept might be somebody else's.
-            connection.ours = True
-            if connection.made_in == os.getpid():  # a child process must not end its parent's session
-                connection.close()
-            raise
         finally:
-            self._put(connection)
+            self._keep(session)
             self.record()
 
     def _moved(self, job_id: str, epoch: int) -> LeaseholdError | None:

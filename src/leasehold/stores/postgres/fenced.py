@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import pq
@@ -14,6 +14,10 @@ from ...errors import Conflict, NotInTransaction
 from .connection import Connection
 from .rows import Row
 
+T = TypeVar("T")
+
+_LOOK_SECONDS = 0.1  # for the lock of a connection, before it is looked whether a stream keeps it
+_UNUSABLE = (pq.TransactionStatus.UNKNOWN, pq.TransactionStatus.ACTIVE)
 _BLANK = rb"(?:\s|;|--[^\n\r]*(?:[\n\r]|\Z)|/\*.*?\*/)*"
 _ENDS = re.compile(
     _BLANK + rb"(begin|start|commit|end|rollback|abort|prepare\s+transaction)\b(?!\s+(?:(?:work|transaction)\s+)?to\b)",
@@ -46,15 +50,14 @@ class FencedCursor(psycopg.Cursor[Any]):
         """Run *query* for each of *params_seq*, likewise."""
         self._fenced(query, False, lambda: super(FencedCursor, self).executemany(query, params_seq, **options))
 
-    def copy(self, *args: Any, **options: Any) -> Any:
-        """Copy rows, if the block is still open."""
-        self._connection().note_end()
-        return super().copy(*args, **options)
-
-    def stream(self, *args: Any, **options: Any) -> Any:
-        """Return rows one by one, if the block is still open."""
-        self._connection().note_end()
-        return super().stream(*args, **options)
+    def stream(self, *args: Any, **options: Any) -> Iterator[Any]:
+        """Return rows one by one. The driver holds the connection's lock until the last one."""
+        connection = self._connection()
+        connection.streams.add(self)
+        try:
+            yield from super().stream(*args, **options)
+        finally:
+            connection.streams.discard(self)
 
     def _connection(self) -> FencedConnection:
         connection = self.connection
@@ -63,6 +66,7 @@ class FencedCursor(psycopg.Cursor[Any]):
 
     def _fenced(self, query: Any, several: bool, run: Callable[[], Any]) -> Any:
         connection = self._connection()
+        connection.note_end()
         text = _bytes(query, connection)
         # Behind every semicolon, also of a literal: which of them end a statement is more than this knows of SQL.
         begins = [0, *(end.end() for end in re.finditer(b";", text))] if several else [0]
@@ -71,7 +75,6 @@ class FencedCursor(psycopg.Cursor[Any]):
                 f"{ends[1].split()[0].decode().upper()} inside lease.transaction(): the end of the block commits, and "
                 "an exception in it rolls back. What followed a commit of your own would be unfenced."
             )
-        connection.note_end()
         if _LASTS.search(text):
             connection.touched = True
         if _PREPARES.search(text):
@@ -91,6 +94,9 @@ class _Gone:
     def finish(self) -> None:
         """Close nothing."""
 
+    def __getattr__(self, name: str) -> Any:
+        raise psycopg.OperationalError("the connection is closed")
+
 
 class FencedConnection(Connection):
     """A connection whose transaction is the lease's to end, and not its user's."""
@@ -102,6 +108,11 @@ class FencedConnection(Connection):
     touched = False  # whether its user may have changed what outlasts a transaction
     spoilt = False  # whether its user may have prepared statements by name, or removed the driver's
     ended = False  # whether its user has ended the transaction all the same
+    over = False  # whether its block has ended, and another object has the session
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.streams: set[FencedCursor] = set()  # that have not come to their last row
 
     def lend(self) -> None:
         """Leave it to its user, apart from the end of the transaction."""
@@ -112,7 +123,9 @@ class FencedConnection(Connection):
         self.reply_seconds = None  # how long the caller's statements may take is the caller's affair
 
     def note_end(self) -> None:
-        """Raise `NotInTransaction` if its user has ended the transaction: what followed would not be fenced."""
+        """Raise `NotInTransaction` if the transaction has ended: what followed would not be fenced."""
+        if self.over:
+            raise NotInTransaction(OVER)
         if self.ours:
             return
         if self.pgconn.transaction_status == pq.TransactionStatus.IDLE:
@@ -120,27 +133,67 @@ class FencedConnection(Connection):
         if self.ended:
             raise NotInTransaction(ENDED)
 
+    def cursor(self, *args: Any, **options: Any) -> Any:
+        """Return a cursor, if the transaction is still open."""
+        self.note_end()
+        return super().cursor(*args, **options)
+
+    def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
+        """Drive one of the driver's generators to its end, if the transaction is still open."""
+        # Here, where the driver holds the lock: a statement that waited for it may come after the end of the block.
+        self.note_end()
+        return super().wait(gen, *args, **options)
+
+    def taken(self) -> FencedConnection:
+        """
+        Return the session as an object that only the store has, and leave this one closed.
+
+        To be called before the transaction is ended. The session commits each statement by itself as soon as it is, and
+        a thread of the user's may be waiting for this object's lock with the next one.
+        """
+        # A stream that is not read to its end keeps the lock: then the session is left as it is, and is of no more use.
+        held = False
+        while not held and not self.streams:
+            held = self.lock.acquire(timeout=_LOOK_SECONDS)
+        try:
+            # A new object, and not a copy: adapters, handlers of notices and row factories are the user's.
+            other = type(self)(self.pgconn)
+            other._autocommit, other._prepared = self._autocommit, self._prepared
+            other.fenced, other.said, other.number = self.fenced, self.said, self.number
+            other.touched, other.spoilt, other.ended = self.touched, self.spoilt, self.ended
+            other.reply_seconds = self.reply_seconds
+            self.__dict__["pgconn"] = _Gone()
+            self.over, self.fenced = True, None
+        finally:
+            if held:
+                self.lock.release()
+        return other
+
+    def can_end(self) -> bool:
+        """Return whether the transaction is open and not failed, and no statement is under way."""
+        return (
+            not self.ended
+            and self.pgconn.transaction_status == pq.TransactionStatus.INTRANS
+            and self.pgconn.pipeline_status == pq.PipelineStatus.OFF
+        )
+
     def cleared(self) -> bool:
         """Undo what is open, and what its user has left in the session; return whether it can be lent again."""
-        self.ours = True
         self.fenced = None
+        status = self.pgconn.transaction_status
+        piped = self.pgconn.pipeline_status != pq.PipelineStatus.OFF
+        if self.spoilt or self.ended or piped or status in _UNUSABLE:
+            return False
         try:
-            if self.info.transaction_status != pq.TransactionStatus.IDLE:
+            if status != pq.TransactionStatus.IDLE:
                 super().rollback()
             if self.touched:
                 # Settings, a role, temporary tables, locks: none of them is for the next job.
                 psycopg.Cursor(self).execute(_DISCARD)
+                self.touched = False
         except psycopg.Error:
             return False  # it is gone, or as good as gone; and the server undoes what it had open
-        return not (self.closed or self.spoilt)
-
-    def moved(self) -> FencedConnection:
-        """Return the session as another object, and leave this one closed: its user may still have it."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        self.__dict__["pgconn"] = _Gone()
-        self.ours, self.ended = False, True
-        return other
+        return not self.closed
 
     def commit(self) -> None:
         """Refuse: the end of `with lease.transaction()` commits."""
@@ -185,6 +238,10 @@ def begin(connection: FencedConnection, fence: str, params: tuple[Any, ...], *, 
 ENDED = (
     "this transaction had failed, or was ended, before its block was: the block commits nothing, since PostgreSQL "
     "answers COMMIT after an error with a rollback. Let such an error leave the block, and end no transaction in it."
+)
+OVER = (
+    "the lease.transaction() block of this connection has ended, and this statement was not run: it would not be "
+    "fenced. Wait for the threads and tasks that use the connection before you leave the block."
 )
 
 
