@@ -13,7 +13,7 @@ import pytest
 from tests.patience import PATIENCE_SECONDS
 from tests.sqlite.joining import in_thread
 
-from leasehold import Conflict, InDoubt, Lease, Settled, StoreUnavailable
+from leasehold import Conflict, InDoubt, Lease, Settled, StaleEpoch, StoreUnavailable
 from leasehold.transaction import Block
 from leasehold.worker.handling import call, call_async, settlement
 
@@ -585,3 +585,16 @@ def test_a_renewal_that_a_savepoint_has_undone_does_not_move_the_deadline(stage:
         connection.execute("release savepoint attempt")
 
     assert lease.expires_at == stage.router.job("mine").expires_at
+
+
+def test_an_error_behind_the_commit_of_the_leases_own_settlement_is_no_refusal(
+    stage: Stage, lease: Lease, own: Any
+) -> None:
+    """Of an on_commit hook, say: the rows and the completion are there."""
+    own.execute(INSERT)
+    lease.complete(7, connection=own)
+    own.commit()
+
+    for behind in (ValueError("the mail server is down"), ConnectionRefusedError("the mail server is down")):
+        assert StaleEpoch.find(behind, lease) is None
+    assert stage.rows("") == ["mine"]

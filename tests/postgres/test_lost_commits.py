@@ -133,6 +133,128 @@ def test_the_end_of_a_block_says_what_is_known(
     assert rows(store) == committed
 
 
+def lost_block(
+    router: Router, proxy: Proxy, where: Where, work: Callable[[Any], object], then: Callable[[], object]
+) -> Exception | None:
+    """Return what a block raises whose COMMIT is cut; *then* happens before its owner can ask the store."""
+    assert isinstance(router.store, PostgresStore)
+    database, later = router.store.database, [then]
+
+    def happen(what: str) -> None:
+        while proxy.cuts and later:
+            later.pop()()
+
+    def write() -> None:
+        with lease.transaction() as connection:
+            connection.execute("insert into results values ('mine')")
+            work(connection)
+            proxy.cut(where, "COMMIT")
+
+    lease = lease_of(router)
+    database.point = happen
+    try:
+        write()
+    except Exception as error:
+        return error
+    finally:
+        database.point = None
+    return None
+
+
+def completed_beside(store: PostgresStore) -> None:
+    """Have another holder of the epoch complete the job."""
+    with Router(store.database.url, schema=store.database.schema) as router:
+        elsewhere(lambda: router.lease("a", owner="worker").complete())
+
+
+def test_a_block_is_not_committed_because_another_holder_of_the_epoch_says_the_same(
+    store: PostgresStore, proxy: Proxy
+) -> None:
+    """The record has the words of the block; the server knows that its transaction was rolled back."""
+    with Router(url_through(proxy, store), schema=store.database.schema) as router:
+        raised = lost_block(
+            router, proxy, Where.BEFORE, lambda _: current_completes(router), lambda: completed_beside(store)
+        )
+
+    assert isinstance(raised, StaleEpoch)
+    assert rows(store) == 0
+
+
+def current_completes(router: Router) -> None:
+    """Complete the job in its open block."""
+    router.lease("a", owner="worker").complete()
+
+
+def test_a_refusal_is_found_though_another_holder_of_the_epoch_says_the_same(
+    store: PostgresStore, proxy: Proxy
+) -> None:
+    """The same, on a caller's own connection."""
+    with Router(store.database.url, schema=store.database.schema) as router:
+        lease = lease_of(router)
+        with transaction("psycopg", url_through(proxy, store)) as opened:
+            opened.execute("insert into results values ('mine')")
+            opened.complete(lease)
+            completed_beside(store)
+            proxy.cut(Where.BEFORE, "COMMIT")
+            with pytest.raises(psycopg.Error) as lost:
+                opened.commit()
+
+            assert StaleEpoch.find(lost.value, lease) is not None
+    assert rows(store) == 0
+
+
+def test_another_lease_that_is_settled_in_a_block_says_nothing_about_it(store: PostgresStore, proxy: Proxy) -> None:
+    """What the block has settled is looked for in the record, and not what the other lease was settled with."""
+    with Router(url_through(proxy, store), schema=store.database.schema) as router:
+        router.add("b", queue="other")
+        other = router.claim("worker", queues=["other"])
+        assert other is not None
+
+        def work(connection: Any) -> None:
+            current_completes(router)
+            other.complete("another result", connection=connection)
+
+        assert lost_block(router, proxy, Where.AFTER, work, lambda: None) is None
+    assert rows(store) == 1
+
+
+def test_a_completion_that_was_rolled_back_to_a_savepoint_is_not_looked_for(store: PostgresStore, proxy: Proxy) -> None:
+    """It is not on record, and the rows around it are committed: after a takeover that is unknown, and not refused."""
+    with (
+        Router(url_through(proxy, store), schema=store.database.schema) as router,
+        Router(store.database.url, schema=store.database.schema) as direct,
+    ):
+
+        def work(connection: Any) -> None:
+            connection.execute("savepoint s")
+            router.lease("a", owner="worker").complete(savepoint=True)
+            connection.execute("rollback to s")
+
+        raised = lost_block(router, proxy, Where.AFTER, work, lambda: move(direct))
+
+    assert isinstance(raised, StoreUnavailable)
+    assert raised.outcome_unknown
+    assert rows(store) == 1
+
+
+def test_a_completion_of_an_earlier_transaction_is_not_looked_for(store: PostgresStore, proxy: Proxy) -> None:
+    """The first transaction rolls its completion back, the second commits rows alone, and its reply is lost."""
+    with Router(store.database.url, schema=store.database.schema) as router:
+        lease = lease_of(router)
+        with psycopg.connect(url_through(proxy, store)) as connection:
+            lease.complete(connection=connection)
+            connection.rollback()
+            lease.fence(connection)
+            connection.execute("insert into results values ('mine')")
+            proxy.cut(Where.AFTER, "COMMIT")
+            with pytest.raises(psycopg.Error) as lost:
+                connection.commit()
+            move(router)
+
+            assert StaleEpoch.find(lost.value, lease) is None
+    assert rows(store) == 1
+
+
 def coming_through(monkeypatch: pytest.MonkeyPatch, store: PostgresStore, commit: Callable[[], object]) -> None:
     """Let a COMMIT whose connection was lost succeed at the moment when the store is asked who has the job."""
     check = store.check

@@ -38,7 +38,10 @@ class Recorded:
         *lost*: the connection of the caller's transaction is gone, and maybe its COMMIT had been accepted before the
         job moved on. Then it is a refusal only if the transaction is known to be rolled back.
         """
-        if lost and self._settled is None and self.is_settled():
+        verbs = self._store.transactions
+        lost = lost and verbs is not None and not verbs.exclusive  # without a server there is no reply to lose
+        # The owner's own settlement has been committed, and the error came behind it: of an on_commit hook, say.
+        if not lost and self._settled is None and self.is_settled():
             return None
         [refusal] = self._store.check([(self._grant.spec.id, self._grant.epoch)])
         if refusal is None:
@@ -55,9 +58,7 @@ class Recorded:
 
     def _was_rolled_back(self) -> bool:
         """Whether the caller's last transaction is known to be rolled back; False also if that cannot be known."""
-        transactions = self._store.transactions
-        number = self._joined[-1].number if self._joined else None
-        if transactions is not None and transactions.is_rolled_back(number):
-            return True
-        # A settlement that was part of it and is not on record has not been committed.
-        return self._settled is None and not self.is_settled()
+        # The record is no proof: the settlement that it lacks may have been part of an earlier transaction, or of a
+        # savepoint that was rolled back, and the one that it has may be that of another holder of this epoch.
+        verbs = self._store.transactions
+        return verbs is not None and bool(self._joined) and verbs.is_rolled_back(self._joined[-1].number)

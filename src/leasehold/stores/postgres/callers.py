@@ -31,7 +31,7 @@ from ...errors import (
 from ...store import Program, Renewal
 from ...transaction import FORKED, Joined, remember
 from .. import django
-from . import refusals
+from . import lost_commits, refusals
 from .database import Database, inherited, outlive_fork
 from .faults import explained, is_lost, sqlstate_of
 from .fenced import ENDED, FencedConnection, begin
@@ -46,6 +46,7 @@ from .libraries import (
     types_of,
     unsupported,
 )
+from .lost_commits import moved, unfinished
 from .refusals import REFUSED_SQLSTATE
 from .rows import Row, add_refusal, added, answer, as_json, refusal_of, settlement, wishes
 from .sql import in_schema
@@ -166,18 +167,17 @@ class PostgresTransactions:
         """
         Commit what `begin` opened.
 
-        If the reply is lost, the store is asked: it knows if the transaction has settled the job, and if the job has
-        moved since. If that tells nothing, `StoreUnavailable` says that the outcome is not known.
+        If the reply is lost, the server is asked what became of the transaction, and the store whether it has settled
+        the job. If that proves nothing, `StoreUnavailable` says that the outcome is not known.
         """
         assert connection.fenced is not None
         if connection.made_in != os.getpid():
             raise NotInTransaction(FORKED)
         job_id, epoch = connection.fenced
         session = connection.taken()
-        said = session.said
         try:
             if session.pgconn.transaction_status == pq.TransactionStatus.UNKNOWN:
-                raise self._moved(job_id, epoch) or _unfinished()
+                raise moved(self._store, job_id, epoch) or unfinished()
             if not session.can_end():
                 raise NotInTransaction(ENDED)
             session.reply_seconds = self._database.reply_seconds
@@ -189,47 +189,18 @@ class PostgresTransactions:
                     self._note(job_id, error.diag.message_detail)
                     raise refused from error
                 if sqlstate_of(error) == "25P03":  # it had been idle for too long, and had not heard of this COMMIT
-                    raise self._moved(job_id, epoch) or _unfinished() from error
+                    raise moved(self._store, job_id, epoch) or unfinished() from error
                 if is_lost(error):
-                    heard = self._was_said(job_id, epoch, said)
-                    if heard:
+                    lost = lost_commits.resolve(self._store, session, job_id, epoch, error)
+                    if lost is None:
                         return
-                    moved = self._moved(job_id, epoch)
-                    # Again: until the epoch was no longer current, a COMMIT that the server had received could succeed.
-                    if moved is not None and heard is False and (heard := self._was_said(job_id, epoch, said)):
-                        return
-                    # A takeover alone says nothing: the rows may have been committed before it.
-                    if self.is_rolled_back(session.number) or (heard is False and moved):
-                        raise moved or _unfinished() from error
-                    raise StoreUnavailable(
-                        f"the connection to {shown_url(self._database.url)} was lost in COMMIT: {_first(error)}. The "
-                        "transaction may or may not have been committed: look for what it wrote before you run it "
-                        "again.",
-                        outcome_unknown=True,
-                    ) from error
-                if sqlstate_of(error) in ("40001", REFUSED_SQLSTATE) and (moved := self._moved(job_id, epoch)):
-                    raise moved from error
+                    raise lost from error
+                if sqlstate_of(error) in ("40001", REFUSED_SQLSTATE) and (refusal := moved(self._store, job_id, epoch)):
+                    raise refusal from error
                 raise self._database.explained(error) from error
         finally:
             self._keep(session)
             self.record()
-
-    def _moved(self, job_id: str, epoch: int) -> LeaseholdError | None:
-        """Return why the epoch is not current, or None if it is, or if nobody answers."""
-        try:
-            return self._store.check([(job_id, epoch)])[0]
-        except StoreUnavailable:
-            return None
-
-    def _was_said(self, job_id: str, epoch: int, said: str | None) -> bool | None:
-        """Whether the job has been settled with these words, so that the transaction has committed; None: unknown."""
-        if said is None:
-            return None
-        try:
-            [(heard,)] = self._database.call("was_said", job_id, epoch, json.loads(said)["said"], again=True)
-        except LeaseholdError:
-            return None
-        return bool(heard)
 
     def is_rolled_back(self, number: str | None) -> bool:
         """Return whether the server knows that the transaction of that number was rolled back."""
@@ -254,7 +225,7 @@ class PostgresTransactions:
         was_lost = connection.info.transaction_status == pq.TransactionStatus.UNKNOWN
         self._undo(connection)
         if was_lost and isinstance(error, psycopg.Error):
-            raise self._moved(*holder) or _unfinished() from error
+            raise moved(self._store, *holder) or unfinished() from error
 
     def _undo(self, connection: FencedConnection) -> None:
         self._begun.connection = None
@@ -428,8 +399,8 @@ class PostgresTransactions:
                 rows: list[Row] = [(None, None)]  # its answer comes with the pipeline's
             else:
                 rows = ask_on(cursor, sql, params)
-            if isinstance(connection, FencedConnection) and (said := _said(step)):
-                connection.said = said
+            if isinstance(connection, FencedConnection) and (said := _said(step, connection.fenced, rows)):
+                connection.said, connection.surely_said = said, not savepoint
             return rows
 
         return ask
@@ -568,20 +539,11 @@ def _run(program: Program[T], run: Callable[[Step], list[Row]]) -> T:
         return end.value  # type: ignore[no-any-return]  # typed as the program is
 
 
-def _said(step: Step) -> str | None:
-    """Return how a step settles a lease, if it does: see `PostgresTransactions._fence`."""
+def _said(step: Step, holder: tuple[str, int] | None, rows: list[Row]) -> str | None:
+    """Return how a step has settled the lease of *holder*, if it has: see `PostgresTransactions._fence`."""
     function, args = step
-    return args[4] if function == "fence" and args[3] != "progress" and isinstance(args[4], str) else None
-
-
-def _unfinished() -> StoreUnavailable:
-    return StoreUnavailable(
-        "the connection of this transaction was lost before its end: nothing was committed. Run it again."
-    )
-
-
-def _first(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+    settles = function == "fence" and args[3] != "progress" and rows[0][0] is None
+    return args[4] if settles and args[1:3] == holder else None
 
 
 def _cause(said: BaseException, error: BaseException) -> BaseException | None:

@@ -104,6 +104,7 @@ class FencedConnection(Connection):
     ours = True  # whether the store may do with it what its user may not
     fenced: tuple[str, int] | None = None  # the job and the epoch of the transaction that it was lent for
     said: str | None = None  # how its COMMIT will settle the job
+    surely_said = False  # whether that was outside of savepoints, so that it cannot be rolled back without the rest
     number: str | None = None  # by which the server knows its transaction
     touched = False  # whether its user may have changed what outlasts a transaction
     spoilt = False  # whether its user may have prepared statements by name, or removed the driver's
@@ -159,7 +160,8 @@ class FencedConnection(Connection):
             # A new object, and not a copy: adapters, handlers of notices and row factories are the user's.
             other = type(self)(self.pgconn)
             other._autocommit, other._prepared = self._autocommit, self._prepared
-            other.fenced, other.said, other.number = self.fenced, self.said, self.number
+            other.fenced, other.number = self.fenced, self.number
+            other.said, other.surely_said = self.said, self.surely_said
             other.touched, other.spoilt, other.ended = self.touched, self.spoilt, self.ended
             other.reply_seconds = self.reply_seconds
             self.__dict__["pgconn"] = _Gone()
