@@ -148,9 +148,10 @@ class StaleEpoch(LeaseholdError):
 
         A driver's error counts if a store that is in use knows it as a refusal of its own, which is then recorded.
 
-        With *lease*, and nothing found, the store is asked whether that lease is still the current one. If the driver
-        has lost its connection, the transaction may have been committed all the same: then None, unless the store
-        knows that it was not. `lease.is_settled()` tells whether it has settled the job.
+        With *lease*, only a refusal of that lease counts: of its job, or of a guard that was given its epoch. If there
+        is none, the store is asked whether the lease is still the current one. If the driver has lost its connection,
+        the transaction may have been committed all the same: then None, unless the store knows that it was not.
+        `lease.is_settled()` tells whether it has settled the job.
         """
         pending, seen, lost = [error], set[int](), False
         while pending:
@@ -158,11 +159,10 @@ class StaleEpoch(LeaseholdError):
             if one is None or id(one) in seen:
                 continue
             seen.add(id(one))
-            if isinstance(one, StaleEpoch):
-                return one
-            for finder in finders:
-                if refusal := finder(one):
-                    return refusal
+            found = (finder(one) for finder in finders)
+            refusal = one if isinstance(one, StaleEpoch) else next(filter(None, found), None)
+            if refusal is not None and (lease is None or lease._is_refused_by(refusal)):
+                return refusal
             lost = lost or any(look(one) for look in connection_was_lost)
             pending += [one.__context__, one.__cause__]
             if isinstance(one, BaseExceptionGroup):

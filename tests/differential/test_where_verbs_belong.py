@@ -598,3 +598,35 @@ def test_an_error_behind_the_commit_of_the_leases_own_settlement_is_no_refusal(
     for behind in (ValueError("the mail server is down"), ConnectionRefusedError("the mail server is down")):
         assert StaleEpoch.find(behind, lease) is None
     assert stage.rows("") == ["mine"]
+
+
+def test_the_refusal_of_another_lease_is_not_found_for_this_one(stage: Stage, lease: Lease) -> None:
+    """While one lease's refusal is handled, an error of the other's own is raised."""
+    stage.router.add("other")
+    other = stage.router.claim("worker")
+    assert other is not None
+    stage.router.transfer("other", to="b", epoch=other.epoch, by="ops")
+    error = ValueError("mine")
+    with pytest.raises(StaleEpoch) as refused:
+        other.complete()
+    error.__context__ = refused.value
+
+    assert StaleEpoch.find(error, lease) is None
+    assert StaleEpoch.find(error) is StaleEpoch.find(error, other) is refused.value
+    assert not lease.lost
+
+
+def test_a_refusal_that_is_found_for_a_lease_marks_it_lost(stage: Stage, lease: Lease) -> None:
+    """It may come from a COMMIT of the caller's own, of which the lease knows nothing."""
+    refusal = StaleEpoch.of_job("mine", presented=lease.epoch, current=lease.epoch + 1)
+
+    assert StaleEpoch.find(refusal, lease) is refusal
+    assert lease.lost
+
+
+def test_the_refusal_of_a_guard_that_had_the_epoch_is_the_leases(stage: Stage, lease: Lease) -> None:
+    """The job may be its own all the same: a guard compares with other jobs, too."""
+    refusal = StaleEpoch("", resource="file:q3.csv", presented=lease.epoch, current=lease.epoch + 1)
+
+    assert StaleEpoch.find(refusal, lease) is refusal
+    assert not lease.lost

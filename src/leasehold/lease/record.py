@@ -52,6 +52,14 @@ class Recorded:
         self._told(refusal)
         return refusal if isinstance(refusal, StaleEpoch) else None
 
+    def _is_refused_by(self, refusal: StaleEpoch) -> bool:
+        """Return whether *refusal* is one of this lease, and remember that it is lost if its job has refused."""
+        if refusal.presented != self._grant.epoch or refusal.job_id not in (None, self._grant.spec.id):
+            return False
+        if refusal.job_id is not None:
+            self._told(refusal)
+        return True
+
     def _told(self, refusal: Exception) -> Exception:
         """Remember that the lease is lost."""
         raise NotImplementedError
