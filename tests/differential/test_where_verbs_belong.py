@@ -630,3 +630,39 @@ def test_the_refusal_of_a_guard_that_had_the_epoch_is_the_leases(stage: Stage, l
 
     assert StaleEpoch.find(refusal, lease) is refusal
     assert not lease.lost
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_forked_child_that_leaves_the_block_does_not_end_the_parents_transaction(
+    stage: Stage, lease: Lease, raises: bool, commits: bool
+) -> None:
+    """Neither commits nor rolls back: it is the parent's to end."""
+    reader, writer = os.pipe()
+    parent = os.getpid()
+
+    def forking() -> None:
+        with lease.transaction() as connection:
+            connection.execute(INSERT)
+            child = os.fork()
+            if child != 0:
+                os.waitpid(child, 0)
+            if (raises and child == 0) or (not commits and child != 0):
+                raise KeyError
+
+    try:
+        forking()
+    except BaseException as error:
+        if os.getpid() == parent and not isinstance(error, KeyError):
+            raise
+        if os.getpid() != parent:
+            os.write(writer, type(error).__name__.encode())
+    finally:
+        if os.getpid() != parent:
+            os._exit(0)
+
+    os.close(writer)
+    with os.fdopen(reader) as end:
+        assert end.read() == ("KeyError" if raises else "NotInTransaction")
+    assert stage.rows("") == (["mine"] if commits else [])
+    lease.complete()

@@ -29,7 +29,7 @@ from ...errors import (
     Unsupported,
 )
 from ...store import Refusal, Renewal
-from ...transaction import Joined, is_here, refuse_inside, remember
+from ...transaction import FORKED, Joined, is_here, refuse_inside, remember
 from .. import django
 from .base import Joining
 from .database import Database, drive, inherited
@@ -114,6 +114,8 @@ class SqliteTransactions:
 
     def commit(self, connection: FencedConnection) -> None:
         """Commit what `begin` opened."""
+        if connection.made_in != os.getpid():
+            raise NotInTransaction(FORKED)
         try:
             connection.set_authorizer(None)
             if not connection.in_transaction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from contextlib import AbstractContextManager, suppress
@@ -69,6 +70,7 @@ class FencedConnection(sqlite3.Connection):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.statements = threading.RLock()  # held for each statement, and for all of a verb
+        self.made_in = os.getpid()
         super().__init__(*args, **options)
 
     def cursor(self, factory: Any = LockedCursor) -> Any:
@@ -113,8 +115,11 @@ class FencedConnection(sqlite3.Connection):
         """
         Roll back what is not committed, close, and give the turn back.
 
-        To do it again is no harm: Ctrl-C may have come in between.
+        To do it again is no harm: Ctrl-C may have come in between. In a child process that was forked inside the block
+        it does nothing: the file's write-ahead log and its index are shared with the parent, which is still writing.
         """
+        if self.made_in != os.getpid():
+            return
         try:
             with suppress(sqlite3.Error):  # it is closed already, or its file is in a state that closing has to settle
                 self.set_authorizer(None)
