@@ -265,7 +265,11 @@ class StoreUnavailable(LeaseholdError):
 
     If *outcome_unknown*, it may have happened all the same: the reply was lost, or only a part was done. Otherwise
     nothing was changed, and the call can be made again.
+
+    If *is_stale*, the job has been taken over, before or after it happened: the lease is lost.
     """
+
+    is_stale: bool = False
 
     def __init__(self, message: str, *, outcome_unknown: bool = False) -> None:
         self.outcome_unknown = outcome_unknown

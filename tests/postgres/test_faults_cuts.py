@@ -488,7 +488,7 @@ def taken_over(proxy: Proxy, stage: Stage, then: Callable[[Lease], object] = lam
     assert not left
 
 
-@pytest.mark.parametrize("verb", ASKED_AGAIN)
+@pytest.mark.parametrize("verb", [verb for verb in ASKED_AGAIN if not verb.startswith("progress")])
 def test_a_write_that_was_accepted_is_not_refused_when_it_is_asked_again(proxy: Proxy, stage: Stage, verb: str) -> None:
     """Its reply was lost, and then the job was taken over: the record shows that it had happened."""
     asks, act, record, there = ASKED_AGAIN[verb]
@@ -523,6 +523,29 @@ def test_a_write_that_was_not_heard_before_a_takeover_is_refused_or_unknown(
         assert StaleEpoch.find(raised.value) is None
     else:
         assert isinstance(raised.value, StaleEpoch)
+    assert lease.lost
+
+
+@pytest.mark.parametrize("where", [Where.BEFORE, Where.AFTER], ids=lambda where: where.name.lower())
+@pytest.mark.parametrize(
+    "report",
+    [Lease.progress, lambda lease: lease.progress(0.5), lambda lease: lease.progress(0.5, checkpoint={"page": 4})],
+    ids=["bare", "fraction", "checkpoint"],
+)
+def test_a_report_before_a_takeover_is_unknown_even_if_the_record_has_its_values(
+    proxy: Proxy, stage: Stage, report: Callable[[Lease], None], where: Where
+) -> None:
+    """They may have been there before; and a report without values has none to look for."""
+    lease = stage.lease()
+    report(lease)
+    proxy.cut(where, ".progress(")
+
+    with taken_over(proxy, stage), pytest.raises(StoreUnavailable) as raised:
+        report(lease)
+
+    assert raised.value.outcome_unknown
+    assert raised.value.is_stale
+    assert lease.lost
 
 
 def test_a_checkpoint_that_a_successor_has_replaced_may_have_been_written(proxy: Proxy, stage: Stage) -> None:

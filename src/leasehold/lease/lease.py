@@ -553,3 +553,6 @@ class Lease(Held, Keeping):
         except (StaleEpoch, UnknownJob) as refusal:
             self._told(refusal)
             raise
+        except StoreUnavailable as error:
+            self._lost = self._lost or error.is_stale
+            raise

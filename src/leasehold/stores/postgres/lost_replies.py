@@ -4,6 +4,9 @@ What a write has come to whose reply was lost, and which was answered otherwise 
 The job may have been taken over between the two calls: then the second one is refused, and the first may have been
 accepted. Where the record shows which it was, that is the answer; else the outcome is not known.
 
+A progress report leaves no such record: the value that is there may have been there before, and one that is not there
+may have been replaced by the next owner.
+
 A settlement needs none of this: the server recognises a repeated one by its record. Nor do renewals and checks: a
 refusal there is a lost lease, and an owner that took it for unknown would go on working.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...core.job import Added, Effect, Job, NewJob, Progress
+from ...core.job import Added, Effect, Job, NewJob
 from ...core.ownership import Ownership
 from ...errors import LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
 
@@ -20,11 +23,13 @@ from ...errors import LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
 def unknown(refusal: StaleEpoch) -> StoreUnavailable:
     """Return the error of a write that was refused, after a first call that may have been accepted."""
     # Without the refusal as its cause: `StaleEpoch.find` would take it for what happened.
-    return StoreUnavailable(
+    error = StoreUnavailable(
         "the reply to this call was lost, and asked again the store refused it: the job was taken over meanwhile. "
         f"Whether the first call came before that is not known, so it may or may not have happened. ({refusal})",
         outcome_unknown=True,
     )
+    error.is_stale = True
+    return error
 
 
 def added(jobs: Sequence[NewJob], answer: list[Added]) -> list[Added]:
@@ -61,21 +66,6 @@ def children(
     except (LeaseholdError, StopIteration):
         raise unknown(refusal) from None
     return [Added(child, child.created_us >= held.granted_us) for child in there]
-
-
-def progressed(refusal: StaleEpoch, report: Progress, job: Callable[[str], Job]) -> None:
-    """Return if the record has what was reported; else raise that it is not known: a successor may have replaced it."""
-    try:
-        found = job(report.job_id)
-    except LeaseholdError:
-        raise unknown(refusal) from None
-    pairs = (
-        (report.fraction, found.progress),
-        (report.note, found.note),
-        (report.checkpoint, found.checkpoint_document),
-    )
-    if any(said is not None and said != there for said, there in pairs):
-        raise unknown(refusal)
 
 
 def concluded(refusal: StaleEpoch, name: str, outcome: str | None, effects: Callable[[str], list[Effect]]) -> None:

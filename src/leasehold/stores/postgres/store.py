@@ -262,9 +262,8 @@ class PostgresStore(Upkeep):
             report = reports[number - 1]
             refusal = refusal_of(report.job_id, report.epoch, "progress", said)
             if lost and isinstance(refusal, StaleEpoch):
-                lost_replies.progressed(refusal, report, self.job)
-            else:
-                reply[number - 1] = refusal
+                raise lost_replies.unknown(refusal)
+            reply[number - 1] = refusal
         return reply
 
     def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> list[Added]:
