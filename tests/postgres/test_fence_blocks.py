@@ -723,3 +723,20 @@ def test_a_pipeline_without_a_transaction_is_refused(store: PostgresStore) -> No
         connection.execute("insert into results values ('mine')")
         with pytest.raises(NotInTransaction):
             lease.fence(connection)
+
+
+def test_a_later_transaction_behind_a_fence_in_a_pipeline_is_not_the_leases(store: PostgresStore) -> None:
+    """The number of the fenced one was never read, so the server is asked for its lock."""
+    lease = lease_of(store)
+    with psycopg.connect(store.database.url, autocommit=True) as connection:
+        with connection.transaction():
+            with connection.pipeline():
+                lease.fence(connection)
+                with pytest.raises(Conflict):
+                    lease.complete()
+            with pytest.raises(Conflict):
+                lease.complete()
+        with connection.transaction():
+            connection.execute("insert into results values ('of something else')")
+            lease.complete()
+    assert store.job("a").status == "done"

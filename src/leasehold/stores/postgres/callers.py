@@ -410,28 +410,33 @@ class PostgresTransactions:
     ) -> T:
         """Run *program*; if it is a part of the caller's transaction then, say so to *note*."""
         number: str | None = None
+        epoch: int | None = None
 
         def numbered(step: Step) -> list[Row]:
-            nonlocal number
+            nonlocal number, epoch
             rows = ask(step)
             number = rows[0][-1]
+            epoch = step[1][2] if step[0] == "fence" else epoch
             return [row[:-1] for row in rows]
 
         value = _run(program, numbered)
         if not isinstance(connection, FencedConnection):
-            note(self._joined(connection, number))
+            note(self._joined(connection, number, epoch))
         return value
 
-    def _joined(self, connection: Any, number: str | None, *, awaited: bool = False) -> Joined:
-        """Return the transaction that *connection* has open, which the server knows by *number*."""
-        is_open = lambda still: self._is_open(still, number)  # noqa: E731
+    def _joined(self, connection: Any, number: str | None, epoch: int | None, *, awaited: bool = False) -> Joined:
+        """Return the transaction that *connection* has open, which the server knows by *number*, or by its *epoch*."""
+        is_open = lambda still: self._is_open(still, number, epoch)  # noqa: E731
         return Joined(self.database, connection, is_open, awaited=awaited, number=number)
 
-    def _is_open(self, connection: Any, number: str | None) -> bool:
+    def _is_open(self, connection: Any, number: str | None, epoch: int | None) -> bool:
         if not is_in_transaction(connection):
             return False
-        if number is None or self._database.closed:
+        if self._database.closed:
             return True
+        if number is None:
+            # Its fence was sent in a pipeline, and the answer was not read. While that is open, it may not be run yet.
+            return epoch is None or is_piped(connection) or refusals.is_fenced(self._database, epoch)
         # A pool, or its user, may have begun another transaction on the connection since.
         try:
             return refusals.status_of(self._database, number) == "in progress"
@@ -476,7 +481,7 @@ class PostgresTransactions:
                 number = rows[0][-1]
                 answer = [row[:-1] for row in rows]
         except StopIteration as end:
-            note(self._joined(callers, number, awaited=True))
+            note(self._joined(callers, number, None, awaited=True))
             return end.value  # type: ignore[no-any-return]  # typed as the program is
         except Exception as error:
             said = self._explained(error)

@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 
 REFUSED_SQLSTATE = "LH001"  # of a fence's refusal inside COMMIT; the facts are in its DETAIL
 _END_SECONDS = 2.0  # for a server to notice that its client is gone
+# As `leasehold.fence_of` names it, which not every role may call.
+_FENCE_LOCK = """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ShareLock' AND granted
+      AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+      AND ((classid::bigint << 32) | objid::bigint) & 9007199254740991 = %s
+)
+"""
 _NOTED = "_leasehold_noted"  # set on an error whose refusal is recorded, or will be
 
 # Those whose stores may be the one that refused.
@@ -73,6 +82,12 @@ def status_of(database: Database, number: str) -> str | None:
     """Return what the server knows of the transaction of that number; None if it has forgotten."""
     [(status,)] = database.ask("SELECT pg_catalog.pg_xact_status(%s::pg_catalog.xid8)", (number,), again=True)
     return status  # type: ignore[no-any-return]  # a text, or null
+
+
+def is_fenced(database: Database, epoch: int) -> bool:
+    """Return whether a transaction that *epoch* fences is open: it holds the lock that is named by the epoch."""
+    [(held,)] = database.ask(_FENCE_LOCK, (epoch,), again=True)
+    return bool(held)
 
 
 def is_rolled_back(database: Database, number: str) -> bool:
