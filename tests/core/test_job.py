@@ -37,8 +37,9 @@ def test_a_job_that_asks_for_nothing_has_the_defaults() -> None:
 
 def test_a_wish_like_another_differs_in_id_and_payload_alone() -> None:
     """No field is forgotten, also one that is added some day."""
-    said = {"task": "t", "queue": "q", "priority": 1, "run_us": 2, "delay_us": 3, "lock": "l", "unique": "u"}
-    wish = NewJob("a", "1", **said, lease_us=4, stall_us=5, parent="p", options=Options(Retry(max_errors=1)), meta="{}")  # type: ignore[arg-type]
+    said: dict[str, Any] = {"task": "t", "queue": "q", "priority": 1, "run_us": 2, "delay_us": 3, "lock": "l"}
+    said |= {"unique": "u", "lease_us": 4, "stall_us": 5, "start_within_us": 6, "parent": "p", "meta": "{}"}
+    wish = NewJob("a", "1", **said, options=Options(Retry(max_errors=1)))
     plain = NewJob("a")
 
     assert all(getattr(wish, name) != getattr(plain, name) for name in NewJob._fields if name != "id")

@@ -25,8 +25,8 @@ COLUMN = """
 ALTER TABLE leasehold.jobs ADD COLUMN tag text;
 -- At the end, everywhere: code that does not know a column does not look that far.
 CREATE OR REPLACE VIEW leasehold.seen AS
-SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.lease_us, j.stall_us, j.parent,
-       j.max_errors, j.max_reclaims, j.options, j.meta,
+SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.lease_us, j.stall_us,
+       j.start_within_us, j.parent, j.max_errors, j.max_reclaims, j.options, j.meta,
        CASE WHEN j.status <> 'unfinished' THEN j.status WHEN l.seq IS NULL THEN 'pending' ELSE 'running' END AS status,
        coalesce(l.epoch, j.epoch) AS epoch, l.owner, coalesce(l.reason, j.reason) AS reason,
        j.attempt, j.errors, j.reclaims, j.run_at, l.granted_at, l.expires_at,

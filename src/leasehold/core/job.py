@@ -51,6 +51,7 @@ class NewJob(NamedTuple):
     unique: str | None = None
     lease_us: int | None = None
     stall_us: int | None = None
+    start_within_us: int | None = None
     parent: str | None = None
     options: Options = DEFAULT_OPTIONS
     meta: str | None = None
@@ -89,6 +90,7 @@ class JobSettings(TypedDict, total=False):
     retry: Retry | None
     lease_seconds: float | None
     stall_seconds: float | None
+    start_within_seconds: float | None
     run_seconds: float | None
     meta: Mapping[str, Any] | None
 
@@ -113,6 +115,7 @@ def new_job(
     retry: Retry | None = None,
     lease_seconds: float | None = None,
     stall_seconds: float | None = None,
+    start_within_seconds: float | None = None,
     run_seconds: float | None = None,
     meta: Mapping[str, Any] | None = metas.ABSENT,
 ) -> NewJob:
@@ -141,6 +144,7 @@ def new_job(
         values.optional_name(unique, "unique"),
         None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
         None if stall_seconds is None else values.microseconds(stall_seconds, "stall_seconds"),
+        None if start_within_seconds is None else values.microseconds(start_within_seconds, "start_within_seconds"),
         options=options,
         meta=metas.encode(meta),
     )
@@ -425,6 +429,11 @@ class Job:
     def stall_seconds(self) -> float | None:
         """How long it may go without progress, or None for ever."""
         return None if self.spec.stall_us is None else self.spec.stall_us / 1_000_000
+
+    @property
+    def start_within_seconds(self) -> float | None:
+        """How long after it is due its first owner must have it, or None for ever."""
+        return None if self.spec.start_within_us is None else self.spec.start_within_us / 1_000_000
 
     @property
     def run_seconds(self) -> float | None:

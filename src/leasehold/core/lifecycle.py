@@ -83,6 +83,9 @@ _REFUSED = {
 }
 
 
+NOT_STARTED = "it was not claimed within its start_within_seconds"  # the note of such a cancellation
+
+
 def after(verb: Verb, status: Status, job_id: str) -> Status:
     """Return the status that *verb* leads to from *status*, or refuse what the table does not list."""
     try:

@@ -170,8 +170,8 @@ class Router:
 
         An id of None becomes a UUID, made before anything is sent. With *connection*, the job is part of the
         transaction that is open there. Options: task, queue, priority (larger first), delay_seconds or run_at, lock
-        (one running job per key), unique (one unfinished per key), retry, lease_seconds, stall_seconds, run_seconds
-        (of its handler, beats the task's), meta (a dict).
+        (one running job per key), unique (one unfinished per key), retry, lease_seconds, stall_seconds,
+        start_within_seconds (or it is cancelled), run_seconds (of its handler, beats the task's), meta (a dict).
 
         Raises `TypeError` for another option. With *connection*, raises `NotInTransaction` if no transaction is open,
         `Conflict` inside a savepoint, unless *savepoint*, and `Unsupported` if the store cannot join that connection.

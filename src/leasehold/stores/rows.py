@@ -30,6 +30,7 @@ class SpecRow(NamedTuple):
     unique_key: str | None
     lease_us: int | None
     stall_us: int | None
+    start_within_us: int | None
     parent: str | None
     max_errors: int
     max_reclaims: int
@@ -89,12 +90,11 @@ _LEASE = _SPEC + len(LeaseRow._fields)
 def spec_of(row: Sequence[Any]) -> NewJob:
     """Return what the producer asked for, from a row that begins with `SpecRow`."""
     # Unpacked rather than made a SpecRow: each claim of SQLite's does this for each of its jobs.
-    job_id, payload, task, queue, priority, lock, unique, lease_us, stall_us, parent, *rest = row[:_SPEC]
-    max_errors, max_reclaims, document, meta = rest
+    job_id, payload, task, queue, priority, lock, unique, lease_us, stall_us, *rest = row[:_SPEC]
+    start_within_us, parent, max_errors, max_reclaims, document, meta = rest
     options = decode(document, max_errors, max_reclaims)
-    return NewJob(
-        job_id, payload, task, queue, priority, None, 0, lock, unique, lease_us, stall_us, parent, options, meta
-    )
+    asked = lock, unique, lease_us, stall_us, start_within_us, parent, options, meta
+    return NewJob(job_id, payload, task, queue, priority, None, 0, *asked)
 
 
 def state_of(row: Sequence[Any]) -> StateRow:

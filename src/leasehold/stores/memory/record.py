@@ -130,3 +130,9 @@ class Record:
         assert self.grant is not None
         _, epoch, owner, began, *_, granted_us, _, _ = self.grant
         return Ownership(self.spec.id, epoch, owner, began, granted_us, self.expires_us, how, at, by, note)
+
+
+def count_moved(tally: list[int], origin: int, place: int, count: int) -> None:
+    """Count that so many jobs have moved from one place to another."""
+    tally[origin] -= count
+    tally[place] += count

@@ -7,7 +7,6 @@ strikes, or the end of the epochs, is undone (`_begin`): of a job that moves, al
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import uuid
@@ -15,11 +14,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any
 
 from ...core.clock import FAR, Clock, SystemClock
 from ...core.job import Added, Grant, NewJob, Settlement, Status
-from ...core.lifecycle import FINISHED, FREED_BY, RECORDED_AS, Verb, after, judge_reclaim, reclaim_error, setback
+from ...core.lifecycle import (
+    FINISHED,
+    FREED_BY,
+    NOT_STARTED,
+    RECORDED_AS,
+    Verb,
+    after,
+    judge_reclaim,
+    reclaim_error,
+    setback,
+)
 from ...core.ownership import (
     CLOCK_LIMIT,
     RECOVERY_EVERY_US,
@@ -32,17 +41,13 @@ from ...core.ownership import (
     sane,
 )
 from ...core.queues import Queue
-from ...errors import Conflict, LeaseholdError, Settled, StaleEpoch, StoreUnavailable, UnknownJob
+from ...errors import LeaseholdError, Settled, StaleEpoch, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
 from ...store import Refusal
 from .lines import Deadlines, Parked, Ready, Scheduled
-from .record import DONE, PENDING, RUNNING, Record
+from .record import DONE, PENDING, RUNNING, Record, count_moved
 
 log = logging.getLogger("leasehold")
-
-P = ParamSpec("P")
-R = TypeVar("R")
-S = TypeVar("S", bound="State")
 
 ORDER = {status: place for place, status in enumerate(Status)}
 AT_PENDING, AT_RUNNING, AT_DONE = ORDER[PENDING], ORDER[RUNNING], ORDER[DONE]
@@ -52,45 +57,6 @@ _new_tuple = tuple.__new__  # with Grant(…), batches take a fifth longer: benc
 _all_of: Callable[[Record], tuple[Any, ...]] = attrgetter(*Record.__slots__)
 
 _LEFT_BEHIND = 1_000  # so many void entries are kept before a rebuild pays
-
-
-def turn(verb: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """
-    Return *verb* as one turn of the store's lock.
-
-    Ctrl-C can strike between any two steps, and leave a job in no place at all. Then what was begun is undone, and
-    every job is put back where its record says, before anybody else has a turn.
-    """
-
-    @functools.wraps(verb)
-    def taken(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._lock:  # which its own thread may take again, and then it finds out here
-            if self._inside:
-                raise inside(verb.__name__)
-            self._inside = True
-            try:
-                return verb(self, *args, **kwargs)
-            except BaseException as error:
-                self._mend(error)
-                raise
-            finally:
-                self._inside = False
-
-    return cast(Callable[Concatenate[S, P], R], taken)
-
-
-def inside(verb: str) -> Conflict:
-    """Return the refusal of a verb that was called while another one was under way."""
-    return Conflict(
-        f"{verb}() was called inside another verb of this store, for instance by a signal handler, and would find it "
-        "half done. Note what is to be done, and do it outside the handler."
-    )
-
-
-def count_moved(tally: list[int], origin: int, place: int, count: int) -> None:
-    """Count that so many jobs have moved from one place to another."""
-    tally[origin] -= count
-    tally[place] += count
 
 
 class State:
@@ -119,6 +85,7 @@ class State:
         self._parked = Parked()
         self._expiries = Deadlines()
         self._stalls = Deadlines()
+        self._starts = Deadlines()
         self._finished: deque[Record] = deque()
         self._tallies: dict[str, list[int]] = {}
         self._processes: set[Process] = set()  # others that have claimed, until they are found gone
@@ -350,9 +317,28 @@ class State:
         for record in self._scheduled.pop_due(now):
             self._ready.push(record)
         ended = self._overdue(self._expiries, now, Reason.TIMEOUT) + self._overdue(self._stalls, now, Reason.STALL)
-        looks = [self._scheduled.next(), self._expiries.next(), self._stalls.next()]
+        self._cancel_late(now)
+        looks = [self._scheduled.next(), self._expiries.next(), self._stalls.next(), self._starts.next()]
         self._next = min((at for at in looks if at is not None), default=FAR)
         return ended
+
+    def _cancel_late(self, now: int) -> None:
+        """Cancel what nobody has claimed by when its producer wanted it begun."""
+        late = [record for record in self._starts.pop_due(now) if record.status is PENDING and not record.epoch]
+        for record in sorted(late, key=lambda record: (self._start_by(record), record.seq)):
+            if self._start_by(record) > now:  # it was looked at a little early
+                self._starts.push(self._start_by(record), [record])
+                continue
+            self._begin(record)
+            self._leave(record)
+            self._wake(record.spec.lock)
+            self._advance_record(record, Reason.CANCELLATION, now)
+            self._end(record, Status.CANCELLED, now)
+            self._note("cancelled", record, now, by=STORE, note=NOT_STARTED)
+            self._undo = None
+
+    def _start_by(self, record: Record) -> int:
+        return record.run_us + (record.spec.start_within_us or 0)
 
     def _overdue(self, deadlines: Deadlines, now: int, reason: Reason) -> list[Ownership]:
         over: dict[tuple[int, int], Record] = {}
@@ -451,6 +437,9 @@ class State:
 
     def _wait(self, record: Record, now: int) -> None:
         """Put a pending record into the place where it waits."""
+        if record.spec.start_within_us is not None and not record.epoch:
+            self._starts.push(self._start_by(record), [record])
+            self._look(self._start_by(record))
         if record.run_us > now:
             self._scheduled.push(record)
             self._look(record.run_us)
@@ -533,7 +522,7 @@ class State:
     def _rebuild(self) -> None:
         """Put every job where its record says that it is."""
         self._ready, self._scheduled, self._parked = Ready(self._paused), Scheduled(), Parked()
-        self._expiries, self._stalls = Deadlines(), Deadlines()
+        self._expiries, self._stalls, self._starts = Deadlines(), Deadlines(), Deadlines()
         self._held, self._unique = {}, {}
         self._next = 0  # look at everything
         for tally in self._tallies.values():

@@ -16,8 +16,9 @@ from ...core.queues import Queue
 from ...errors import Conflict, StoreUnavailable
 from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
 from ..reclaimed import Reclaimed
-from .record import DONE, PENDING, RUNNING, Record
-from .state import AT_DONE, AT_PENDING, AT_RUNNING, ORDER, State, count_moved, inside, turn
+from .record import DONE, PENDING, RUNNING, Record, count_moved
+from .state import AT_DONE, AT_PENDING, AT_RUNNING, ORDER, State
+from .turn import inside, turn
 from .verifying import broken
 
 _COMPLETE = Outcome.COMPLETE

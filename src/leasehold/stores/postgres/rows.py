@@ -63,6 +63,7 @@ def _wish(job: NewJob) -> dict[str, Any]:
         ("unique_key", job.unique),
         ("lease_us", job.lease_us),
         ("stall_us", job.stall_us),
+        ("start_within_us", job.start_within_us),
         ("parent", job.parent),
         ("options", encode(job.options)),
         ("meta", job.meta),
@@ -78,7 +79,7 @@ def alike(jobs: Sequence[NewJob]) -> tuple[Any, ...] | None:
         return None
     first = jobs[0]
     rest = first[2:]  # everything behind the id and the payload
-    if first.unique is not None or any(job[2:] != rest for job in jobs):
+    if first.unique is not None or first.start_within_us is not None or any(job[2:] != rest for job in jobs):
         return None
     return array([job.id for job in jobs]), array([job.document for job in jobs]), as_json(_wish(first.like("", "")))
 

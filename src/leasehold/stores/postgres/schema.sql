@@ -54,6 +54,7 @@ CREATE TABLE leasehold.jobs (
     unique_key    text COLLATE "C",
     lease_us      bigint,
     stall_us      bigint,
+    start_within_us bigint,
     parent        text COLLATE "C",
     options       text,  -- what no statement compares, as JSON; null: the defaults (core/options.py)
     meta          text,  -- a JSON object of the producer's, without NUL; null: none. It never changes
@@ -106,6 +107,14 @@ CREATE TABLE leasehold.scheduled (
     lock    text COLLATE "C",
     PRIMARY KEY (run_at, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
+
+-- Until when jobs must have been claimed for the first time, if their producers say so. A claim leaves the row as it is: it
+-- is looked at when its time has come.
+CREATE TABLE leasehold.starts (
+    start_by  bigint NOT NULL,
+    seq       bigint NOT NULL,
+    PRIMARY KEY (start_by, seq)
+);
 
 -- Due jobs behind a lock key that another job holds.
 CREATE TABLE leasehold.parked (
@@ -251,8 +260,8 @@ CREATE UNLOGGED TABLE leasehold.waiters (
 
 -- A job as a reader sees it.
 CREATE VIEW leasehold.seen AS
-SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.lease_us, j.stall_us, j.parent,
-       j.max_errors, j.max_reclaims, j.options, j.meta,
+SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.lease_us, j.stall_us,
+       j.start_within_us, j.parent, j.max_errors, j.max_reclaims, j.options, j.meta,
        CASE WHEN j.status <> 'unfinished' THEN j.status WHEN l.seq IS NULL THEN 'pending' ELSE 'running' END AS status,
        coalesce(l.epoch, j.epoch) AS epoch, l.owner, coalesce(l.reason, j.reason) AS reason,
        j.attempt, j.errors, j.reclaims, j.run_at, l.granted_at, l.expires_at,
@@ -270,20 +279,21 @@ CREATE VIEW leasehold.claimable AS
 SELECT j.seq, j.id, j.payload, j.task, j.queue, j.reason, j.lock, j.lease_us, j.stall_us,
        CASE WHEN j.reason <> 'claim' OR j.attempt <> 0 OR j.errors <> 0 OR j.priority <> 0
                 OR j.max_errors <> 5 OR j.max_reclaims <> 3  -- core.retry.DEFAULT_RETRY
-                OR num_nonnulls(j.lock, j.unique_key, j.lease_us, j.stall_us, j.parent, j.options, j.meta) > 0
+                OR num_nonnulls(j.lock, j.unique_key, j.lease_us, j.stall_us, j.start_within_us, j.parent, j.options,
+                                j.meta) > 0
            THEN json_build_array(
                j.reason, j.attempt, j.errors,
                -- The first owner finds none.
                CASE WHEN j.attempt > 0 THEN (SELECT c.checkpoint FROM leasehold.checkpoints AS c WHERE c.seq = j.seq) END,
-               j.priority, j.lock, j.unique_key, j.lease_us, j.stall_us, j.parent, j.max_errors, j.max_reclaims, j.options,
-               j.meta
+               j.priority, j.lock, j.unique_key, j.lease_us, j.stall_us, j.start_within_us, j.parent, j.max_errors,
+               j.max_reclaims, j.options, j.meta
            )::text END AS others
 FROM leasehold.jobs AS j;
 
 -- A live lease, in the shape of a grant.
 CREATE VIEW leasehold.granted AS
-SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.lease_us, j.stall_us, j.parent,
-       j.max_errors, j.max_reclaims, j.options, j.meta, l.epoch, l.owner, l.reason, j.attempt, j.errors, c.checkpoint, l.claim_id, l.granted_at, l.expires_at,
+SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.lease_us, j.stall_us,
+       j.start_within_us, j.parent, j.max_errors, j.max_reclaims, j.options, j.meta, l.epoch, l.owner, l.reason, j.attempt, j.errors, c.checkpoint, l.claim_id, l.granted_at, l.expires_at,
        l.lease_us AS lasts_us, p.host, p.boot, p.namespace, p.pid, p.started
 FROM leasehold.leases AS l
 JOIN leasehold.jobs AS j ON j.seq = l.seq AND l.epoch > j.epoch
@@ -293,7 +303,7 @@ LEFT JOIN leasehold.processes AS p ON p.id = l.process;
 -- A job as `add` takes it, in JSON with these names.
 CREATE TYPE leasehold.wish AS (
     id text, payload text, task text, queue text, priority integer, run_at bigint, delay bigint, lock text,
-    unique_key text, lease_us bigint, stall_us bigint, parent text, max_errors integer, max_reclaims integer, options text,
+    unique_key text, lease_us bigint, stall_us bigint, start_within_us bigint, parent text, max_errors integer, max_reclaims integer, options text,
     meta text
 );
 

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...core.job import Grant, Job
-from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, judge_reclaim, lock_held, reclaim_error, unique_taken
+from ...core.lifecycle import (
+    FINISHED,
+    MOVED_BY,
+    NOT_STARTED,
+    Verb,
+    after,
+    judge_reclaim,
+    lock_held,
+    reclaim_error,
+    unique_taken,
+)
 from ...core.ownership import STORE, Ownership, Process, Reason
 from ...core.queues import Queue
 from ...errors import Conflict, UnknownJob
@@ -33,6 +43,10 @@ class Moving(Owning):
             ended.append((yield from self.take_back(job_id, Reason.STALL, now)))
         yield one(self.sql.promote, now, SWEPT_AT_ONCE)
         yield one(self.sql.promoted, now, SWEPT_AT_ONCE)
+        for start_by, seq, job_id, unclaimed in (yield one(self.sql.late, now, SWEPT_AT_ONCE)):
+            if unclaimed:
+                yield from self.override(Verb.CANCEL, "cancelled", job_id, 0, STORE, NOT_STARTED, None, now)
+            yield one(self.sql.delete_start, start_by, seq)
         return ended
 
     def recover(self, gone: Sequence[Process], now: int) -> Program[list[Ownership]]:

@@ -34,7 +34,7 @@ class Owning(Base):
         [(seq,)] = yield one(self.sql.last_seq)
         created: dict[str, Job] = {}
         found: list[str] = []
-        rows, ready, scheduled = [], [], []
+        rows, ready, scheduled, starts = [], [], [], []
         for job in jobs:
             existing = known.get(job.id) or (job.unique is not None and known.get("\0" + job.unique))
             if existing:
@@ -43,6 +43,8 @@ class Owning(Base):
             seq += 1
             run_us = job.due(now)
             rows.append(_job_row(seq, job, run_us, now))
+            if job.start_within_us is not None:
+                starts.append((run_us + job.start_within_us, seq))
             if run_us > now:
                 scheduled.append((run_us, seq, job.queue))
             else:
@@ -57,6 +59,8 @@ class Owning(Base):
             yield many(self.sql.insert_ready, ready)
         if scheduled:
             yield many(self.sql.insert_scheduled, scheduled)
+        if starts:
+            yield many(self.sql.insert_start, starts)
         if self.trace:
             for made in created.values():
                 yield from self.record("added", made.id, now, epoch=0, queue=made.queue)
@@ -322,6 +326,7 @@ def _job_row(seq: int, job: NewJob, run_us: int, now: int) -> tuple[Any, ...]:
         job.unique,
         job.lease_us,
         job.stall_us,
+        job.start_within_us,
         job.parent,
         job.retry.max_errors,
         job.retry.max_reclaims,

@@ -27,6 +27,7 @@ CREATE TABLE leasehold_jobs (
     unique_key   TEXT,
     lease_us     INTEGER CHECK (lease_us > 0),
     stall_us     INTEGER CHECK (stall_us > 0),
+    start_within_us INTEGER CHECK (start_within_us > 0),
     parent       TEXT,
     max_errors   INTEGER NOT NULL CHECK (max_errors > 0),
     max_reclaims INTEGER NOT NULL CHECK (max_reclaims >= 0),
@@ -75,6 +76,14 @@ CREATE TABLE leasehold_scheduled (
     seq     INTEGER NOT NULL,
     queue   TEXT NOT NULL,
     PRIMARY KEY (run_at, seq)
+) STRICT, WITHOUT ROWID;
+
+-- Until when jobs must have been claimed for the first time, if their producers say so. A claim leaves the row as it is: it
+-- is looked at when its time has come.
+CREATE TABLE leasehold_starts (
+    start_by  INTEGER NOT NULL,
+    seq       INTEGER NOT NULL,
+    PRIMARY KEY (start_by, seq)
 ) STRICT, WITHOUT ROWID;
 
 -- Due jobs behind a lock key that another job holds.

@@ -41,9 +41,9 @@ SELECT coalesce(max(seq), 0) FROM leasehold_jobs;
 
 -- name: insert_job
 INSERT INTO leasehold_jobs (
-    seq, id, task, queue, priority, run_at, lock, unique_key, lease_us, stall_us, parent, max_errors, max_reclaims, options,
+    seq, id, task, queue, priority, run_at, lock, unique_key, lease_us, stall_us, start_within_us, parent, max_errors, max_reclaims, options,
     meta, payload, created_at, updated_at
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_ready
 INSERT INTO leasehold_ready (queue, rank, run_at, seq) VALUES (?, ?, ?, ?);
@@ -57,6 +57,19 @@ INSERT INTO leasehold_scheduled (run_at, seq, queue) VALUES (?, ?, ?);
 -- name: delete_scheduled
 DELETE FROM leasehold_scheduled WHERE run_at = ? AND seq = ?;
 
+-- name: insert_start
+INSERT INTO leasehold_starts (start_by, seq) VALUES (?, ?);
+
+-- name: late
+-- The jobs to be looked at, and whether nobody has claimed them so far.
+SELECT s.start_by, s.seq, j.id, j.epoch = 0 AND j.status = 'unfinished' AND l.seq IS NULL
+FROM leasehold_starts AS s LEFT JOIN leasehold_jobs AS j ON j.seq = s.seq LEFT JOIN leasehold_leases AS l ON l.seq = s.seq
+WHERE s.start_by <= ?
+ORDER BY s.start_by, s.seq LIMIT ?;
+
+-- name: delete_start
+DELETE FROM leasehold_starts WHERE start_by = ? AND seq = ?;
+
 -- name: insert_parked
 INSERT INTO leasehold_parked (lock, queue, rank, run_at, seq) VALUES (?, ?, ?, ?, ?);
 
@@ -68,6 +81,7 @@ DELETE FROM leasehold_parked WHERE lock = ? AND queue = ? AND rank = ? AND run_a
 -- What a claim looks at first, in one statement. A seek each, whatever the number of jobs.
 SELECT min(coalesce((SELECT min(expires_at) FROM leasehold_leases), 4611686018427387904),  -- clock.FAR
            coalesce((SELECT min(stalls_at) FROM leasehold_leases WHERE stalls_at IS NOT NULL), 4611686018427387904),
+           coalesce((SELECT min(start_by) FROM leasehold_starts), 4611686018427387904),
            coalesce((SELECT min(run_at) FROM leasehold_scheduled), 4611686018427387904)),
        (SELECT min(queue) FROM leasehold_ready),
        (SELECT max(queue) FROM leasehold_ready),

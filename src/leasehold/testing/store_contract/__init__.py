@@ -32,6 +32,7 @@ _TOPICS = (
     "reclaiming",
     "recording",
     "settling",
+    "starting",
     "support",
     "transactions",
     "transitions",
@@ -54,6 +55,7 @@ from .reading import Reading  # noqa: E402
 from .reclaiming import Reclaiming  # noqa: E402
 from .recording import Recording  # noqa: E402
 from .settling import Settling  # noqa: E402
+from .starting import Starting  # noqa: E402
 from .support import AlarmClock  # noqa: E402
 from .transactions import InTransactions  # noqa: E402
 from .transitions import Transitions  # noqa: E402
@@ -77,6 +79,7 @@ class StoreContract(
     Pausing,
     Transitions,
     Reclaiming,
+    Starting,
     Keeping,
     Recording,
     Reading,

@@ -31,6 +31,7 @@ class Adding(Contract):
             retry=Retry(max_errors=2, max_reclaims=0, delay_seconds=0.5, factor=2, max_delay_seconds=9, jitter=False),
             lease_seconds=12.5,
             stall_seconds=3,
+            start_within_seconds=60,
             run_seconds=600,
             meta={"tenant": "ä", "tags": [1.5, None, {"deep": True}]},
         )
@@ -64,6 +65,7 @@ class Adding(Contract):
             {"unique": "mail:7"},
             {"lease_seconds": 12.5},
             {"stall_seconds": 3},
+            {"start_within_seconds": 60},
             {"retry": Retry()},
             {"retry": Retry(max_errors=2)},
             {"retry": Retry(max_reclaims=0)},

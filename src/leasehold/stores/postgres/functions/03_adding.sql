@@ -29,13 +29,13 @@ BEGIN
             SELECT * FROM json_populate_recordset(NULL::leasehold.wish, p_jobs) WITH ORDINALITY
         ), made AS (
             INSERT INTO leasehold.jobs AS j (
-                seq, id, task, queue, priority, run_at, lock, lease_us, stall_us, parent, max_errors, max_reclaims, options,
-                meta, payload, created_at, updated_at
+                seq, id, task, queue, priority, run_at, lock, lease_us, stall_us, start_within_us, parent, max_errors,
+                max_reclaims, options, meta, payload, created_at, updated_at
             )
             SELECT nextval('leasehold.seqs'), w.*
             FROM (
-                SELECT id, task, queue, priority, coalesce(run_at, p_now + delay), lock, lease_us, stall_us, parent, max_errors,
-                       max_reclaims, options, meta, payload, p_now, p_now AS updated
+                SELECT id, task, queue, priority, coalesce(run_at, p_now + delay), lock, lease_us, stall_us, start_within_us,
+                       parent, max_errors, max_reclaims, options, meta, payload, p_now, p_now AS updated
                 FROM wished ORDER BY ordinality
             ) AS w
             ON CONFLICT (id) DO NOTHING
@@ -76,11 +76,11 @@ BEGIN
                     END IF;
                 END IF;
                 INSERT INTO leasehold.jobs (
-                    seq, id, task, queue, priority, run_at, lock, unique_key, lease_us, stall_us, parent, max_errors,
-                    max_reclaims, options, meta, payload, created_at, updated_at
+                    seq, id, task, queue, priority, run_at, lock, unique_key, lease_us, stall_us, start_within_us,
+                    parent, max_errors, max_reclaims, options, meta, payload, created_at, updated_at
                 ) VALUES (
                     v_seq, w.id, w.task, w.queue, w.priority, coalesce(w.run_at, p_now + w.delay), w.lock, w.unique_key,
-                    w.lease_us, w.stall_us, w.parent, w.max_errors, w.max_reclaims, w.options, w.meta,
+                    w.lease_us, w.stall_us, w.start_within_us, w.parent, w.max_errors, w.max_reclaims, w.options, w.meta,
                     w.payload, p_now, p_now
                 ) ON CONFLICT (id) DO NOTHING;
                 IF FOUND THEN
@@ -103,6 +103,11 @@ BEGIN
         -- A row written in a savepoint has the savepoint's own transaction id.
         IF NOT p_savepoint AND (SELECT xmin <> pg_current_xact_id()::xid FROM leasehold.jobs WHERE id = v_made[1]) THEN
             RAISE EXCEPTION USING ERRCODE = 'LH006', MESSAGE = 'this is a savepoint';
+        END IF;
+        IF position('"start_within_us":' IN p_jobs::text) > 0 THEN
+            INSERT INTO leasehold.starts (start_by, seq)
+            SELECT run_at + start_within_us, seq FROM leasehold.jobs
+            WHERE id = ANY (v_made) AND start_within_us IS NOT NULL;
         END IF;
         IF p_trace THEN
             PERFORM leasehold.record('added', id, p_now, 0, NULL, jsonb_build_object('queue', queue))

@@ -128,6 +128,51 @@ BEGIN
 END
 $lh$;
 
+-- Cancels what nobody has claimed by when its producer wanted it begun. What somebody is claiming, or an operator is
+-- moving, at this moment is left for the next sweep: a claim waits for neither.
+CREATE OR REPLACE FUNCTION leasehold.cancel_late(p_most integer, p_now bigint) RETURNS void
+LANGUAGE plpgsql AS $lh$
+#variable_conflict use_column
+DECLARE
+    s record;
+    j leasehold.jobs;
+    v_over boolean;
+    v_epoch bigint;
+BEGIN
+    FOR s IN
+        SELECT ctid, seq FROM leasehold.starts WHERE start_by <= p_now ORDER BY start_by, seq LIMIT p_most
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        SELECT * INTO j FROM leasehold.jobs WHERE seq = s.seq FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN j.seq IS NULL AND EXISTS (SELECT FROM leasehold.jobs WHERE seq = s.seq);
+        PERFORM FROM leasehold.ready
+        WHERE queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND AND EXISTS (
+            SELECT FROM leasehold.ready
+            WHERE queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq
+        );
+        -- Only now: if a claim has taken it from there, its lease is seen.
+        v_over := j.seq IS NULL OR j.epoch > 0 OR j.status <> 'unfinished'
+            OR EXISTS (SELECT FROM leasehold.leases WHERE seq = j.seq);
+        DELETE FROM leasehold.starts WHERE ctid = s.ctid AND v_over;
+        -- Whoever takes it out of its place has it: a claim, or this.
+        CONTINUE WHEN v_over OR NOT leasehold.leave(j);
+        DELETE FROM leasehold.starts WHERE ctid = s.ctid;
+        v_epoch := nextval('leasehold.epochs');
+        UPDATE leasehold.jobs SET
+            status = 'cancelled', epoch = v_epoch, reason = 'cancellation', updated_at = p_now, finished_at = p_now
+        WHERE seq = j.seq;
+        PERFORM leasehold.finish(j, 'cancelled', p_now);
+        -- It may have been the next to hold its key.
+        INSERT INTO leasehold.freed (lock) SELECT j.lock WHERE j.lock IS NOT NULL;
+        PERFORM leasehold.record(
+            'cancelled', j.id, p_now, v_epoch, NULL,
+            jsonb_build_object('by', 'leasehold', 'note', 'it was not claimed within its start_within_seconds')
+        );
+    END LOOP;
+END
+$lh$;
+
 -- Sees to keys that became free, of those numbered above p_above: of each queue, the first job parked behind one waits to be
 -- claimed again. Answers whether some had to be left for later.
 CREATE OR REPLACE FUNCTION leasehold.unpark(p_most integer, p_above bigint) RETURNS boolean
@@ -309,6 +354,10 @@ BEGIN
         PERFORM leasehold.promote(1000, v_now);
         v_swept := -1;
     END IF;
+    -- From the bottom: a job may be added when it is late already.
+    IF EXISTS (SELECT FROM leasehold.starts WHERE start_by <= v_now) THEN
+        PERFORM leasehold.cancel_late(500, v_now);
+    END IF;
     v_numbered := (SELECT last_value - 1 + is_called::integer FROM leasehold.freed_number_seq);
     IF EXISTS (SELECT FROM leasehold.freed WHERE number > v_freed) THEN
         v_again := leasehold.unpark(200, v_freed);
@@ -450,7 +499,7 @@ BEGIN
         END IF;
         v_next := least(
             (SELECT min(expires_at) FROM leasehold.leases), (SELECT min(stalls_at) FROM leasehold.leases),
-            (SELECT min(run_at) FROM leasehold.scheduled)
+            (SELECT min(run_at) FROM leasehold.scheduled), (SELECT min(start_by) FROM leasehold.starts)
         ) - v_now;
     END IF;
     IF v_busy = '{}' AND cardinality(v_known) BETWEEN 1 AND 50 THEN  -- what is busy is still there, below
@@ -521,6 +570,7 @@ BEGIN
     PERFORM leasehold.trust_epochs(v_now);
     RETURN QUERY SELECT * FROM leasehold.sweep(1000, v_now);
     PERFORM leasehold.promote(1000, v_now);
+    PERFORM leasehold.cancel_late(1000, v_now);
     PERFORM leasehold.unpark(1000, 0);
     PERFORM leasehold.wake();
 END

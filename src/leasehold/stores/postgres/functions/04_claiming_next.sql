@@ -28,6 +28,7 @@ BEGIN
     ELSIF EXISTS (SELECT FROM leasehold.leases WHERE expires_at > p_swept AND expires_at <= v_now)
         OR EXISTS (SELECT FROM leasehold.leases WHERE stalls_at > p_swept AND stalls_at <= v_now)
         OR EXISTS (SELECT FROM leasehold.scheduled WHERE run_at > p_swept AND run_at <= v_now)
+        OR EXISTS (SELECT FROM leasehold.starts WHERE start_by <= v_now)
     THEN
         v_swept := NULL;
     END IF;

@@ -30,16 +30,21 @@ BEGIN
 END
 $lh$;
 
--- Takes a pending job out of wherever it waits.
-CREATE OR REPLACE FUNCTION leasehold.leave(j leasehold.jobs) RETURNS void
+-- Takes a pending job out of wherever it waits, and answers whether it was anywhere.
+CREATE OR REPLACE FUNCTION leasehold.leave(j leasehold.jobs) RETURNS boolean
 LANGUAGE plpgsql AS $lh$
 #variable_conflict use_column
+DECLARE
+    v_left boolean;
 BEGIN
     DELETE FROM leasehold.ready
     WHERE queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq;
+    v_left := FOUND;
     DELETE FROM leasehold.scheduled WHERE run_at = j.run_at AND seq = j.seq;
+    v_left := v_left OR FOUND;
     DELETE FROM leasehold.parked
     WHERE lock = j.lock AND queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq;
+    RETURN v_left OR FOUND;
 END
 $lh$;
 
