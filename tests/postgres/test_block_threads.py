@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from tests.patience import PATIENCE_SECONDS
 
 from leasehold import LeaseholdError, NotInTransaction
 from leasehold.core.job import new_job
@@ -17,7 +18,7 @@ from leasehold.lease import Lease
 from leasehold.stores.postgres import PostgresStore
 
 from .fixtures import Place
-from .staging import PATIENCE_SECONDS, Call, until_blocked
+from .staging import Call, until_blocked
 
 
 @pytest.fixture
