@@ -266,7 +266,7 @@ def test_what_is_granted_is_what_the_code_asks_for() -> None:
     """No table that no reader reads, and no function that nobody calls."""
     folder = Path(files.__file__).parent
     asked = (folder / "statements.sql").read_text()
-    code = "".join((folder / name).read_text() for name in ("store.py", "callers.py", "waiting.py"))
+    code = "".join((folder / name).read_text() for name in ("store.py", "upkeep.py", "callers.py", "waiting.py"))
     called = set(re.findall(r"leasehold\.(\w+)\(", asked))
     called |= set(re.findall(r"(?:_call|\.call|call_again|\.statement|yield)\(?\s*\"(\w+)\"", code))
     called |= set(re.findall(r"_kept\([^\"]*\"(\w+)\"", code))
