@@ -8,6 +8,7 @@ transaction has ended.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import threading
@@ -92,7 +93,18 @@ _numbers = itertools.count(-1, -1)  # of blocks: an `id` may be another one's la
 class Block:
     """An open `lease.transaction()`: in its context, the verbs of its lease run on its connection, one at a time."""
 
-    __slots__ = ("_lock", "_transactions", "connection", "database", "ended", "holder", "number", "open", "renewed")
+    __slots__ = (
+        "_lock",
+        "_opener",
+        "_transactions",
+        "connection",
+        "database",
+        "ended",
+        "holder",
+        "number",
+        "open",
+        "renewed",
+    )
 
     def __init__(self, transactions: Transactions, holder: tuple[str, int], connection: Any) -> None:
         self._transactions = transactions
@@ -103,6 +115,7 @@ class Block:
         self.holder = holder
         self.connection = connection
         self.open = True
+        self._opener = _here_and_now()
         self.ended = End.NOT_YET
         self.number = next(_numbers)
         self.renewed: int | None = None  # for how long a renewal in it asked
@@ -110,6 +123,11 @@ class Block:
     def is_open(self) -> bool:
         """Return whether the block has not ended yet."""
         return self.open
+
+    def is_left_behind(self) -> bool:
+        """Return whether it has ended without a commit, and a task or thread that was inside has not noticed."""
+        # The thread or task that opened it is outside, even if another one has ended it.
+        return not self.open and self.ended is not End.COMMITTED and self._opener != _here_and_now()
 
     def wait(self) -> None:
         """Wait for a verb that is under way; the block is not open any more, so none can follow it."""
@@ -161,9 +179,9 @@ def block_of(holder: tuple[str, int], database: Callable[[], Hashable]) -> Block
     the block is returned, and refuses what it is asked to run.
     """
     for entry in reversed(_here.get()):
-        if not isinstance(entry, Block) or (entry.ended is End.COMMITTED and not entry.open):
+        if not isinstance(entry, Block) or entry.holder != holder or entry.database != database():
             continue
-        if entry.holder == holder and entry.database == database():
+        if entry.open or entry.is_left_behind():
             return entry
     return None
 
@@ -210,6 +228,12 @@ def _entries() -> Iterator[tuple[Entry, Joined | Block]]:
 
 def _is_on(found: Joined | Block, connection: Any) -> bool:
     return found.connection is connection
+
+
+def _here_and_now() -> tuple[int, object]:
+    """Return this thread, and the task that runs on it."""
+    task = None if asyncio.events._get_running_loop() is None else asyncio.current_task()
+    return threading.get_ident(), None if task is None else weakref.ref(task)
 
 
 def _gone() -> None:
