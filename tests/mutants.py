@@ -285,8 +285,32 @@ MUTANTS = (
     Mutant(
         "batch-waits",
         "A batch waits as a whole for the one row of it that is locked.",
-        (Edit("stores/postgres/store.py", "BATCH_PATIENCE_MS if parts and len(items) > 1 else PATIENCE_MS", "PATIENCE_MS"),),
+        (Edit("stores/postgres/parts.py", "batch_ms if parts and len(items) > 1 else last_ms", "last_ms"),),
         (_BESIDE + "test_of_a_batch_only_what_collides_waits",),
+    ),
+    Mutant(
+        "pause-fast-claim",
+        "The fast path of a claim takes from a paused queue.",
+        (
+            Edit(
+                _SQL + "04_claiming_next.sql",
+                "        AND NOT EXISTS (SELECT FROM leasehold.queues WHERE name = p_queue AND paused_at IS NOT NULL)\n",
+                "",
+            ),
+        ),
+        (_POSTGRES + "test_c49_a_claim_takes_nothing_from_a_paused_queue",),
+    ),
+    Mutant(
+        "pause-floor",
+        "A claim takes from a paused queue of which its client keeps a floor.",
+        (Edit(_SQL + "04_claiming.sql", "            CONTINUE WHEN p_floor_queues[i] = ANY (v_paused);\n", ""),),
+        (_POSTGRES + "test_c49_a_claim_takes_nothing_from_a_paused_queue",),
+    ),
+    Mutant(
+        "pause-waits",
+        "A claim that waits on SQLite takes the write lock again and again beside a paused queue.",
+        (Edit("stores/sqlite/reading.py", "        due -= {name for (name,) in (yield one(self.sql.paused))}\n", ""),),
+        ("tests/sqlite/test_pausing.py::test_a_claim_that_waits_beside_a_paused_queue_is_not_busy",),
     ),
     Mutant(
         "operator-meets-owner",
