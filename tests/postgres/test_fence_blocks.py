@@ -8,13 +8,15 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import IsolationLevel, sql
+from psycopg.types.numeric import FloatLoader
 
 from leasehold import (
     Conflict,
@@ -169,6 +171,37 @@ def test_a_block_inherits_nothing_from_the_one_before(store: PostgresStore) -> N
         assert connection.execute(asked).fetchall() == [("0", False, "postgres", 0, None)]
         with pytest.raises(Conflict):
             connection.execute("commit")
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_block_inherits_nothing_that_its_statements_do_not_show(store: PostgresStore, commits: bool) -> None:
+    """A function may leave settings, tables and locks; and the driver's object has settings of its own."""
+    with psycopg.connect(store.database.url) as other:
+        other.execute(
+            "create function leave() returns void language plpgsql as $$ begin "
+            "perform set_config('work_mem', '77MB', false), pg_advisory_lock(77); create table pg_temp.kept (x int); "
+            "end $$"
+        )
+    lease = lease_of(store)
+    with suppress(KeyError), lease.transaction() as connection:
+        first = connection.info.backend_pid
+        connection.execute("select leave()")
+        connection.execute("create table pg_temp.results (what text)")
+        connection.adapters.register_loader("numeric", FloatLoader)
+        connection.add_notice_handler(lambda notice: pytest.fail("a notice of another block"))
+        connection.prepare_threshold = 0
+        if not commits:
+            raise KeyError
+
+    for _ in range(2):  # after a block that was rolled back, too
+        with suppress(KeyError), lease.transaction() as connection:
+            assert connection.info.backend_pid == first
+            asked = "select current_setting('work_mem') = '77MB', (select count(*) from pg_locks where objid = 77), "
+            asked += "to_regclass('pg_temp.results'), to_regclass('pg_temp.kept'), 0.1::numeric"
+            assert connection.execute(asked).fetchall() == [(False, 0, None, None, Decimal("0.1"))]
+            connection.execute("do $$ begin raise warning 'a notice' ; end $$")
+            assert connection.prepare_threshold != 0
+            raise KeyError
 
 
 def test_a_forked_child_has_connections_of_its_own(store: PostgresStore) -> None:

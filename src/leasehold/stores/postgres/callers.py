@@ -152,6 +152,7 @@ class PostgresTransactions:
     def _keep(self, session: FencedConnection) -> None:
         """Keep a session for the next transaction, as an object that no user has."""
         session.reply_seconds = self._database.reply_seconds
+        session.prepare_threshold = self._database.prepare_threshold
         if session.cleared():
             with self._lock:
                 if len(self._idle) < 10:

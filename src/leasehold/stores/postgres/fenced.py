@@ -23,7 +23,9 @@ _ENDS = re.compile(
     _BLANK + rb"(begin|start|commit|end|rollback|abort|prepare\s+transaction)\b(?!\s+(?:(?:work|transaction)\s+)?to\b)",
     re.IGNORECASE | re.DOTALL,
 )
-# What may outlast the transaction. `update … set` is taken for such a thing too, which costs one statement.
+# What may outlast the transaction: then the session is cleared at once, so that it keeps no lock and no table while it
+# is idle. `update … set` is taken for such a thing too, which costs one statement. What this does not see, in a
+# function say, is cleared when the session is used again.
 _LASTS = re.compile(
     rb"\b(set|reset|set_config|temp|temporary|listen|prepare|hold|load|do|call|pg_(?:try_)?advisory_lock\w*)\b",
     re.IGNORECASE,
@@ -31,10 +33,11 @@ _LASTS = re.compile(
 
 
 _PREPARES = re.compile(rb"\b(prepare|deallocate|discard)\b", re.IGNORECASE)
-# As DISCARD ALL, but for the statements that the driver has prepared, and would not know to be gone.
-_DISCARD = (
+# As DISCARD ALL, but for the statements that the driver has prepared and would not know to be gone, and for the plans,
+# which nothing of a user's is part of.
+_CLEAR = (
     "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; SELECT pg_catalog.pg_advisory_unlock_all(); "
-    "DISCARD PLANS; DISCARD TEMP; DISCARD SEQUENCES"
+    "DISCARD TEMP; DISCARD SEQUENCES"
 )
 
 
@@ -107,6 +110,7 @@ class FencedConnection(Connection):
     surely_said = False  # whether that was outside of savepoints, so that it cannot be rolled back without the rest
     number: str | None = None  # by which the server knows its transaction
     touched = False  # whether its user may have changed what outlasts a transaction
+    is_used = False  # whether the session may have what a user has left in it
     spoilt = False  # whether its user may have prepared statements by name, or removed the driver's
     ended = False  # whether its user has ended the transaction all the same
     over = False  # whether its block has ended, and another object has the session
@@ -163,7 +167,7 @@ class FencedConnection(Connection):
             other.fenced, other.number = self.fenced, self.number
             other.said, other.surely_said = self.said, self.surely_said
             other.touched, other.spoilt, other.ended = self.touched, self.spoilt, self.ended
-            other.reply_seconds = self.reply_seconds
+            other.reply_seconds, other.is_used = self.reply_seconds, True
             self.__dict__["pgconn"] = _Gone()
             self.over, self.fenced = True, None
         finally:
@@ -191,8 +195,8 @@ class FencedConnection(Connection):
                 super().rollback()
             if self.touched:
                 # Settings, a role, temporary tables, locks: none of them is for the next job.
-                psycopg.Cursor(self).execute(_DISCARD)
-                self.touched = False
+                psycopg.Cursor(self).execute(_CLEAR)
+                self.is_used = False
         except psycopg.Error:
             return False  # it is gone, or as good as gone; and the server undoes what it had open
         return not self.closed
@@ -225,13 +229,16 @@ class FencedConnection(Connection):
 
 
 def begin(connection: FencedConnection, fence: str, params: tuple[Any, ...], *, idle_us: int | None) -> list[Row]:
-    """Begin a transaction and fence it, in one round trip."""
+    """Begin a transaction and fence it, in one round trip, on a session without a trace of its last user."""
     if idle_us is not None:
         idle = max(idle_us // 1000, 1)
         fence += f", pg_catalog.set_config('idle_in_transaction_session_timeout', '{idle}', true)"
+    # In a transaction of its own: rolled back with the user's, settings would be what they were.
+    clear = f"BEGIN; {_CLEAR}; END; " if connection.is_used else ""
     with psycopg.ClientCursor(connection, row_factory=tuple_row) as cursor:
-        cursor.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED; {fence}", params)
-        cursor.nextset()
+        cursor.execute(f"{clear}BEGIN ISOLATION LEVEL READ COMMITTED; {fence}", params)
+        while cursor.nextset():
+            pass
         rows = cursor.fetchall()
     connection.number = rows[0][1]
     return [row[:1] for row in rows]
