@@ -134,7 +134,7 @@ def flat(
     fill(router.store, backlog, new_id, run)
 
     def before() -> None:
-        router.prune(keep_seconds=0)
+        router.prune(keep_seconds=0, keep_ids_seconds=0)
         fill(router.store, 1_000, new_id, run)
 
     return lambda: measured(lambda: work(1_000), steps=run.pick(3, 1), before=before)

@@ -113,7 +113,7 @@ class Soak:
         self._numbers[number] += BATCH
 
     def _prune(self, number: int) -> None:
-        removed = self._router.store.prune(self._keep_us, limit=PRUNED_AT_ONCE)
+        removed = self._router.store.prune(self._keep_us, limit=PRUNED_AT_ONCE, keep_ids_us=0).jobs
         self.pruned += removed
         if removed < PRUNED_AT_ONCE:
             self._stop.wait(0.1)

@@ -66,7 +66,7 @@ class Leasehold:
 
     def fill(self, count: int) -> None:
         """Keep *count* jobs, and none that is done."""
-        self._router.prune(keep_seconds=0)
+        self._router.prune(keep_seconds=0, keep_ids_seconds=0)
         self.add(count)
 
     def add(self, count: int) -> None:
@@ -138,7 +138,7 @@ class AddedToo(Leasehold):
 
     def fill(self, count: int) -> None:
         """Keep nothing yet."""
-        self._router.prune(keep_seconds=0)
+        self._router.prune(keep_seconds=0, keep_ids_seconds=0)
 
     def work(self, count: int) -> float:
         """Add the jobs at once, and work them off."""

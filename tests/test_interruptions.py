@@ -179,28 +179,28 @@ def test_a_clock_that_is_set_back_makes_no_wait_longer(tmp_path: Path) -> None:
 
 def test_one_prune_removes_a_bounded_number_of_events(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are old: nobody waits long for the write lock because of it."""
-    monkeypatch.setattr("leasehold.stores.memory.store.EVENTS_AT_ONCE", 3)
-    monkeypatch.setattr("leasehold.stores.sqlite.moving.EVENTS_AT_ONCE", 3)
+    monkeypatch.setattr("leasehold.stores.memory.upkeep.EVENTS_AT_ONCE", 3)
+    monkeypatch.setattr("leasehold.stores.sqlite.pruning.EVENTS_AT_ONCE", 3)
     for _ in range(8):
         router.advance()
 
     counts = []
     for _ in range(4):
-        router.store.prune(0)
-        counts.append(len(router.events()))
+        removed = router.store.prune(0).events
+        counts.append((removed, len(router.events())))
 
-    assert counts == [5, 2, 0, 0]
+    assert counts == [(3, 5), (3, 2), (2, 0), (0, 0)]
     router.close()
 
 
 def test_a_router_prunes_events_until_none_is_old(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if there are more of them than one prune removes, and no job has finished."""
-    monkeypatch.setattr("leasehold.stores.memory.store.EVENTS_AT_ONCE", 3)
-    monkeypatch.setattr("leasehold.stores.sqlite.moving.EVENTS_AT_ONCE", 3)
+    monkeypatch.setattr("leasehold.stores.memory.upkeep.EVENTS_AT_ONCE", 3)
+    monkeypatch.setattr("leasehold.stores.sqlite.pruning.EVENTS_AT_ONCE", 3)
     for _ in range(8):
         router.advance()
 
-    assert router.prune(keep_seconds=0) == 0
+    assert router.prune(keep_seconds=0) == (0, 8, 0)
 
     assert router.events() == []
     router.close()

@@ -254,7 +254,7 @@ def test_the_lease_of_a_job_that_is_gone_is_lost(lease: Lease, router: Router, c
     """It was cancelled and pruned; whoever waits for the loss is told that it has come."""
     router.cancel("p", epoch=lease.epoch, by="operator")
     clock.advance(1)
-    assert router.prune(keep_seconds=0) == 1
+    assert router.prune(keep_seconds=0, keep_ids_seconds=0).jobs == 1
 
     assert lease.wait_lost(600)
     assert lease.lost

@@ -48,6 +48,7 @@ PUBLIC = {
     "NewJob",
     "Ownership",
     "Process",
+    "Pruned",
     "Queue",
     "Reason",
     "Status",

@@ -14,6 +14,7 @@ import pytest
 from tests.patience import PATIENCE_SECONDS
 
 from leasehold import (
+    Conflict,
     Event,
     InvalidArgument,
     Lease,
@@ -604,9 +605,9 @@ def test_prune_removes_what_finished_long_ago_however_many(router: Router, clock
     router.add("young")
     router.cancel("young", epoch=0, by="operator")
 
-    assert router.prune(keep_seconds=60) == 0
+    assert router.prune(keep_seconds=60).jobs == 0
     clock.advance(1)
-    assert router.prune(keep_seconds=60) == 2_499
+    assert router.prune(keep_seconds=60, keep_ids_seconds=0).jobs == 2_499
     assert set(router.snapshot()) == {last.job_id, "young"}
     with pytest.raises(InvalidArgument, match="keep_seconds"):
         router.prune(keep_seconds=-1)
@@ -619,3 +620,33 @@ def test_the_store_behind_the_door_takes_lists(router: Router) -> None:
     store: Store = router.store
     added = store.add([NewJob("a"), NewJob("b")])
     assert [one.job.id for one in added] == ["a", "b"]
+
+
+def test_the_id_of_a_pruned_job_is_kept_if_the_caller_chose_it(router: Router, clock: ManualClock) -> None:
+    """Also through a task and its options; what `add(None)` and a task named by themselves goes with its job."""
+
+    @router.task
+    def mail() -> None:
+        pass
+
+    chosen = [router.add("a").id, *(one.id for one in router.add_many([{"id": "b"}, mail.options(id="c").job()]))]
+    chosen.append(mail.options(id="d").add().id)
+    made = [router.add(None).id, *(one.id for one in router.add_many([{"payload": 1}, mail.job()])), mail.add().id]
+    for job in router.snapshot().values():
+        router.cancel(job, by="ops")
+    clock.advance(1)
+
+    assert router.prune(keep_seconds=0).jobs == 8
+
+    assert [router.job(id).pruned for id in chosen] == [True] * 4
+    for id in made:
+        with pytest.raises(UnknownJob):
+            router.job(id)
+    with pytest.raises(UnknownJob, match="has been pruned"):
+        router.result("a")
+    assert not router.add("a", "another payload").created
+    with pytest.raises(Conflict, match="was pruned: only its id"):
+        router.replay(router.job("a"), by="ops")
+    clock.advance(90 * 86_400)
+    assert router.prune(keep_seconds=0) == (0, 0, 4)
+    assert router.add("a").created

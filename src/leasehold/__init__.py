@@ -38,6 +38,7 @@ from .errors import (
 )
 from .lease import AsyncLease, Lease, current_lease
 from .router import Router
+from .store import Pruned
 
 if TYPE_CHECKING:  # imported on use: most programs that add jobs need no tasks, and no worker
     from .router.aio import AsyncRouter
@@ -74,6 +75,7 @@ __all__ = [
     "NotInTransaction",
     "Ownership",
     "Process",
+    "Pruned",
     "Queue",
     "Reason",
     "Retry",

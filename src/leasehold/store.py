@@ -44,6 +44,15 @@ Refusal = StaleEpoch | UnknownJob
 EVENTS_AT_ONCE = 10_000  # a bound on what one `prune` removes, so that nobody waits long for it
 
 
+# Longer than producers retry: brokers and webhooks deliver again for days, and a failed job is kept for 30 days.
+KEEP_IDS_US = 90 * 86_400 * 1_000_000
+
+
+def ids_before(now: int, keep_ids_us: int | None) -> int:
+    """Return the instant before which a job must have finished for its id to be forgotten; None keeps ids for ever."""
+    return 0 if keep_ids_us is None else now - keep_ids_us
+
+
 class Renewal(NamedTuple):
     """An owner's word that it is alive; without *lease_us*, for as long as the lease was granted for."""
 
@@ -57,6 +66,14 @@ class Begun(NamedTuple):
 
     effect: Effect
     fresh: bool
+
+
+class Pruned(NamedTuple):
+    """How many jobs, events, and ids of jobs pruned earlier a prune has removed."""
+
+    jobs: int
+    events: int
+    ids: int = 0
 
 
 class Store(Protocol):
@@ -295,12 +312,17 @@ class Store(Protocol):
         """
         ...
 
-    def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
+    def prune(self, keep_us: int, *, limit: int = 1_000, keep_ids_us: int | None = KEEP_IDS_US) -> Pruned:
         """
-        Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, with all that is kept of them;
-        return how many. Events that old go too, at most `EVENTS_AT_ONCE` of them.
+        Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, with all that is kept of them.
+        Events that old go too, at most `EVENTS_AT_ONCE` of them. Return how many of each.
 
-        C38.  Never an unfinished job, and never a child whose parent is unfinished. The epoch counter stays.
+        C38.  Never an unfinished job, and never a child before its parent: a replay of the parent would add it again.
+              A job with an effect in doubt goes too: whoever prunes by hand has decided so. The epoch counter stays.
+        C52.  A job whose id the caller chose (`NewJob.chosen`) leaves a narrow row until *keep_ids_us* after its end,
+              None for ever: its id, status, epoch and `finished_at`. An add of that id is left as it is (C10), a late
+              owner is refused with these facts (C5), and `Settled` under the epoch that ended the job; every
+              operator's verb is `Conflict`. `job` shows it, with `pruned`; `jobs` and `counts` do not.
         """
         ...
 

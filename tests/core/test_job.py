@@ -40,6 +40,7 @@ def test_a_wish_like_another_differs_in_id_and_payload_alone() -> None:
     said: dict[str, Any] = {"task": "t", "queue": "q", "priority": 1, "run_us": 2, "delay_us": 3, "lock": "l"}
     said |= {"unique": "u", "lease_us": 4, "stall_us": 5, "start_within_us": 6, "parent": "p", "meta": "{}"}
     wish = NewJob("a", "1", **said, options=Options(Retry(max_errors=1)))
+    wish = wish.made()
     plain = NewJob("a")
 
     assert all(getattr(wish, name) != getattr(plain, name) for name in NewJob._fields if name != "id")
@@ -92,7 +93,7 @@ def test_a_child_is_named_by_its_parent() -> None:
     """The same each time: so a second run of the parent finds it."""
     wish = new_job("mail", {"to": 7}, queue="mail")
 
-    assert new_child("a", wish, 1) == wish._replace(id="a/mail", parent="a")
+    assert new_child("a", wish, 1) == wish._replace(id="a/mail", parent="a", chosen=False)
     assert new_child("a", wish, 2).id == "a/mail#2"
     assert new_child("a", wish, 3) == new_child("a", wish, 3)
 

@@ -512,7 +512,7 @@ def test_a_prune_leaves_a_job_that_was_replayed_after_it_looked(store: PostgresS
         holder.connection.execute("select pg_advisory_lock(4711)")
         [(now,)] = holder.connection.execute("select (extract(epoch from clock_timestamp()) * 1000000)::bigint")
 
-        pruning = Call(lambda: pruner.ask("prune", 0, 10, 10, PATIENCE_MS, now))
+        pruning = Call(lambda: pruner.ask("prune", 0, 10, 10, 0, PATIENCE_MS, now))
         until_blocked(store, pruning)
         store.replay("a", epoch, by="ops")
         if since != "a replay":
@@ -523,7 +523,7 @@ def test_a_prune_leaves_a_job_that_was_replayed_after_it_looked(store: PostgresS
         removed = pruning.result()
         pruner.connection.commit()
 
-    assert removed == [(1,)]
+    assert removed == [(1, 0, 0)]
     assert [job.id for job in store.jobs()] == ["a"]
     assert store.job("a").status == ("pending" if since == "a replay" else "done")
 

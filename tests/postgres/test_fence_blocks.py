@@ -697,7 +697,7 @@ def test_a_job_that_is_gone_is_unknown_at_the_commit(store: PostgresStore) -> No
 
     def forgotten(connection: Any) -> None:
         elsewhere(Lease(store, store.lease("a", "b")).complete)
-        assert store.prune(0) == 1
+        assert store.prune(0).jobs == 1
 
     with psycopg.connect(store.database.url) as connection:
         lease.fence(connection)

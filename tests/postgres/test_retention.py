@@ -41,7 +41,7 @@ def finished(store: PostgresStore, *jobs: NewJob) -> None:
 
 def prune(other: Session) -> int:
     """Prune everything, and stay in the transaction; return how many jobs that were."""
-    [(removed,)] = other.call("prune", 0, 1_000, EVENTS_AT_ONCE, PATIENCE_MS)
+    [(removed, *_)] = other.call("prune", 0, 1_000, EVENTS_AT_ONCE, 0, PATIENCE_MS)
     return int(removed)
 
 
@@ -82,9 +82,9 @@ def test_a_router_prunes_events_until_none_is_old(store: PostgresStore, monkeypa
         store.advance()
 
     with Router(store.database.url, schema=store.database.schema) as router:
-        assert router.prune(keep_seconds=3600) == 0
+        assert router.prune(keep_seconds=3600).jobs == 0
         assert len(router.events()) == 8
-        assert router.prune(keep_seconds=0) == 0
+        assert router.prune(keep_seconds=0) == (0, 8, 0)
         assert router.events() == []
 
 
@@ -127,7 +127,7 @@ def test_what_was_pruned_before_an_interruption_stays_pruned(
             router.prune(keep_seconds=0)
 
         assert (len(store.jobs()), len(store.events())) == (5, 3)
-        assert router.prune(keep_seconds=0) == 5
+        assert router.prune(keep_seconds=0).jobs == 5
     assert (len(store.jobs()), len(store.events())) == (0, 0)
 
 
@@ -164,7 +164,7 @@ def test_nobody_waits_for_a_prune_that_stands_still(place: Place, store: Postgre
 
         assert count(store, "processes") == 1  # its transaction is open still
         other.connection.commit()
-    assert store.prune(0) == 7
+    assert store.prune(0).jobs == 7
     assert (len(store.jobs()), len(store.events()), count(store, "processes")) == (0, 0, 0)
 
 
@@ -191,7 +191,7 @@ def test_a_job_that_was_there_when_the_add_looked_and_is_pruned_since(store: Pos
         other.call("add", store.database.store_id, wish("waited for"), True, False, None)
         adding = Call(lambda: store.add([new_job("pruned", unique=unique), new_job("waited for")]))
         until_blocked(store, adding)
-        assert store.prune(0) == 1
+        assert store.prune(0).jobs == 1
 
         other.connection.commit()
 

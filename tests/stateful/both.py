@@ -290,12 +290,12 @@ class Both(RuleBasedStateMachine):
             for job in jobs.values()
             if job.finished_us is not None
             and job.finished_us < self.now - keep_us
-            and (job.parent not in jobs or jobs[job.parent].status in FINISHED)
+            and job.parent not in jobs  # which has no narrow rows
         ]
         old.sort(key=lambda job: job.finished_us or 0)
         if limit < len(old) and old[limit - 1].finished_us == old[limit].finished_us:
             limit = len(old)  # which of two that finished at the same instant goes first is nobody's promise
-        assert self.done(lambda store: store.prune(keep_us, limit=limit)) == len(old[:limit])
+        assert self.done(lambda store: store.prune(keep_us, limit=limit, keep_ids_us=0)).jobs == len(old[:limit])
         self.step.pruned = {job.id for job in old[:limit]}
         self.said = [said for said in self.said if said.job_id not in self.step.pruned]
 

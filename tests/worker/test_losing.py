@@ -242,7 +242,7 @@ def test_the_job_is_pruned_under_its_handler(router: Router) -> None:
     with working(router) as worker:
         gate.wait_for()
         cancel(router)
-        until(lambda: router.prune(keep_seconds=0), "it to be gone")
+        until(lambda: router.prune(keep_seconds=0).jobs, "it to be gone")
         gate.open()
         until(lambda: worker.tally.refused == 1, "its end")
         work.options(id="b").add("b")

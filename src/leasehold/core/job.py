@@ -20,6 +20,7 @@ from .retry import Retry
 
 PRIORITY_LIMIT = 2**31 - 1
 DETACHED = ""
+PRUNED = ""  # the document of a job of which only a narrow row is left; no JSON text is empty
 
 
 class Status(StrEnum):
@@ -55,6 +56,7 @@ class NewJob(NamedTuple):
     parent: str | None = None
     options: Options = DEFAULT_OPTIONS
     meta: str | None = None
+    chosen: bool = True  # by the caller, who may ask for the id again; False: leasehold made the id. The last field
 
     @property
     def payload(self) -> Any:
@@ -69,6 +71,16 @@ class NewJob(NamedTuple):
     def like(self, id: str, document: str) -> NewJob:
         """Return the same wish with another id and payload."""
         return _new_tuple(NewJob, (id, document, *self[2:]))
+
+    def made(self) -> NewJob:
+        """Return the same wish, whose id leasehold made: nothing of it stays once the job is pruned."""
+        return _new_tuple(NewJob, (*self[:-1], False))
+
+    def stored(self) -> NewJob:
+        """Return the wish without what a store keeps elsewhere: when the job is due, and who chose its id."""
+        if self.run_us is not None or self.delay_us:
+            return self._replace(run_us=None, delay_us=0, chosen=True)
+        return self if self.chosen else _new_tuple(NewJob, (*self[:-1], True))
 
     def due(self, now: int) -> int:
         """Return the instant from which the job may be claimed, if it is added at *now*."""
@@ -190,7 +202,7 @@ def new_child(parent: str, child: NewJob, nth: int, meta: str | None = None) -> 
     name = f"{parent}/{own}" + (f"#{nth}" if nth > 1 else "")
     if len(name) > values.NAME_LIMIT:
         name = "child:" + hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
-    child = child._replace(id=name)
+    child = child._replace(id=name, chosen=False)
     if child.parent == DETACHED:
         return as_root(child)
     return child._replace(parent=parent, meta=metas.inherited(meta, child.meta))
@@ -356,9 +368,14 @@ class Job:
         return self.spec.id
 
     @property
+    def pruned(self) -> bool:
+        """Whether the job was pruned, and only its id, status, epoch and `finished_at` are kept."""
+        return self.spec.document == PRUNED
+
+    @property
     def payload(self) -> Any:
-        """What the producer passed, decoded anew at each look."""
-        return self.spec.payload
+        """What the producer passed, decoded anew at each look; None once the job is pruned."""
+        return None if self.pruned else self.spec.payload
 
     @property
     def result(self) -> Any:
@@ -473,9 +490,7 @@ class Job:
 
 def new_state(spec: NewJob, now: int) -> Job:
     """Return the job that *spec* becomes when it is added at *now*."""
-    run_us = spec.due(now)
-    if spec.run_us is not None or spec.delay_us:
-        spec = spec._replace(run_us=None, delay_us=0)  # said once, in run_us of the job
+    run_us, spec = spec.due(now), spec.stored()
     return Job(
         spec, Status.PENDING, 0, None, None, 0, 0, 0, run_us, None, None, None, None, None, None, None, now, now, None
     )

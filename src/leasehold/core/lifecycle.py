@@ -196,6 +196,14 @@ def lock_held(job_id: str, key: str, holder: str, epoch: int) -> Conflict:
     )
 
 
+def only_its_id(job_id: str, verb: str) -> Conflict:
+    """Return the refusal of a verb that needs more than the narrow row of a pruned job."""
+    return Conflict(
+        f"job {job_id!r} was pruned: only its id, status, epoch and end are kept, so {verb} is not possible. "
+        "Add the work again under another id."
+    )
+
+
 def unique_taken(job_id: str, key: str, holder: str) -> Conflict:
     """Return the refusal of a replay whose unique key an unfinished job has."""
     return Conflict(

@@ -32,7 +32,7 @@ from ..core.ownership import CLOCK_LIMIT, Event, Ownership, Process
 from ..errors import InvalidArgument, NotFinished, StoreUnavailable
 from ..lease import Lease
 from ..process import SELF, new_claim_id, this_process
-from ..store import Store, Transactions
+from ..store import KEEP_IDS_US, Pruned, Store, Transactions
 from ..stores import open_store
 from ..worker.hooks import Hook, Hooks
 from ..worker.importing import refuse_in_an_import
@@ -178,6 +178,7 @@ class Router:
         """
         try:
             job = new_job(self._new_id() if id is None else id, payload, **options)
+            job = job.made() if id is None else job
         except TypeError:
             if unknown := unknown_options(options):
                 raise TypeError(f"add() takes no {unknown}") from None
@@ -196,10 +197,10 @@ class Router:
 
     def _wish(self, job: NewJob | Mapping[str, Any]) -> NewJob:
         if isinstance(job, NewJob):
-            return job if job.id else job.like(self._new_id(), job.document)
+            return job if job.id else job.like(self._new_id(), job.document).made()
         if not isinstance(job, Mapping):
             raise InvalidArgument(f"add_many takes mappings with the names of add()'s arguments, not {job!r}.")
-        return as_new_job(job if job.get("id") is not None else {**job, "id": self._new_id()})
+        return as_new_job(job) if job.get("id") is not None else as_new_job({**job, "id": self._new_id()}).made()
 
     def _new_id(self) -> str:
         return values.new_id(self._clock.now())
@@ -219,7 +220,7 @@ class Router:
 
     def _compared(self, jobs: list[NewJob], added: list[Added]) -> list[Added]:
         for wish, (found, created) in zip(jobs, added, strict=True):
-            if not created and found.id == wish.id and found.spec.document != wish.document:
+            if not created and found.id == wish.id and found.spec.document != wish.document and not found.pruned:
                 log.warning("job %r exists with another payload; it is left as it is", wish.id)
         return added
 
@@ -463,23 +464,22 @@ class Router:
         """Take back what expired, stalled, or whose process is gone; claims do it too. Return the ended ownerships."""
         return alone(self._store).reclaim()
 
-    def prune(self, *, keep_seconds: float) -> int:
+    def prune(self, *, keep_seconds: float, keep_ids_seconds: float | None = KEEP_IDS_US / 1_000_000) -> Pruned:
         """
-        Remove jobs that finished more than *keep_seconds* ago, and events that old; return how many jobs.
+        Remove jobs that finished more than *keep_seconds* ago, and events that old; return how many of each.
+
+        Of a job whose id you chose, the id, status, epoch and end are kept until *keep_ids_seconds* after its end, None
+        for ever: adding that id again still does nothing. `job` shows it with `pruned=True`.
 
         In portions: nobody waits long for one, and what was removed before an interruption stays so. Epochs go on where
         they were.
         """
-        keep, removed = values.microseconds(keep_seconds, "keep_seconds", zero=True), 0
-        oldest: list[Event] = []
-        while True:
-            batch = alone(self._store).prune(keep)
-            removed += batch
-            if not batch:
-                left = self._store.events(limit=1)
-                if left == oldest:
-                    return removed
-                oldest = left
+        keep = values.microseconds(keep_seconds, "keep_seconds", zero=True)
+        ids = None if keep_ids_seconds is None else values.microseconds(keep_ids_seconds, "keep_ids_seconds", zero=True)
+        removed = Pruned(0, 0)
+        while any(portion := alone(self._store).prune(keep, keep_ids_us=ids)):
+            removed = Pruned(*map(sum, zip(removed, portion, strict=True)))
+        return removed
 
     def advance(self, *, above: int = 0) -> int:
         """

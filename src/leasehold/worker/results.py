@@ -10,7 +10,7 @@ from ..core import values
 from ..core.clock import patience
 from ..core.job import Added, Job, Status
 from ..core.lifecycle import FINISHED
-from ..errors import JobFailed, NotFinished
+from ..errors import JobFailed, NotFinished, UnknownJob
 
 if TYPE_CHECKING:
     from .task import AnyTask
@@ -20,6 +20,8 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.005, 0.25
 
 def result_of(job: Job, tasks: Mapping[str, AnyTask]) -> Any:
     """Return the job's result, as its task's return annotation has it if the task is known; raise if there is none."""
+    if job.pruned:
+        raise UnknownJob(job.id)
     if job.status is Status.DONE:
         task = tasks.get(job.task or "")
         return job.result if task is None else task.decode_result(job.result_document)

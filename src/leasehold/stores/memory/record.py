@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from ...core.job import Effect, Grant, Job, NewJob, Settlement, Status, completion
+from ...core.job import PRUNED, Effect, Grant, Job, NewJob, Settlement, Status, completion
 from ...core.lifecycle import ending, no_effect
 from ...core.ownership import Ending, Ownership, Reason
 
 # In Python 3.11 an enum's member is found through its metaclass, ten times slower than a name of the module.
 PENDING, RUNNING, DONE = Status.PENDING, Status.RUNNING, Status.DONE
 _CLAIM = Reason.CLAIM
+
+ORDER = {status: place for place, status in enumerate(Status)}
+AT_PENDING, AT_RUNNING, AT_DONE = ORDER[PENDING], ORDER[RUNNING], ORDER[DONE]
 
 
 class Record:
@@ -17,6 +20,7 @@ class Record:
     __slots__ = (
         "attempt",
         "checkpoint",
+        "chosen",
         "created_us",
         "effects",
         "epoch",
@@ -46,9 +50,8 @@ class Record:
 
     def __init__(self, spec: NewJob, seq: int, now: int, tally: list[int]) -> None:
         run_us = spec.due(now)
-        if spec.run_us is not None or spec.delay_us:
-            spec = spec._replace(run_us=None, delay_us=0)  # said once, in run_us of the record
-        self.spec = spec
+        self.chosen = spec.chosen
+        self.spec = spec = spec.stored()
         # Nearly every job. One look at this is cheaper than four, where a job is claimed and where it is completed.
         self.plain = spec.lock is None and spec.unique is None and spec.lease_us is None and spec.stall_us is None
         self.seq = seq
@@ -73,6 +76,11 @@ class Record:
         self.finished_us: int | None = None
         self.history: list[tuple[Ownership, str | None]] | None = None  # ended ownerships, and what their owner said
         self.effects: dict[str, Effect] | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the job was pruned, and only its id, status, epoch and end are kept."""
+        return self.spec.document == PRUNED
 
     def job(self) -> Job:
         """The job as a reader sees it."""

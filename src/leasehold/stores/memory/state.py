@@ -26,6 +26,7 @@ from ...core.lifecycle import (
     Verb,
     after,
     judge_reclaim,
+    only_its_id,
     reclaim_error,
     setback,
 )
@@ -42,15 +43,13 @@ from ...core.ownership import (
 )
 from ...core.queues import Queue
 from ...errors import LeaseholdError, Settled, StaleEpoch, StoreUnavailable, UnknownJob
-from ...process import is_gone, this_process
+from ...process import this_process
 from ...store import Refusal
+from . import upkeep
 from .lines import Deadlines, Parked, Ready, Scheduled
-from .record import DONE, PENDING, RUNNING, Record, count_moved
+from .record import AT_PENDING, AT_RUNNING, ORDER, PENDING, RUNNING, Record, count_moved
 
 log = logging.getLogger("leasehold")
-
-ORDER = {status: place for place, status in enumerate(Status)}
-AT_PENDING, AT_RUNNING, AT_DONE = ORDER[PENDING], ORDER[RUNNING], ORDER[DONE]
 
 _new_tuple = tuple.__new__  # with Grant(…), batches take a fifth longer: benchmarks/core.py --only "memory: claim + c"
 
@@ -87,6 +86,7 @@ class State:
         self._stalls = Deadlines()
         self._starts = Deadlines()
         self._finished: deque[Record] = deque()
+        self._narrow: list[tuple[int, int, str]] = []  # a heap, by when the job finished
         self._tallies: dict[str, list[int]] = {}
         self._processes: set[Process] = set()  # others that have claimed, until they are found gone
         self._recovered_us = 0
@@ -352,19 +352,6 @@ class State:
                 deadlines.push(at, [record])
         return [self._take_back(over[key], reason, now) for key in sorted(over)]
 
-    def _recover(self, now: int, *, always: bool = False) -> list[Ownership]:
-        # Looking up processes costs system calls, so an idle poll looks at most once a second.
-        lately = 0 <= now - self._recovered_us < RECOVERY_EVERY_US  # false also for a clock that was set back
-        if not self._processes or (lately and not always):
-            return []
-        self._recovered_us = now
-        gone = {process for process in self._processes if is_gone(process)}
-        self._processes -= gone
-        if not gone:
-            return []
-        lost = [record for record in self._running() if record.grant and record.grant.process in gone]
-        return [self._take_back(record, Reason.RECOVERY, now) for record in sorted(lost, key=lambda r: r.seq)]
-
     def _take_back(self, record: Record, reason: Reason, now: int) -> Ownership:
         assert record.grant is not None
         self._begin(record)
@@ -413,13 +400,15 @@ class State:
         if record.epoch != epoch:
             raise self._refuse(record, epoch, verb.value, now, by)
         after(verb, record.status, job_id)
+        if record.narrow:
+            raise only_its_id(job_id, verb)
         return record
 
     def _refuse(self, record: Record, presented: int, verb: str, now: int, actor: str | None = None) -> StaleEpoch:
         owner = record.grant.owner if record.grant and record.status is RUNNING else None
         kind, reason, by = StaleEpoch, record.reason if record.epoch else None, None
-        if record.epoch == presented and record.grant is not None and record.completion() is not None:
-            kind, reason, by = Settled, None, record.grant.owner
+        if record.epoch == presented and (record.narrow or record.completion() is not None):
+            kind, reason, by = Settled, None, record.grant and record.grant.owner
         for held, said in record.history or ():
             if held.epoch == presented:
                 assert held.ended is not None
@@ -532,7 +521,10 @@ class State:
         now = self._clock.now()
         if now >= CLOCK_LIMIT:
             now = 0  # a clock that is wrong says of nothing that it is due
+        self._narrow = upkeep.narrow_rows(self)
         for record in sorted(self._jobs.values(), key=lambda record: record.seq):
+            if record.narrow:
+                continue
             record.ticket += 1
             record.left = 0
             grant, spec = record.grant, record.spec

@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 from ...core.clock import Clock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key
@@ -14,10 +13,11 @@ from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, no_lea
 from ...core.ownership import Event, Ownership, Process, Reason, draw_epochs
 from ...core.queues import Queue
 from ...errors import Conflict, StoreUnavailable
-from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
+from ...store import KEEP_IDS_US, Begun, Pruned, Refusal, Renewal, ids_before
 from ..reclaimed import Reclaimed
-from .record import DONE, PENDING, RUNNING, Record, count_moved
-from .state import AT_DONE, AT_PENDING, AT_RUNNING, ORDER, State
+from . import upkeep
+from .record import AT_DONE, AT_PENDING, AT_RUNNING, DONE, ORDER, PENDING, RUNNING, Record, count_moved
+from .state import State
 from .turn import inside, turn
 from .verifying import broken
 
@@ -100,7 +100,7 @@ class MemoryStore(State):
                 if self._expecting:
                     self._wake_claims()
                 return grants
-            if self._recover(now):
+            if upkeep.recover(self, now):
                 continue
             if now >= until or self._woken != woken:
                 return []
@@ -414,7 +414,7 @@ class MemoryStore(State):
     def reclaim(self) -> list[Ownership]:
         """Take back what expired, does not progress, or whose process is gone."""
         now = self._now()
-        ended = self._sweep(now) + self._recover(now, always=True)
+        ended = self._sweep(now) + upkeep.recover(self, now, always=True)
         self._wake_claims()
         return ended
 
@@ -428,31 +428,10 @@ class MemoryStore(State):
         return ended
 
     @turn
-    def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
-        """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first; return how many."""
-        before_us = self._now() - keep_us
-        removed, kept = 0, []
-        while self._finished and removed < limit:
-            record = self._finished[0]
-            if not record.left and (record.finished_us is None or record.finished_us >= before_us):
-                break
-            self._finished.popleft()
-            if record.left:  # replayed since; if it has finished again, that entry is further behind
-                record.left -= 1
-                continue
-            parent = self._jobs.get(record.spec.parent) if record.spec.parent is not None else None
-            if parent is not None and parent.status not in FINISHED:
-                kept.append(record)
-                continue
-            del self._jobs[record.spec.id]
-            record.tally[ORDER[record.status]] -= 1
-            removed += 1
-        self._finished.extendleft(reversed(kept))
-        recorded = islice(self._events, EVENTS_AT_ONCE)
-        old = next((i for i, event in enumerate(recorded) if event.at_us >= before_us), None)
-        old = min(len(self._events), EVENTS_AT_ONCE) if old is None else old
-        del self._events[:old]
-        self._events_dropped += old
+    def prune(self, keep_us: int, *, limit: int = 1_000, keep_ids_us: int | None = KEEP_IDS_US) -> Pruned:
+        """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, and events that old."""
+        now = self._now()
+        removed = upkeep.prune(self, now - keep_us, ids_before(now, keep_ids_us), limit)
         self._tallies = {queue: tally for queue, tally in self._tallies.items() if any(tally)}
         self._tidy()
         return removed
@@ -496,6 +475,7 @@ class MemoryStore(State):
             record
             for record in (self._running() if few else self._jobs.values())
             if record.seq > first
+            and not record.narrow
             and (status is None or record.status is status)
             and (queue is None or record.spec.queue == queue)
             and (owner is None or (record.grant is not None and record.grant.owner == owner))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from ...core.job import Added, NewJob, Status
-from ...core.lifecycle import Verb, after, lock_held, no_effect, unique_taken
+from ...core.lifecycle import Verb, after, lock_held, no_effect, only_its_id, unique_taken
 from ...errors import Conflict
 from .rows import Row, add_refusal, added, refusal_of
 
@@ -26,6 +26,8 @@ def why_not(job_id: str, epoch: int, verb: str, answer: str, *, name: str = "") 
             after(Verb(verb), Status(facts["status"]), job_id)
         except Conflict as refused:
             return refused
+    if "narrow" in facts:
+        return only_its_id(job_id, verb)
     if "lock" in facts:
         return lock_held(job_id, facts["lock"], facts["holder"], facts["epoch"])
     if "unique" in facts:

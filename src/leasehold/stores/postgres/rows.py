@@ -70,6 +70,8 @@ def _wish(job: NewJob) -> dict[str, Any]:
     ):
         if value is not None:
             wish[name] = value
+    if not job.chosen:
+        wish["chosen"] = False
     return wish
 
 

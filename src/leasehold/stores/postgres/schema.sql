@@ -44,8 +44,10 @@ CREATE TABLE leasehold.jobs (
     reclaims      integer NOT NULL DEFAULT 0,
     max_errors    integer NOT NULL,
     max_reclaims  integer NOT NULL,
+    chosen        boolean NOT NULL DEFAULT true,   -- whether the caller chose the id
+    narrow        boolean NOT NULL DEFAULT false,  -- whether the job was pruned, and its id is kept
     id            text COLLATE "C" NOT NULL UNIQUE,
-    payload       text NOT NULL,
+    payload       text NOT NULL,  -- '' of a narrow row
     queue         text COLLATE "C" NOT NULL,
     status        text NOT NULL DEFAULT 'unfinished',  -- or done, failed, cancelled
     reason        text NOT NULL DEFAULT 'claim',
@@ -75,11 +77,11 @@ CREATE INDEX jobs_parent ON leasehold.jobs (parent) WHERE parent IS NOT NULL;
 -- Finished jobs, for those who count or prune them: a row for those that finished together.
 CREATE TABLE leasehold.finished (
     finished_at  bigint NOT NULL,
-    status       text NOT NULL,
+    status       text NOT NULL,  -- or narrow
     seqs         bigint[] NOT NULL
 );
 
-CREATE INDEX finished_order ON leasehold.finished (finished_at);
+CREATE INDEX finished_order ON leasehold.finished (status, finished_at);
 
 -- The unique keys of unfinished jobs.
 CREATE TABLE leasehold.uniques (
@@ -304,7 +306,7 @@ LEFT JOIN leasehold.processes AS p ON p.id = l.process;
 CREATE TYPE leasehold.wish AS (
     id text, payload text, task text, queue text, priority integer, run_at bigint, delay bigint, lock text,
     unique_key text, lease_us bigint, stall_us bigint, start_within_us bigint, parent text, max_errors integer, max_reclaims integer, options text,
-    meta text
+    meta text, chosen boolean  -- null: it is chosen
 );
 
 -- What functions answer with. A job or a lease is nested: its columns are those of its view, and the call expands them. (As

@@ -6,7 +6,7 @@ SELECT * FROM leasehold.seen WHERE id = %(id)s;
 
 -- name: jobs
 SELECT * FROM leasehold.seen
-WHERE seq > %(after)s
+WHERE seq > %(after)s AND payload <> ''
   AND (%(status)s::pg_catalog.text IS NULL OR status = %(status)s)
   AND (%(queue)s::pg_catalog.text IS NULL OR queue = %(queue)s)
   AND (%(task)s::pg_catalog.text IS NULL OR task = %(task)s)

@@ -26,7 +26,7 @@ from ...core.lifecycle import Verb, no_lease
 from ...core.ownership import Event, Ownership, Process, sane
 from ...core.queues import Queue
 from ...errors import LeaseholdError, StaleEpoch, UnknownJob
-from ...store import EVENTS_AT_ONCE, Begun, Refusal, Renewal
+from ...store import EVENTS_AT_ONCE, KEEP_IDS_US, Begun, Pruned, Refusal, Renewal
 from ..migrating import Migrated
 from ..reclaimed import Reclaimed
 from ..rows import grant_of, job_of
@@ -406,10 +406,10 @@ class PostgresStore(Upkeep):
 
     # The store itself
 
-    def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
-        """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first; return how many."""
-        [(removed,)] = self._call("prune", keep_us, limit, EVENTS_AT_ONCE, PATIENCE_MS)
-        return int(removed)
+    def prune(self, keep_us: int, *, limit: int = 1_000, keep_ids_us: int | None = KEEP_IDS_US) -> Pruned:
+        """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, and events that old."""
+        [removed] = self._call("prune", keep_us, limit, EVENTS_AT_ONCE, keep_ids_us, PATIENCE_MS)
+        return Pruned(*removed)
 
     def advance(self, above: int = 0) -> int:
         """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody."""

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from typing import Any, TypeVar
 
-from ...core.lifecycle import Verb, after, ending
+from ...core.lifecycle import Verb, after, ending, only_its_id
 from ...core.ownership import Reason, draw_epochs
 from ...errors import Settled, StaleEpoch, UnknownJob
 from ...store import Refusal
@@ -124,6 +124,8 @@ class Base:
         if standing.epoch != epoch:
             return (yield from self.refuse(standing, epoch, verb.value, now, by))
         after(verb, standing.status, job_id)
+        if standing.narrow:
+            raise only_its_id(job_id, verb)
         return standing
 
     def refuse(
@@ -132,7 +134,8 @@ class Base:
         """Return the refusal of a write, and record it."""
         kind: type[StaleEpoch] = StaleEpoch
         reason, by = standing.reason, None
-        if standing.epoch == presented and standing.settlement is not None:
+        # The epoch of a narrow row is that of who ended the job; what it said is not kept.
+        if standing.epoch == presented and (standing.settlement is not None or standing.narrow):
             kind, reason, by = Settled, None, standing.done_by
         moved: tuple[str | None, str | None] = None, None
         for owner, ended, settlement, moved_by, note in (yield one(self.sql.ownership, standing.seq, presented)):

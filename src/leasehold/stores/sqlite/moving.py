@@ -21,7 +21,7 @@ from ...core.lifecycle import (
 from ...core.ownership import STORE, Ownership, Process, Reason
 from ...core.queues import Queue
 from ...errors import Conflict, UnknownJob
-from ...store import EVENTS_AT_ONCE, Refusal
+from ...store import Refusal
 from ..rows import grant_of, job_of, spec_of, state_of
 from .owning import Owning
 from .rows import Program, Standing, number_of, one
@@ -91,19 +91,6 @@ class Moving(Owning):
         else:
             yield from self.record("reclaimed", job_id, now, epoch=epoch, reason=reason, was=held.owner)
         return replace(ended, note=error)
-
-    def prune(self, before_us: int, limit: int) -> Program[int]:
-        """Remove old finished jobs, and old events."""
-        seqs = [seq for (seq,) in (yield one(self.sql.prunable, before_us, limit))]
-        if seqs:
-            listed = json.dumps(seqs)
-            yield one(self.sql.prune_jobs, listed)
-            yield one(self.sql.prune_ownerships, listed)
-            yield one(self.sql.prune_effects, listed)
-            yield one(self.sql.prune_checkpoints, listed)
-        yield one(self.sql.prune_events, before_us, EVENTS_AT_ONCE)
-        yield one(self.sql.delete_idle_processes)
-        return len(seqs)
 
     def advance(self, above: int, now: int) -> Program[int]:
         """Raise the counter, and issue the epoch to nobody."""

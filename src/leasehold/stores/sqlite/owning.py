@@ -318,6 +318,7 @@ def _job_row(seq: int, job: NewJob, run_us: int, now: int) -> tuple[Any, ...]:
     return (
         seq,
         job.id,
+        job.chosen,
         job.task,
         job.queue,
         job.priority,

@@ -38,7 +38,7 @@ class Reading(Base):
     ) -> Program[list[Job]]:
         """Return the jobs that fit."""
         params: dict[str, Any] = {name: value for name, value in fits.items() if value is not None}
-        where = ["j.seq > :after"] + [_CONDITIONS[name] for name in params]
+        where = ["j.seq > :after", "j.narrow = 0"] + [_CONDITIONS[name] for name in params]
         params["after"] = (yield from self.seq(after)) if after is not None else 0
         params["limit"] = -1 if limit is None else limit
         if status is not None:
@@ -152,6 +152,8 @@ class Reading(Base):
             f"job {job_id!r} is leased under epoch {epoch}, which is not above its earlier ones."
             for job_id, epoch in (yield one(self.sql.verify_ownerships))
         ]
+        for (job_id,) in (yield one(self.sql.verify_narrow)):
+            wrong.append(f"job {job_id!r} was pruned, and more than its id is kept.")
         return wrong
 
 

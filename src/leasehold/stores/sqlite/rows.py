@@ -60,6 +60,7 @@ class Standing(NamedTuple):
     expires_us: int | None
     progress: float | None
     note: str | None
+    narrow: int
 
     @property
     def status(self) -> Status:

@@ -18,6 +18,8 @@ CREATE TABLE leasehold_store (
 CREATE TABLE leasehold_jobs (
     seq          INTEGER PRIMARY KEY,  -- the order of insertion
     id           TEXT NOT NULL UNIQUE CHECK (id <> ''),
+    chosen       INTEGER NOT NULL DEFAULT 1 CHECK (chosen IN (0, 1)),  -- whether the caller chose the id
+    narrow       INTEGER NOT NULL DEFAULT 0 CHECK (narrow IN (0, 1)),  -- whether the job was pruned, and its id is kept
     status       TEXT NOT NULL DEFAULT 'unfinished' CHECK (status IN ('unfinished', 'done', 'failed', 'cancelled')),
     task         TEXT,
     queue        TEXT NOT NULL,
@@ -33,7 +35,7 @@ CREATE TABLE leasehold_jobs (
     max_reclaims INTEGER NOT NULL CHECK (max_reclaims >= 0),
     options      TEXT,  -- what no statement compares, as JSON; null: the defaults (core/options.py)
     meta         TEXT,  -- a JSON object of the producer's; null: none. It never changes
-    payload      TEXT NOT NULL,
+    payload      TEXT NOT NULL,  -- '' of a narrow row
     attempt      INTEGER NOT NULL DEFAULT 0,
     errors       INTEGER NOT NULL DEFAULT 0,
     reclaims     INTEGER NOT NULL DEFAULT 0,
@@ -53,12 +55,13 @@ CREATE TABLE leasehold_jobs (
     settlement   TEXT,
     CHECK ((status = 'unfinished') = (finished_at IS NULL)),
     CHECK ((owner IS NULL) = (settlement IS NULL) AND (owner IS NULL) = (granted_at IS NULL)),
-    CHECK (owner IS NULL OR status = 'done')
+    CHECK (owner IS NULL OR status = 'done'),
+    CHECK (narrow = (payload = '') AND (narrow = 0 OR finished_at IS NOT NULL))
 ) STRICT;
 
 CREATE UNIQUE INDEX leasehold_jobs_unique ON leasehold_jobs (unique_key)
     WHERE unique_key IS NOT NULL AND status = 'unfinished';
-CREATE INDEX leasehold_jobs_finished ON leasehold_jobs (finished_at, status) WHERE finished_at IS NOT NULL;
+CREATE INDEX leasehold_jobs_finished ON leasehold_jobs (narrow, status, finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX leasehold_jobs_parent ON leasehold_jobs (parent) WHERE parent IS NOT NULL;
 
 -- Jobs that are due, in the order of their claim. rank is minus the priority.

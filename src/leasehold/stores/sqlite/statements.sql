@@ -41,9 +41,9 @@ SELECT coalesce(max(seq), 0) FROM leasehold_jobs;
 
 -- name: insert_job
 INSERT INTO leasehold_jobs (
-    seq, id, task, queue, priority, run_at, lock, unique_key, lease_us, stall_us, start_within_us, parent, max_errors, max_reclaims, options,
+    seq, id, chosen, task, queue, priority, run_at, lock, unique_key, lease_us, stall_us, start_within_us, parent, max_errors, max_reclaims, options,
     meta, payload, created_at, updated_at
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_ready
 INSERT INTO leasehold_ready (queue, rank, run_at, seq) VALUES (?, ?, ?, ?);
@@ -248,7 +248,7 @@ SELECT rank, run_at, seq FROM leasehold_parked WHERE lock = ? AND queue = ? ORDE
 -- A job with its lease, if any: what a decision about its next step needs.
 SELECT j.seq, j.id, j.status, j.queue, j.priority, j.run_at, j.lock, j.unique_key, j.max_errors, j.max_reclaims,
        j.attempt, j.errors, j.reclaims, j.epoch, j.reason, j.last_error, j.owner, j.granted_at, j.expires_at, j.settlement, j.finished_at,
-       l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, l.progress, l.note
+       l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, l.progress, l.note, j.narrow
 FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
 WHERE j.id = ?;
 
@@ -326,13 +326,31 @@ ORDER BY number LIMIT :limit;
 
 
 -- name: prunable
-SELECT j.seq FROM leasehold_jobs AS j
-WHERE j.finished_at IS NOT NULL AND j.finished_at < ?
-  AND NOT EXISTS (SELECT 1 FROM leasehold_jobs AS p WHERE p.id = j.parent AND p.status = 'unfinished')
-ORDER BY j.finished_at, j.status, j.seq LIMIT ?;
+-- The oldest of one status. A child stays as long as its parent can be replayed, and would ask for it again.
+SELECT j.finished_at, j.seq FROM leasehold_jobs AS j
+WHERE j.narrow = 0 AND j.status = ? AND j.finished_at < ? AND j.finished_at IS NOT NULL
+  AND NOT EXISTS (SELECT 1 FROM leasehold_jobs AS p WHERE p.id = j.parent AND p.narrow = 0)
+ORDER BY j.finished_at, j.seq LIMIT ?;
+
+-- name: narrow_jobs
+-- What stays of a job whose id the caller chose: its id, status, epoch and end.
+UPDATE leasehold_jobs
+SET narrow = 1, task = NULL, queue = '', priority = 0, run_at = finished_at, lock = NULL, unique_key = NULL,
+    lease_us = NULL, stall_us = NULL, start_within_us = NULL, parent = NULL, max_errors = 5, max_reclaims = 3,
+    options = NULL, meta = NULL, payload = '',
+    attempt = 0, errors = 0, reclaims = 0, result = NULL, last_error = NULL, progress = NULL, note = NULL,
+    created_at = finished_at, updated_at = finished_at, owner = NULL, granted_at = NULL, expires_at = NULL,
+    settlement = NULL
+WHERE seq IN (SELECT value FROM json_each(?)) AND chosen = 1 AND finished_at >= ?;
 
 -- name: prune_jobs
-DELETE FROM leasehold_jobs WHERE seq IN (SELECT value FROM json_each(?));
+DELETE FROM leasehold_jobs WHERE seq IN (SELECT value FROM json_each(?)) AND narrow = 0;
+
+-- name: prune_ids
+DELETE FROM leasehold_jobs WHERE seq IN (
+    SELECT seq FROM leasehold_jobs
+    WHERE narrow = 1 AND status = ? AND finished_at < ? AND finished_at IS NOT NULL ORDER BY finished_at, seq LIMIT ?
+) RETURNING 1;
 
 -- name: prune_ownerships
 DELETE FROM leasehold_ownerships WHERE seq IN (SELECT value FROM json_each(?));
@@ -344,7 +362,8 @@ DELETE FROM leasehold_effects WHERE seq IN (SELECT value FROM json_each(?));
 DELETE FROM leasehold_checkpoints WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: prune_events
-DELETE FROM leasehold_events WHERE number IN (SELECT number FROM leasehold_events WHERE at < ? ORDER BY at LIMIT ?);
+DELETE FROM leasehold_events WHERE number IN (SELECT number FROM leasehold_events WHERE at < ? ORDER BY at LIMIT ?)
+RETURNING 1;
 
 
 -- name: job
@@ -389,7 +408,7 @@ FROM leasehold_ownerships WHERE seq = ? ORDER BY epoch;
 SELECT seq FROM leasehold_jobs WHERE id = ?;
 
 -- name: count_finished
-SELECT status, count(*) FROM leasehold_jobs WHERE finished_at IS NOT NULL GROUP BY status;
+SELECT status, count(*) FROM leasehold_jobs WHERE narrow = 0 AND finished_at IS NOT NULL GROUP BY status;
 
 -- name: count_waiting
 SELECT queue, sum(n) FROM (
@@ -436,6 +455,14 @@ SELECT id, epoch FROM (
     SELECT j.id, max(j.epoch, coalesce(l.epoch, 0)) AS epoch
     FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
 ) WHERE epoch > (SELECT last_epoch FROM leasehold_store);
+
+-- name: verify_narrow
+-- Of a pruned job nothing is kept beside its narrow row.
+SELECT j.id FROM leasehold_jobs AS j WHERE j.narrow = 1 AND j.finished_at IS NOT NULL AND (
+    EXISTS (SELECT 1 FROM leasehold_ownerships AS o WHERE o.seq = j.seq)
+    OR EXISTS (SELECT 1 FROM leasehold_effects AS e WHERE e.seq = j.seq)
+    OR EXISTS (SELECT 1 FROM leasehold_checkpoints AS c WHERE c.seq = j.seq)
+);
 
 -- name: verify_ownerships
 SELECT j.id, l.epoch FROM leasehold_leases AS l JOIN leasehold_jobs AS j ON j.seq = l.seq

@@ -18,13 +18,14 @@ from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
 from ...core.queues import Queue
 from ...errors import LeaseholdError, NoLease, StaleEpoch, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
-from ...store import Begun, Refusal, Renewal
+from ...store import KEEP_IDS_US, Begun, Pruned, Refusal, Renewal, ids_before
 from ...transaction import is_inside, refuse_inside
 from ..migrating import Migrated
 from ..reclaimed import Reclaimed
 from .callers import JoinedVerbs, SqliteTransactions
 from .claiming import Claiming
 from .database import Database
+from .pruning import Pruning
 from .reading import Reading
 from .rows import Program
 from .sql import statements
@@ -36,7 +37,7 @@ T = TypeVar("T")
 _POLL_SECONDS = 0.005
 
 
-class Verbs(Claiming, Reading):
+class Verbs(Claiming, Pruning, Reading):
     """Every program of the store."""
 
 
@@ -323,9 +324,9 @@ class SqliteStore:
         """Return the job id and epoch of each ownership that claims and reclaims of this store object have ended."""
         return self._reclaimed.take()
 
-    def prune(self, keep_us: int, *, limit: int = 1_000) -> int:
-        """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first; return how many."""
-        return self._write(lambda now: self._verbs.prune(now - keep_us, limit))
+    def prune(self, keep_us: int, *, limit: int = 1_000, keep_ids_us: int | None = KEEP_IDS_US) -> Pruned:
+        """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, and events that old."""
+        return self._write(lambda now: self._verbs.prune(now - keep_us, ids_before(now, keep_ids_us), limit))
 
     def advance(self, above: int = 0) -> int:
         """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody."""

@@ -1,15 +1,17 @@
-"""C7, C8, C38: nothing is lost, a mistake changes nothing, and only what is finished is forgotten."""
+"""C7, C8, C38, C52: nothing is lost, a mistake changes nothing, and only what is finished is forgotten."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from ...core.job import Grant, NewJob, Progress, Status, new_child, new_job
+from ...core.job import Grant, NewJob, Outcome, Progress, Settlement, Status, new_child, new_job
 from ...core.retry import Retry
-from ...errors import Conflict, LeaseholdError, StaleEpoch, UnknownJob
+from ...core.values import as_datetime
+from ...errors import Conflict, LeaseholdError, NoLease, Settled, StaleEpoch, UnknownJob
 from ...store import Renewal, Store
 from .support import SECOND, AlarmClock, Contract, all_of, completed, failed, ids, one, released, settle
 
@@ -201,9 +203,9 @@ class Keeping(Contract):
         settle(store, failed(grant, retry=False))
         clock.advance(10)
 
-        assert store.prune(10 * SECOND) == 0
+        assert store.prune(10 * SECOND, keep_ids_us=0) == (0, 0, 0)
         clock.advance(0.000_001)
-        assert store.prune(10 * SECOND) == 1
+        assert store.prune(10 * SECOND, keep_ids_us=0) == (1, 1, 0)
 
         for reader in (store.job, store.ownerships, store.effects):
             with pytest.raises(UnknownJob):
@@ -220,12 +222,12 @@ class Keeping(Contract):
         store.claim("worker", limit=2)
         clock.advance(10**6)
 
-        assert store.prune(0) == 0
+        assert store.prune(0).jobs == 0
 
         assert [job.id for job in store.jobs()] == ["a", "b", "c", "d"]
 
-    def test_c38_a_child_stays_while_its_parent_is_unfinished(self, store: Store, clock: AlarmClock) -> None:
-        """So that a second run of the parent finds it; then both may go."""
+    def test_c38_a_child_stays_as_long_as_its_parent(self, store: Store, clock: AlarmClock) -> None:
+        """So that a second run of the parent, or a replay, finds it; then the parent goes first."""
         store.add([new_job("a"), new_job("other")])
         grant = one(store)
         store.add_children("a", grant.epoch, [_child("a")])
@@ -233,12 +235,14 @@ class Keeping(Contract):
         store.cancel("other", 0, by="ops")
         clock.advance(10)
 
-        assert store.prune(0) == 1
+        assert store.prune(0).jobs == 1
         assert [job.id for job in store.jobs()] == ["a", "a/child"]
 
         settle(store, completed(grant))
         clock.advance(10)
-        assert store.prune(0) == 2
+        assert store.prune(0).jobs == 1
+        assert [job.id for job in store.jobs()] == ["a/child"]
+        assert store.prune(0).jobs == 1
         assert store.jobs() == []
 
     def test_c38_a_child_whose_parent_is_gone_is_removed(self, store: Store, clock: AlarmClock) -> None:
@@ -246,11 +250,11 @@ class Keeping(Contract):
         store.add([new_job("a")])
         settle(store, completed(one(store), then=(_child("a"),)))
         clock.advance(1)
-        assert store.prune(0) == 1
+        assert store.prune(0).jobs == 1
         settle(store, completed(one(store)))
         clock.advance(1)
 
-        assert store.prune(0) == 1
+        assert store.prune(0).jobs == 1
 
     def test_c38_the_oldest_go_first_and_no_more_than_asked(self, store: Store, clock: AlarmClock) -> None:
         """A large store is pruned in portions."""
@@ -259,16 +263,16 @@ class Keeping(Contract):
             store.cancel(f"job-{number}", 0, by="ops")
             clock.advance(1)
 
-        assert store.prune(0, limit=2) == 2
+        assert store.prune(0, limit=2).jobs == 2
         assert [job.id for job in store.jobs()] == ["job-1", "job-2", "job-4"]
-        assert store.prune(0, limit=10) == 3
+        assert store.prune(0, limit=10).jobs == 3
 
     def test_c38_a_pruned_id_and_key_can_be_used_again(self, store: Store, clock: AlarmClock) -> None:
         """As if they had never been, but for the epochs (C1)."""
         store.add([new_job("a", "old", unique="u", lock="k")])
         settle(store, completed(one(store)))
         clock.advance(1)
-        store.prune(0)
+        store.prune(0, keep_ids_us=0)
 
         [(job, created)] = store.add([new_job("a", "new", unique="u", lock="k")])
 
@@ -295,9 +299,143 @@ class Keeping(Contract):
         store.cancel("young", 0, by="ops")
         clock.advance(1)
 
-        assert store.prune(50 * SECOND) == 1
+        assert store.prune(50 * SECOND) == (1, 1, 0)
 
         assert [(event.kind, event.job_id) for event in store.events()] == [("cancelled", "young")]
+
+    @pytest.mark.parametrize("status", ["done", "failed", "cancelled"])
+    def test_c52_a_chosen_id_stays_with_status_epoch_and_end(
+        self, store: Store, clock: AlarmClock, status: str
+    ) -> None:
+        """And nothing else: it reads as a job without payload and result, and is not listed or counted."""
+        pruned, epoch = self._pruned(store, clock, status)
+
+        job = store.job("a")
+
+        assert (job.pruned, job.id, job.status, job.epoch, job.finished_us) == (True, "a", status, epoch, pruned)
+        assert (job.payload, job.result, job.last_error, job.task, job.lock, job.unique) == (None,) * 6
+        assert (store.ownerships("a"), store.effects("a"), store.jobs()) == ([], [], [])
+        assert sum(store.counts()[:5]) == 0
+        assert store.verify() == []
+
+    def test_c52_a_second_add_of_the_id_does_nothing(self, store: Store, clock: AlarmClock) -> None:
+        """Alone, among others, and with the unique key that the job had."""
+        self._pruned(store, clock, "done")
+        again, other = new_job("a", "new", unique="u"), new_job("b", unique="u")
+
+        [(job, created)] = store.add([again])
+        assert (job.pruned, created) == (True, False)
+        assert [added.created for added in store.add([again, other, new_job("c"), again])] == [False, True, True, False]
+
+        assert ids(store.claim("w", limit=9)) == ["b", "c"]
+        assert store.verify() == []
+
+    def test_c52_a_late_owner_is_refused_with_the_facts(self, store: Store, clock: AlarmClock) -> None:
+        """Whatever it writes: of the epoch that ended the job it is `Settled`, of an earlier one stale."""
+        store.add([new_job("a")])
+        first = one(store)
+        settle(store, Settlement("a", first.epoch, Outcome.RELEASE))
+        last = one(store)
+        settle(store, completed(last))
+        ended = store.job("a").finished_us
+        clock.advance(1)
+        store.prune(0)
+
+        for verb in (
+            lambda epoch: store.settle([Settlement("a", epoch, Outcome.COMPLETE, "null")])[0],
+            lambda epoch: store.renew([Renewal("a", epoch)])[0],
+            lambda epoch: store.progress([Progress("a", epoch, 0.5)])[0],
+            lambda epoch: store.check([("a", epoch)])[0],
+        ):
+            for epoch, kind in ((first.epoch, StaleEpoch), (last.epoch, Settled)):
+                refusal = verb(epoch)
+                assert type(refusal) is kind
+                assert (refusal.current, refusal.status, refusal.owner) == (last.epoch, "done", None)
+                assert refusal.finished_at == as_datetime(ended)
+        with pytest.raises(Settled):
+            store.add_children("a", last.epoch, [_child("a")])
+        with pytest.raises(NoLease):
+            store.lease("a", "w")
+
+    @pytest.mark.parametrize("status", ["done", "failed", "cancelled"])
+    def test_c52_every_operators_verb_is_a_conflict(self, store: Store, clock: AlarmClock, status: str) -> None:
+        """There is nothing to work on any more; with another epoch than the job's it is refused, as ever."""
+        _, epoch = self._pruned(store, clock, status)
+
+        for verb in (store.replay, store.finish, store.cancel, store.requeue, partial(store.transfer, to="b")):
+            with pytest.raises(Conflict):
+                verb("a", epoch, by="ops")
+            with pytest.raises(StaleEpoch):
+                verb("a", epoch - 1, by="ops")
+        with pytest.raises(Conflict):
+            store.resolve("a", epoch, "charge", by="ops", outcome="1")
+
+        assert store.job("a").pruned
+
+    def test_c52_the_id_goes_in_its_time(self, store: Store, clock: AlarmClock) -> None:
+        """Counted from the end of the job; a job that finished before that leaves no row at all."""
+        self._pruned(store, clock, "done")
+        store.add([new_job("later")])
+        store.cancel("later", 0, by="ops")
+        clock.advance(9)
+
+        assert store.prune(0, keep_ids_us=10 * SECOND) == (1, 1, 0)
+        clock.advance(1)
+        assert store.prune(0, keep_ids_us=None).ids == 0
+        assert store.prune(0, keep_ids_us=10 * SECOND).ids == 1
+        assert store.job("later").pruned
+        with pytest.raises(UnknownJob):
+            store.job("a")
+
+        assert store.add([new_job("a")])[0].created
+        store.cancel("a", 0, by="ops")
+        clock.advance(10.000_001)
+        assert store.prune(0, keep_ids_us=10 * SECOND)[::2] == (1, 1)
+        with pytest.raises(UnknownJob):
+            store.job("a")
+        assert store.verify() == []
+
+    def test_c52_an_id_that_leasehold_made_goes_with_its_job(self, store: Store, clock: AlarmClock) -> None:
+        """No caller can ask for it again; a child's id is such a one, and its parent has gone before it."""
+        store.add([new_job("a"), new_job("made").made()])
+        grant = one(store)
+        settle(store, completed(grant, then=(_child("a"),)))
+        for name in ("made", "a/child"):
+            store.cancel(name, 0, by="ops")
+        clock.advance(1)
+
+        assert [store.prune(0).jobs, store.prune(0).jobs] == [2, 1]
+
+        assert store.job("a").pruned
+        for name in ("made", "a/child"):
+            with pytest.raises(UnknownJob):
+                store.job(name)
+
+    def test_c52_a_pruned_job_is_no_parent(self, store: Store, clock: AlarmClock) -> None:
+        """Its children may go, since it can never be replayed."""
+        store.add([new_job("a")])
+        settle(store, completed(one(store), then=(_child("a"),)))
+        clock.advance(1)
+        assert store.prune(0).jobs == 1
+        store.cancel("a/child", 0, by="ops")
+        clock.advance(1)
+
+        assert store.prune(0).jobs == 1
+
+    def _pruned(self, store: Store, clock: AlarmClock, status: str) -> tuple[int | None, int]:
+        """Prune the job "a", which ended so; return when it ended, and its epoch."""
+        store.add([new_job("a", "old", task="t", unique="u", lock="k", delay_seconds=0)])
+        grant = one(store)
+        store.begin_effect("a", grant.epoch, "charge")
+        store.progress([Progress("a", grant.epoch, 0.5, checkpoint="1")])
+        if status == "cancelled":
+            store.cancel("a", grant.epoch, by="ops")
+        else:
+            settle(store, completed(grant) if status == "done" else failed(grant, retry=False))
+        job = store.job("a")
+        clock.advance(1)
+        assert store.prune(0).jobs == 1
+        return job.finished_us, job.epoch
 
 
 def _child(parent: str) -> NewJob:

@@ -262,7 +262,7 @@ class Paths(Contract):
         assert [job.id for job in store.jobs(parent="a")] == list(dict.fromkeys(job.id for job in [wish, *others]))
         child = store.job("a/child")
         assert child == added[0].job
-        assert (child.spec, child.run_us) == (wish._replace(delay_us=0), clock.now() + 7 * SECOND)
+        assert (child.spec, child.run_us) == (wish.stored(), clock.now() + 7 * SECOND)
         assert child.parent == "a"
 
     @pytest.mark.parametrize("path", PATHS)

@@ -168,7 +168,8 @@ BEGIN
     IF v_current > 0 THEN
         v_reason := coalesce(l.reason, j.reason);
     END IF;
-    IF l.seq IS NULL AND j.epoch = p_epoch AND j.settlement IS NOT NULL THEN
+    -- The epoch of a narrow row is that of who ended the job; what it said is not kept.
+    IF l.seq IS NULL AND j.epoch = p_epoch AND (j.settlement IS NOT NULL OR j.narrow) THEN
         v_settled := true;
         v_reason := NULL;
         v_by := j.owner;

@@ -29,12 +29,12 @@ BEGIN
             SELECT * FROM json_populate_recordset(NULL::leasehold.wish, p_jobs) WITH ORDINALITY
         ), made AS (
             INSERT INTO leasehold.jobs AS j (
-                seq, id, task, queue, priority, run_at, lock, lease_us, stall_us, start_within_us, parent, max_errors,
+                seq, id, chosen, task, queue, priority, run_at, lock, lease_us, stall_us, start_within_us, parent, max_errors,
                 max_reclaims, options, meta, payload, created_at, updated_at
             )
             SELECT nextval('leasehold.seqs'), w.*
             FROM (
-                SELECT id, task, queue, priority, coalesce(run_at, p_now + delay), lock, lease_us, stall_us, start_within_us,
+                SELECT id, coalesce(chosen, true), task, queue, priority, coalesce(run_at, p_now + delay), lock, lease_us, stall_us, start_within_us,
                        parent, max_errors, max_reclaims, options, meta, payload, p_now, p_now AS updated
                 FROM wished ORDER BY ordinality
             ) AS w
@@ -76,10 +76,10 @@ BEGIN
                     END IF;
                 END IF;
                 INSERT INTO leasehold.jobs (
-                    seq, id, task, queue, priority, run_at, lock, unique_key, lease_us, stall_us, start_within_us,
+                    seq, id, chosen, task, queue, priority, run_at, lock, unique_key, lease_us, stall_us, start_within_us,
                     parent, max_errors, max_reclaims, options, meta, payload, created_at, updated_at
                 ) VALUES (
-                    v_seq, w.id, w.task, w.queue, w.priority, coalesce(w.run_at, p_now + w.delay), w.lock, w.unique_key,
+                    v_seq, w.id, coalesce(w.chosen, true), w.task, w.queue, w.priority, coalesce(w.run_at, p_now + w.delay), w.lock, w.unique_key,
                     w.lease_us, w.stall_us, w.start_within_us, w.parent, w.max_errors, w.max_reclaims, w.options, w.meta,
                     w.payload, p_now, p_now
                 ) ON CONFLICT (id) DO NOTHING;
@@ -167,10 +167,10 @@ BEGIN
     END IF;
     WITH made AS (
         INSERT INTO leasehold.jobs (
-            seq, id, task, queue, priority, run_at, lock, lease_us, stall_us, parent, max_errors, max_reclaims, options,
+            seq, id, chosen, task, queue, priority, run_at, lock, lease_us, stall_us, parent, max_errors, max_reclaims, options,
             meta, payload, created_at, updated_at
         )
-        SELECT nextval('leasehold.seqs'), j.id, v_wish.task, v_wish.queue, v_wish.priority, v_run_at, v_wish.lock,
+        SELECT nextval('leasehold.seqs'), j.id, coalesce(v_wish.chosen, true), v_wish.task, v_wish.queue, v_wish.priority, v_run_at, v_wish.lock,
                v_wish.lease_us, v_wish.stall_us, v_wish.parent, v_wish.max_errors, v_wish.max_reclaims, v_wish.options,
                v_wish.meta, j.payload, v_now, v_now
         FROM unnest(p_ids, p_payloads) AS j(id, payload)

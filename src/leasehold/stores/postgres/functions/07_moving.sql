@@ -156,6 +156,8 @@ BEGIN
     THEN
         v_answer.answer := json_build_object('status', CASE WHEN l.seq IS NOT NULL THEN 'running'
                                              WHEN j.status = 'unfinished' THEN 'pending' ELSE j.status END);
+    ELSIF j.narrow THEN
+        v_answer.answer := '{"narrow":true}';
     ELSIF v_replay AND j.unique_key IS NOT NULL THEN
         INSERT INTO leasehold.uniques (unique_key, seq) VALUES (j.unique_key, j.seq) ON CONFLICT (unique_key) DO NOTHING;
         IF NOT FOUND THEN
@@ -256,65 +258,133 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.forget_finished(p_at bigint, p_seqs bigint[]) RETURNS void
 LANGUAGE plpgsql AS $lh$
 #variable_conflict use_column
+DECLARE
+    c_status CONSTANT text[] := '{done,failed,cancelled,narrow}';
 BEGIN
     UPDATE leasehold.finished SET seqs = ARRAY(SELECT u.seq FROM unnest(seqs) AS u(seq) WHERE u.seq <> ALL (p_seqs))
-    WHERE finished_at = p_at AND seqs && p_seqs;
-    DELETE FROM leasehold.finished WHERE finished_at = p_at AND seqs = '{}';
+    WHERE status = ANY (c_status) AND finished_at = p_at AND seqs && p_seqs;
+    DELETE FROM leasehold.finished WHERE status = ANY (c_status) AND finished_at = p_at AND seqs = '{}';
 END
 $lh$;
 
--- The verb `prune`, which is one portion: p_limit jobs, and p_events of what else is kept. Answers with how many jobs it
--- removed. Nobody who works waits for it: it locks what is finished, and no more of it than is soon done.
+-- Removes jobs that are finished and locked, with all that is kept of them, and answers with how many. One whose id the
+-- caller chose leaves a narrow row, unless it finished before p_ids_before.
+CREATE OR REPLACE FUNCTION leasehold.remove(p_seqs bigint[], p_ids_before bigint) RETURNS integer
+LANGUAGE plpgsql AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_seqs bigint[];
+    v_instants bigint[];
+    v_instant bigint;
+BEGIN
+    SELECT array_agg(seq), array_agg(DISTINCT finished_at) INTO v_seqs, v_instants
+    FROM leasehold.jobs WHERE seq = ANY (p_seqs);
+    FOREACH v_instant IN ARRAY coalesce(v_instants, '{}') LOOP
+        PERFORM leasehold.forget_finished(v_instant, v_seqs);
+    END LOOP;
+    WITH narrowed AS (
+        UPDATE leasehold.jobs SET
+            narrow = true, task = NULL, queue = '', priority = 0, run_at = finished_at, lock = NULL, unique_key = NULL,
+            lease_us = NULL, stall_us = NULL, start_within_us = NULL, parent = NULL, max_errors = 5, max_reclaims = 3,
+    options = NULL, meta = NULL, payload = '',
+            attempt = 0, errors = 0, reclaims = 0, result = NULL, last_error = NULL, progress = NULL, note = NULL,
+            created_at = finished_at, updated_at = finished_at, owner = NULL, granted_at = NULL, expires_at = NULL,
+            settlement = NULL
+        WHERE seq = ANY (v_seqs) AND chosen AND finished_at >= p_ids_before
+        RETURNING seq, finished_at
+    )
+    INSERT INTO leasehold.finished (finished_at, status, seqs)
+    SELECT finished_at, 'narrow', array_agg(seq) FROM narrowed GROUP BY finished_at;
+    DELETE FROM leasehold.jobs WHERE seq = ANY (v_seqs) AND NOT narrow;
+    DELETE FROM leasehold.ownerships WHERE seq = ANY (v_seqs);
+    DELETE FROM leasehold.effects WHERE seq = ANY (v_seqs);
+    DELETE FROM leasehold.checkpoints WHERE seq = ANY (v_seqs);
+    RETURN coalesce(cardinality(v_seqs), 0);
+END
+$lh$;
+
+-- Removes up to p_limit narrow rows of jobs that finished before p_before, and answers with how many.
+CREATE OR REPLACE FUNCTION leasehold.forget_ids(p_before bigint, p_limit integer) RETURNS integer
+LANGUAGE plpgsql AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_seqs bigint[];
+    v_instants bigint[];
+    v_instant bigint;
+BEGIN
+    WITH removed AS (
+        DELETE FROM leasehold.jobs WHERE narrow AND seq = ANY (ARRAY(
+            SELECT u.seq
+            FROM (SELECT seqs FROM leasehold.finished WHERE status = 'narrow' AND finished_at < p_before
+                  ORDER BY finished_at OFFSET 0) AS f
+            CROSS JOIN LATERAL unnest(f.seqs) AS u(seq)
+            LIMIT p_limit
+        )) RETURNING seq, finished_at
+    )
+    SELECT array_agg(seq), array_agg(DISTINCT finished_at) INTO v_seqs, v_instants FROM removed;
+    FOREACH v_instant IN ARRAY coalesce(v_instants, '{}') LOOP
+        PERFORM leasehold.forget_finished(v_instant, v_seqs);
+    END LOOP;
+    RETURN coalesce(cardinality(v_seqs), 0);
+END
+$lh$;
+
+-- The verb `prune`, which is one portion: p_limit jobs, and p_events of what else is kept. Answers with how many of
+-- each it removed. Nobody who works waits for it: it locks what is finished, and no more of it than is soon done.
 CREATE OR REPLACE FUNCTION leasehold.prune(
-    p_keep_us bigint, p_limit integer, p_events integer, p_patience integer, p_now bigint
-) RETURNS bigint
+    p_keep_us bigint, p_limit integer, p_events integer, p_keep_ids_us bigint, p_patience integer, p_now bigint,
+    OUT jobs integer, OUT events integer, OUT ids integer
+)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $lh$
 #variable_conflict use_column
 DECLARE
-    v_before bigint := leasehold.alone(p_now, p_patience) - p_keep_us;
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    v_before bigint := v_now - p_keep_us;
+    v_ids_before bigint := coalesce(v_now - p_keep_ids_us, 0);
     v_seqs bigint[];
-    v_instants bigint[];
-    v_instant bigint;
     v_alive bigint[];
 BEGIN
     -- Rows that somebody is replaying are left to the next call. One after the other, and the parents in a subquery of
-    -- their own: a join might go through all jobs for each portion.
+    -- their own: a join might go through all jobs for each portion. A child stays as long as its parent can be replayed,
+    -- and would ask for it again.
     SELECT array_agg(seq) INTO v_seqs FROM (
         SELECT j.seq
-        FROM (SELECT seqs FROM leasehold.finished WHERE finished_at < v_before ORDER BY finished_at OFFSET 0) AS f
+        FROM (
+            SELECT seqs FROM (
+                SELECT finished_at, seqs FROM leasehold.finished WHERE status = 'done' AND finished_at < v_before
+                UNION ALL
+                SELECT finished_at, seqs FROM leasehold.finished WHERE status = 'failed' AND finished_at < v_before
+                UNION ALL
+                SELECT finished_at, seqs FROM leasehold.finished WHERE status = 'cancelled' AND finished_at < v_before
+            ) AS every ORDER BY finished_at OFFSET 0
+        ) AS f
         CROSS JOIN LATERAL unnest(f.seqs) AS u(seq)
         CROSS JOIN LATERAL (
             SELECT x.seq FROM leasehold.jobs AS x
-            WHERE x.seq = u.seq AND (SELECT p.status FROM leasehold.jobs AS p WHERE p.id = x.parent)
-                IS DISTINCT FROM 'unfinished'
+            WHERE x.seq = u.seq
+              AND NOT EXISTS (SELECT FROM leasehold.jobs AS p WHERE p.id = x.parent AND NOT p.narrow OFFSET 0)
             OFFSET 0 FOR UPDATE OF x SKIP LOCKED
         ) AS j
         LIMIT p_limit
     ) AS old;
     -- What was replayed before it was locked here is unfinished now, or has finished again since.
-    WITH removed AS (
-        DELETE FROM leasehold.jobs WHERE seq = ANY (v_seqs) AND status <> 'unfinished' AND finished_at < v_before
-        RETURNING seq, finished_at
-    )
-    SELECT array_agg(seq), array_agg(DISTINCT finished_at) INTO v_seqs, v_instants FROM removed;
-    DELETE FROM leasehold.ownerships WHERE seq = ANY (v_seqs);
-    DELETE FROM leasehold.effects WHERE seq = ANY (v_seqs);
-    DELETE FROM leasehold.checkpoints WHERE seq = ANY (v_seqs);
-    FOREACH v_instant IN ARRAY coalesce(v_instants, '{}') LOOP
-        PERFORM leasehold.forget_finished(v_instant, v_seqs);
-    END LOOP;
+    jobs := leasehold.remove(ARRAY(
+        SELECT seq FROM leasehold.jobs
+        WHERE seq = ANY (v_seqs) AND status <> 'unfinished' AND NOT narrow AND finished_at < v_before
+    ), v_ids_before);
     DELETE FROM leasehold.events WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM leasehold.events WHERE at < v_before ORDER BY at LIMIT p_events
     ));
+    GET DIAGNOSTICS events = ROW_COUNT;
+    ids := leasehold.forget_ids(v_ids_before, p_limit);
     -- A process that is claiming at this moment may lose its row; then its leases end by their deadline only. The leases
     -- are read once, and not once for each process: no index has their processes.
     SELECT array_agg(DISTINCT process) FILTER (WHERE process IS NOT NULL) INTO v_alive FROM leasehold.leases;
     DELETE FROM leasehold.processes WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM leasehold.processes WHERE id <> ALL (coalesce(v_alive, '{}')) ORDER BY id LIMIT p_events
     ));
-    RETURN coalesce(cardinality(v_seqs), 0);
 END
 $lh$;
 

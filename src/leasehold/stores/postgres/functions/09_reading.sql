@@ -37,7 +37,7 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp A
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT status, NULL, sum(cardinality(seqs))::bigint FROM leasehold.finished GROUP BY status
+    SELECT status, NULL, sum(cardinality(seqs))::bigint FROM leasehold.finished WHERE status <> 'narrow' GROUP BY status
     UNION ALL
     SELECT 'pending', queue, count(*) FROM (
         SELECT queue FROM leasehold.ready UNION ALL SELECT queue FROM leasehold.scheduled
@@ -104,7 +104,8 @@ BEGIN
     UNION ALL
     SELECT format('job %s is %s and its record among the finished ones differs.', quote_literal(j.id), j.status)
     FROM leasehold.jobs AS j LEFT JOIN over AS f ON f.seq = j.seq
-    WHERE (j.finished_at, j.status) IS DISTINCT FROM (f.finished_at, coalesce(f.status, 'unfinished'))
+    WHERE (j.finished_at, CASE WHEN j.narrow THEN 'narrow' ELSE j.status END) IS DISTINCT FROM
+          (f.finished_at, coalesce(f.status, 'unfinished'))
     UNION ALL
     SELECT format('row %s is among the finished ones %s times.', seq, count(*)) FROM over
     GROUP BY seq HAVING count(*) > 1
@@ -114,6 +115,7 @@ BEGIN
     WHERE j.id = '' OR j.status NOT IN ('unfinished', 'done', 'failed', 'cancelled') OR j.lease_us <= 0 OR j.stall_us <= 0
        OR (j.status = 'unfinished') <> (j.finished_at IS NULL) OR (j.owner IS NOT NULL AND j.status <> 'done')
        OR (j.owner IS NULL) <> (j.settlement IS NULL) OR (j.owner IS NULL) <> (j.granted_at IS NULL)
+       OR j.narrow <> (j.payload = '') OR (j.narrow AND j.finished_at IS NULL)
     UNION ALL
     SELECT format('the lease of row %s contradicts itself: it says what no lease can be.', l.seq)
     FROM leasehold.leases AS l
@@ -122,6 +124,11 @@ BEGIN
     SELECT format('job %s and its unique key differ.', quote_literal(j.id))
     FROM leasehold.jobs AS j LEFT JOIN leasehold.uniques AS u ON u.seq = j.seq
     WHERE u.unique_key IS DISTINCT FROM CASE WHEN j.status = 'unfinished' THEN j.unique_key END
+    UNION ALL
+    SELECT format('job %s was pruned, and more than its id is kept.', quote_literal(j.id)) FROM leasehold.jobs AS j
+    WHERE j.narrow AND (EXISTS (SELECT FROM leasehold.ownerships AS o WHERE o.seq = j.seq)
+        OR EXISTS (SELECT FROM leasehold.effects AS e WHERE e.seq = j.seq)
+        OR EXISTS (SELECT FROM leasehold.checkpoints AS c WHERE c.seq = j.seq))
     UNION ALL
     SELECT format('epoch %s was issued %s times.', epoch, count(*)) FROM (
         SELECT epoch FROM live UNION ALL SELECT epoch FROM leasehold.ownerships
