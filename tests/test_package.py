@@ -54,6 +54,7 @@ PUBLIC = {
     "Status",
     # settings
     "Clock",
+    "Retention",
     "Retry",
     # errors
     "LeaseholdError",

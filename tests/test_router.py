@@ -215,7 +215,7 @@ def test_many_jobs_are_added_by_the_names_of_adds_arguments(router: Router, cloc
 
 def test_a_wrong_option_is_refused_with_the_right_ones_and_adds_nothing(router: Router) -> None:
     """Neither of itself nor of its neighbours."""
-    with pytest.raises(InvalidArgument, match=r"a job has no 'prioritiy': it takes delay_seconds, id, lease_seconds"):
+    with pytest.raises(InvalidArgument, match=r"a job has no 'prioritiy': it takes delay_seconds, id, keep_seconds"):
         router.add_many([{"id": "a"}, {"id": "b", "prioritiy": 3}])
     with pytest.raises(InvalidArgument, match=r"add_many takes mappings.*not 'b'"):
         router.add_many([{"id": "a"}, "b"])  # type: ignore[list-item]  # that is the point
@@ -237,6 +237,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "a naive instant": {"run_at": datetime(2030, 1, 1)},
     "two instants": {"run_at": datetime(2030, 1, 1, tzinfo=UTC), "delay_seconds": 1},
     "a negative delay": {"delay_seconds": -1},
+    "a negative time to be kept": {"keep_seconds": -1},
     "an endless delay": {"delay_seconds": float("inf")},
     "no lease": {"lease_seconds": 0},
     "half a priority": {"priority": 0.5},

@@ -18,6 +18,7 @@ from .core.clock import Clock
 from .core.job import Added, Counts, Effect, Job, JobOptions, JobSettings, NewJob, Status
 from .core.ownership import Ending, Event, Ownership, Process, Reason
 from .core.queues import Queue
+from .core.retention import Retention
 from .core.retry import Retry
 from .errors import (
     Conflict,
@@ -78,6 +79,7 @@ __all__ = [
     "Pruned",
     "Queue",
     "Reason",
+    "Retention",
     "Retry",
     "Router",
     "Settled",

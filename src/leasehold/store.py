@@ -36,16 +36,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from .core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
 from .core.ownership import Event, Ownership, Process
 from .core.queues import Queue
+from .core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from .errors import StaleEpoch, UnknownJob
 from .transaction import Joined, remember
 
 Refusal = StaleEpoch | UnknownJob
 
 EVENTS_AT_ONCE = 10_000  # a bound on what one `prune` removes, so that nobody waits long for it
-
-
-# Longer than producers retry: brokers and webhooks deliver again for days, and a failed job is kept for 30 days.
-KEEP_IDS_US = 90 * 86_400 * 1_000_000
 
 
 def ids_before(now: int, keep_ids_us: int | None) -> int:
@@ -326,6 +323,18 @@ class Store(Protocol):
         """
         ...
 
+    def tend(self, retention: Retention = DEFAULT_RETENTION) -> bool:
+        """
+        Do the upkeep that no claim does, as far as it is due; return whether more of it is due at once.
+
+        C53.  Takes back what expired or stalled, and at most once a second what belongs to a process that is gone (see
+              `reclaim`), and ends what such a process has left open. A claim does only the former.
+        C54.  Prunes by *retention*, in portions, and each minute at most goes over all again: what finished longer ago
+              than its status is kept, or than the job itself asks for (`Options.keep_us`). Kept in any case: what C38
+              keeps, a job with an effect in doubt, and the events of an unfinished job. No other verb prunes.
+        """
+        ...
+
     def advance(self, above: int = 0) -> int:
         """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody (C1)."""
         ...
@@ -410,7 +419,7 @@ class Transactions(Protocol):
     C43.  A connection that would commit each statement by itself is `NotInTransaction`; one whose driver begins a
           transaction with its first write is in one afterwards. One to another database is `InvalidArgument`, and one
           of a kind that the store does not know is `Unsupported`.
-    C44.  A refusal is recorded after the caller's transaction, and apart from it.
+    C44.  A refusal is recorded apart from the caller's transaction, at the latest by the next `tend`.
     C46.  Progress and its checkpoint commit and roll back with the caller's transaction, and move the stall deadline
           from its commit on. A renewal in between fails none of it.
     C47.  After a settlement, every later verb of that lease in the same transaction is `Settled`; a savepoint that is

@@ -16,7 +16,7 @@ TOP = Path(__file__).resolve().parent.parent.parent
 SETTLE = {"complete", "fail", "release"}
 # What neither an owner nor an operator calls to change a job.
 OTHERS = {"transactions", "wake", "claimed", "lease", "check", "verify", "close"}
-OTHERS |= {"reclaim", "take_reclaimed", "prune", "advance"}  # upkeep
+OTHERS |= {"reclaim", "take_reclaimed", "prune", "tend", "advance"}  # upkeep
 READERS = {"job", "jobs", "ownerships", "effects", "events", "queues", "counts"}
 
 

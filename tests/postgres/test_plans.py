@@ -215,7 +215,7 @@ def test_a_prune_reads_what_it_removes(place: Place) -> None:
     store.claim("worker")
 
     removed: list[int] = []
-    read = counted(store, lambda: removed.append(store.prune(0, limit=100).jobs), 400)
+    read = counted(store, lambda: removed.append(store.prune(0, limit=100).jobs), 600)
 
     assert removed == [100]
     # The events are more than that, and are all read.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from psycopg import sql
 
-from leasehold import Router
+from leasehold import Retention, Router
 from leasehold.core.job import NewJob, Outcome, Settlement, new_job
 from leasehold.process import this_process
 from leasehold.store import EVENTS_AT_ONCE, Renewal
@@ -86,6 +86,24 @@ def test_a_router_prunes_events_until_none_is_old(store: PostgresStore, monkeypa
         assert len(router.events()) == 8
         assert router.prune(keep_seconds=0) == (0, 8, 0)
         assert router.events() == []
+
+
+def test_upkeep_goes_over_the_events_in_portions(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One portion for each call; the next pass is a minute later."""
+    monkeypatch.setattr("leasehold.stores.postgres.pruning.PORTION", 3)
+    for _ in range(8):
+        store.advance()
+    now = Retention(events_seconds=0)
+
+    left = []
+    for _ in range(4):
+        more = store.tend(now)
+        left.append((more, len(store.events())))
+    store.advance()
+
+    assert left == [(True, 5), (True, 2), (False, 0), (False, 0)]
+    assert store.tend(now) is False
+    assert len(store.events()) == 1
 
 
 def test_one_prune_removes_a_bounded_number_of_processes(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +209,7 @@ def test_a_job_that_was_there_when_the_add_looked_and_is_pruned_since(store: Pos
         other.call("add", store.database.store_id, wish("waited for"), True, False, None)
         adding = Call(lambda: store.add([new_job("pruned", unique=unique), new_job("waited for")]))
         until_blocked(store, adding)
-        assert store.prune(0).jobs == 1
+        assert store.prune(0, keep_ids_us=0).jobs == 1
 
         other.connection.commit()
 

@@ -215,7 +215,7 @@ VERBS = [
         RAISES,
         RAISES,
         _expired,
-        lambda stage, _: stage.router.reclaim()[0].job_id,
+        lambda stage, _: stage.router.store.reclaim()[0].job_id,
         lambda stage, _: stage.count("reclaimed", stage.job),
     ),
     Verb(

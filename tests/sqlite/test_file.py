@@ -483,6 +483,8 @@ def test_the_job_of_a_killed_process_is_taken_back_at_once(router: Router, waite
     dead = int(hear(waiter).split()[2])
     end(waiter)
 
+    assert router.claim("worker-0", queues=["default"]) is None  # upkeep is not a claim's
+    router.reclaim()
     lease = router.claim("worker-0", queues=["default"])
 
     assert lease is not None

@@ -138,6 +138,7 @@ def test_processes_end_with_a_worker_that_is_killed(tmp_path: Path) -> None:
         started = int((tmp_path / "program").read_text())
         until(lambda: not is_running(started))
         worker.wait(PATIENCE_SECONDS)
+        router.reclaim()
         mine = router.claim("other", wait_seconds=PATIENCE_SECONDS)
     assert mine is not None
     assert mine.reason == Reason.RECOVERY

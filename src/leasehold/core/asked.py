@@ -8,6 +8,7 @@ from ..errors import InvalidArgument
 from . import values
 from .job import Job, Status
 from .ownership import EPOCH_LIMIT
+from .retention import Retention
 
 
 def modules(names: Sequence[str]) -> tuple[str, ...]:
@@ -37,6 +38,13 @@ def seen(job: Job | str, epoch: int | None) -> tuple[str, int]:
             "A job that has moved since must not be moved again by mistake."
         )
     return values.name(job, "a job's id"), values.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
+
+
+def retention(policy: object) -> Retention:
+    """Return how long things are kept."""
+    if not isinstance(policy, Retention):
+        raise InvalidArgument(f"retention must be a Retention(…), not {policy!r}.")
+    return policy
 
 
 def note(text: str | None) -> str | None:

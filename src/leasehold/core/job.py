@@ -9,16 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
 
 from ..errors import InvalidArgument
 from . import failure, values
 from . import meta as metas
 from .options import DEFAULT_OPTIONS, Options
 from .ownership import Process, Reason
+from .retention import KEPT_FOR_EVER
 from .retry import Retry
 
 PRIORITY_LIMIT = 2**31 - 1
+BY_POLICY: Final[Any] = ...  # keep_seconds of a job that says nothing about it
 DETACHED = ""
 PRUNED = ""  # the document of a job of which only a narrow row is left; no JSON text is empty
 
@@ -105,6 +107,7 @@ class JobSettings(TypedDict, total=False):
     start_within_seconds: float | None
     run_seconds: float | None
     meta: Mapping[str, Any] | None
+    keep_seconds: float | None  # after its end; None for ever. Not given: as the retention policy says
 
 
 class JobOptions(JobSettings, total=False):
@@ -130,6 +133,7 @@ def new_job(
     start_within_seconds: float | None = None,
     run_seconds: float | None = None,
     meta: Mapping[str, Any] | None = metas.ABSENT,
+    keep_seconds: float | None = BY_POLICY,
 ) -> NewJob:
     """Return the job that these arguments ask for, all of them checked; the one door for every way of adding."""
     if delay_seconds is not None and run_at is not None:
@@ -144,6 +148,8 @@ def new_job(
     options = DEFAULT_OPTIONS if retry is None else Options(retry)
     if run_seconds is not None:
         options = options._replace(run_us=values.microseconds(run_seconds, "run_seconds"))
+    if keep_seconds is not BY_POLICY:
+        options = options._replace(keep_us=_kept(keep_seconds))
     return NewJob(
         values.name(id, "a job's id"),
         values.encode(payload, "payload"),
@@ -160,6 +166,10 @@ def new_job(
         options=options,
         meta=metas.encode(meta),
     )
+
+
+def _kept(keep_seconds: float | None) -> int:
+    return KEPT_FOR_EVER if keep_seconds is None else values.microseconds(keep_seconds, "keep_seconds", zero=True)
 
 
 def as_new_job(wish: Mapping[str, Any]) -> NewJob:

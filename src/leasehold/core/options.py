@@ -22,6 +22,7 @@ class Options(NamedTuple):
 
     retry: Retry = DEFAULT_RETRY
     run_us: int | None = None  # how long its handler may run in all; None: as long as its task says
+    keep_us: int | None = None  # after its end; None: as the store's policy says. Stores read it from the document
 
 
 DEFAULT_OPTIONS = Options()

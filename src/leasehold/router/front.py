@@ -29,10 +29,11 @@ from ..core.job import (
     unknown_options,
 )
 from ..core.ownership import CLOCK_LIMIT, Event, Ownership, Process
+from ..core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ..errors import InvalidArgument, NotFinished, StoreUnavailable
 from ..lease import Lease
 from ..process import SELF, new_claim_id, this_process
-from ..store import KEEP_IDS_US, Pruned, Store, Transactions
+from ..store import Pruned, Store, Transactions
 from ..stores import open_store
 from ..worker.hooks import Hook, Hooks
 from ..worker.importing import refuse_in_an_import
@@ -84,6 +85,7 @@ class Router:
         trace: bool = False,
         imports: Sequence[str] = (),
         schema: str = "leasehold",
+        retention: Retention = DEFAULT_RETENTION,
     ) -> None:
         self._hooks = Hooks()
         self.imports = asked.modules(imports)
@@ -91,6 +93,7 @@ class Router:
         self._unknown_tasks = UnknownTasks(self._tasks)
         self._lease_us = values.microseconds(lease_seconds, "lease_seconds")
         self._trace = trace
+        self._retention = asked.retention(retention)
         self._schema = schema
         self._places = [self._place(url, clock, schema)]
         self._move()
@@ -171,7 +174,8 @@ class Router:
         An id of None becomes a UUID, made before anything is sent. With *connection*, the job is part of the
         transaction that is open there. Options: task, queue, priority (larger first), delay_seconds or run_at, lock
         (one running job per key), unique (one unfinished per key), retry, lease_seconds, stall_seconds,
-        start_within_seconds (or it is cancelled), run_seconds (of its handler, beats the task's), meta (a dict).
+        start_within_seconds (or it is cancelled), run_seconds (of its handler, beats the task's), keep_seconds
+        (after its end), meta (a dict).
 
         Raises `TypeError` for another option. With *connection*, raises `NotInTransaction` if no transaction is open,
         `Conflict` inside a savepoint, unless *savepoint*, and `Unsupported` if the store cannot join that connection.
@@ -418,7 +422,7 @@ class Router:
 
         for module in self.imports:
             importlib.import_module(module)
-        return Shop(self._store, self._tasks, self._hooks, self._lease_us)
+        return Shop(self._store, self._tasks, self._hooks, self._lease_us, self._retention)
 
     def around(self, hook: Hook) -> Hook:
         """
@@ -461,8 +465,15 @@ class Router:
     resume = queue_verbs.resume
 
     def reclaim(self) -> list[Ownership]:
-        """Take back what expired, stalled, or whose process is gone; claims do it too. Return the ended ownerships."""
-        return alone(self._store).reclaim()
+        """
+        Take back what expired, stalled, or whose process is gone. Return the ended ownerships.
+
+        Then do the rest of the upkeep that workers do: what has been kept for long enough is pruned (`retention`).
+        """
+        ended = alone(self._store).reclaim()
+        while alone(self._store).tend(self._retention):
+            pass
+        return ended
 
     def prune(self, *, keep_seconds: float, keep_ids_seconds: float | None = KEEP_IDS_US / 1_000_000) -> Pruned:
         """

@@ -145,8 +145,6 @@ class Claimer(threading.Thread):
             if room >= max(ahead // 2, 1):
                 return min(room, MOST)
             if not self._free.wait(WAIT_SECONDS):
-                with suppress(StoreUnavailable):
-                    self._store.reclaim()  # what claims would do, if there were room for one
                 self._slots.swept()
                 ahead = 0
 

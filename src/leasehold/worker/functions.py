@@ -32,6 +32,7 @@ class TaskSettings(TypedDict, total=False):
     priority: int
     lease_seconds: float | None
     stall_seconds: float | None
+    keep_seconds: float | None  # None for ever
     run_seconds: float | None
     retry: Retry | None
     process: bool

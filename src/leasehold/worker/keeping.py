@@ -152,15 +152,11 @@ class Renewer(Sleeper):
     def _check(self, runs: list[Run], now: int) -> None:
         """Let the leases of stalled jobs run out, and learn who takes them."""
         holders = [(run.lease.job_id, run.lease.epoch) for run in runs]
-        for run, reply in zip(runs, self._told(lambda: self._stalled(holders), len(runs)), strict=True):
+        for run, reply in zip(runs, self._told(lambda: self._store.check(holders), len(runs)), strict=True):
             if reply is None:
                 run.renew_us = now + _TICK_US
             else:
                 self._refused(run, reply, now)
-
-    def _stalled(self, holders: list[tuple[str, int]]) -> list[Refusal | None]:
-        self._store.reclaim()
-        return self._store.check(holders)
 
     def _refused(self, run: Run, refusal: Refusal | None, now: int) -> None:
         if refusal is None:  # unknown

@@ -377,7 +377,7 @@ def _lacks_lease(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 _PAYLOAD = (str, int, float, bytes, list, tuple, dict, set, date, UUID, Decimal, PurePath, Enum)
-_STORED = ("queue", "priority", "lease_seconds", "stall_seconds", "retry")
+_STORED = ("queue", "priority", "lease_seconds", "stall_seconds", "keep_seconds", "retry")
 
 
 def _known(settings: TaskSettings) -> None:

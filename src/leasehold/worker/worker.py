@@ -25,6 +25,7 @@ from ..aio import abandonable
 from ..core import values
 from ..core.clock import FAR, Clock, SteadyClock
 from ..core.job import Grant, Settlement
+from ..core.retention import DEFAULT_RETENTION, Retention
 from ..errors import Conflict, Settled, Unsupported
 from ..lease import Lease
 from ..store import Refusal, Store
@@ -44,6 +45,7 @@ from .run import Run
 from .settling import Said, Settler
 from .signals import signals
 from .task import AnyTask, Kind
+from .tending import Tender
 from .threads import Threads
 
 _NOBODY: Any = None  # the task of a job that only goes back
@@ -60,6 +62,7 @@ class Shop(NamedTuple):
     tasks: Mapping[str, AnyTask]
     hooks: Hooks
     lease_us: int
+    retention: Retention = DEFAULT_RETENTION
 
 
 class Health(NamedTuple):
@@ -134,6 +137,7 @@ class Worker:
         self._settler = Settler(self._store, steady, self._over, self.is_empty, self._progress.flush_all)
         self._renewer = Renewer(self._store, steady, self._in_flight, self)
         self._watch = Watch(steady, self._in_flight, self)
+        self._tender = Tender(self._store, self._shop.retention, self.swept)
         self._claimer = Claimer(
             self._store, self, steady, self._claimed_all, lease_us=self._shop.lease_us, until_empty=until_empty
         )
@@ -145,7 +149,7 @@ class Worker:
             self._lifespan.is_over = True
             loops.close()
             raise
-        for thread in (self._settler, self._renewer, self._watch, self._claimer):
+        for thread in (self._settler, self._renewer, self._watch, self._claimer, self._tender):
             thread.start()
         log.info("worker %s works on %s, %d at a time", self.owner, _named(self.queues), self.concurrency)
 
@@ -177,6 +181,7 @@ class Worker:
         self._watch.end()
         self._progress.end()
         self.tally.left = self._claimer.left
+        self._tender.end()
         try:
             self._lifespan.exit()
         finally:

@@ -103,6 +103,7 @@ def _killed_process(stage: Stage, place: Place) -> Plot:
 
 def _recover(stage: Stage) -> None:
     def worker() -> None:
+        stage.router.reclaim()  # as each worker does once a second
         lease = stage.claim("worker-2")
         stage.work(0.3)
         stage.complete(lease)

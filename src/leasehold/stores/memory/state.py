@@ -32,7 +32,6 @@ from ...core.lifecycle import (
 )
 from ...core.ownership import (
     CLOCK_LIMIT,
-    RECOVERY_EVERY_US,
     STORE,
     Event,
     Ownership,
@@ -563,7 +562,7 @@ class State:
 
     def _next_look(self, until: int, now: int) -> int:
         """When a claim that finds nothing should look again, if nobody wakes it."""
-        return min(until, self._next, now + RECOVERY_EVERY_US if self._processes else until)
+        return min(until, self._next)
 
     def _wake_claims(self) -> None:
         if self._waiting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -12,8 +13,10 @@ from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Outcome, Prog
 from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, no_lease, unique_taken
 from ...core.ownership import Event, Ownership, Process, Reason, draw_epochs
 from ...core.queues import Queue
+from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...errors import Conflict, StoreUnavailable
-from ...store import KEEP_IDS_US, Begun, Pruned, Refusal, Renewal, ids_before
+from ...store import Begun, Pruned, Refusal, Renewal, ids_before
+from ..policy import Pass
 from ..reclaimed import Reclaimed
 from . import upkeep
 from .record import AT_DONE, AT_PENDING, AT_RUNNING, DONE, ORDER, PENDING, RUNNING, Record, count_moved
@@ -32,6 +35,7 @@ class MemoryStore(State):
     def __init__(self, *, clock: Clock | None = None, trace: bool = False) -> None:
         super().__init__(clock=clock, trace=trace)
         self._reclaimed = Reclaimed()
+        self._pass = Pass()
         _stores.add(self)
 
     # Producers
@@ -100,8 +104,6 @@ class MemoryStore(State):
                 if self._expecting:
                     self._wake_claims()
                 return grants
-            if upkeep.recover(self, now):
-                continue
             if now >= until or self._woken != woken:
                 return []
             before, now = now, self._sleep(self._next_look(until, now))
@@ -437,6 +439,14 @@ class MemoryStore(State):
         return removed
 
     @turn
+    def tend(self, retention: Retention = DEFAULT_RETENTION) -> bool:
+        """Take back what is overdue or whose process is gone, and prune a portion; return whether more is due."""
+        now = self._now()
+        if self._sweep(now) + upkeep.recover(self, now):
+            self._wake_claims()
+        return self._pass.portion(now, retention, functools.partial(upkeep.prune_due, self, now, retention))
+
+    @turn
     def advance(self, above: int = 0) -> int:
         """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody."""
         now = self._now()
@@ -513,7 +523,9 @@ class MemoryStore(State):
         fitting = [
             event
             for event in self._events[max(after - self._events_dropped, 0) :]
-            if (job_id is None or event.job_id == job_id) and (kind is None or event.kind == kind)
+            if event.number > after
+            and (job_id is None or event.job_id == job_id)
+            and (kind is None or event.kind == kind)
         ]
         return fitting[:limit]
 

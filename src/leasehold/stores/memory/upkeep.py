@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from itertools import islice
+from collections import deque
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from ...core.job import PRUNED, NewJob
 from ...core.ownership import RECOVERY_EVERY_US, Ownership, Reason
+from ...core.retention import Retention
 from ...process import is_gone
-from ...store import EVENTS_AT_ONCE, Pruned
+from ...store import EVENTS_AT_ONCE, Pruned, ids_before
+from ..policy import EVENTS, IDS, KEPT, PORTION, Place
 from .record import ORDER, Record
 
 if TYPE_CHECKING:
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 def recover(state: State, now: int, *, always: bool = False) -> list[Ownership]:
     """Take back the jobs of processes that are gone."""
-    # Looking up processes costs system calls, so an idle poll looks at most once a second.
+    # Looking up processes costs system calls.
     lately = 0 <= now - state._recovered_us < RECOVERY_EVERY_US  # false also for a clock that was set back
     if not state._processes or (lately and not always):
         return []
@@ -90,3 +93,43 @@ def prune_ids(state: State, before_us: int, limit: int) -> int:
 def narrow_rows(state: State) -> list[tuple[int, int, str]]:
     """Return the heap of the narrow rows, made anew."""
     return sorted((r.finished_us or 0, r.seq, r.spec.id) for r in state._jobs.values() if r.narrow)
+
+
+def prune_due(state: State, now: int, retention: Retention, kind: str, keep_us: int, place: Place) -> Place | None:
+    """Prune one portion by policy (see `policy.Pass`)."""
+    before_us, ids_us = now - keep_us, ids_before(now, retention.keep_us(IDS))
+    if kind == IDS:
+        return place if prune_ids(state, before_us, PORTION) else None
+    if kind == EVENTS:
+        _prune_events(state, before_us)
+        return None
+    horizon = now if kind == KEPT else before_us
+    # An entry that a replay has left behind says nothing about those after it.
+    old = takewhile(lambda record: record.left or (record.finished_us or 0) < horizon, state._finished)
+    due = {record.spec.id: record for record in old if _is_due(state, record, kind, before_us, now)}
+    portion = list(islice(due.values(), PORTION))
+    for record in portion:
+        remove(state, record, ids_us)
+    if portion:
+        gone = set(map(id, portion))
+        state._finished = deque(record for record in state._finished if id(record) not in gone)
+    return place if len(due) > PORTION else None
+
+
+def _is_due(state: State, record: Record, kind: str, before_us: int, now: int) -> bool:
+    own_us, ended_us = record.spec.options.keep_us, record.finished_us
+    if ended_us is None:  # replayed since
+        return False
+    old = (
+        own_us is not None and ended_us + own_us < now
+        if kind == KEPT
+        else own_us is None and record.status == kind and ended_us < before_us
+    )
+    return old and not has_parent(state, record) and all(effect.known for effect in (record.effects or {}).values())
+
+
+def _prune_events(state: State, before_us: int) -> None:
+    unfinished = {r.spec.id for r in state._jobs.values() if r.finished_us is None}
+    kept = [e for e in state._events if e.at_us >= before_us or e.job_id in unfinished]
+    state._events_dropped += len(state._events) - len(kept)
+    state._events = kept

@@ -7,6 +7,7 @@ The caller's library is never imported here: it is in `sys.modules` if the calle
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -257,7 +258,7 @@ class PostgresTransactions:
         """
         Record the refusals that were rolled back with the transactions they refused (trap 16).
 
-        If that fails they are kept for the next verb, and only with *surely* is it an error.
+        If that fails they are kept for the next upkeep, and only with *surely* is it an error.
         """
         while self._apart:
             try:
@@ -376,6 +377,7 @@ class PostgresTransactions:
                 raise unsupported(connection)
             return self._noted(connection, note, program, ask)
         except Exception as error:
+            self.record()
             said = self._explained(error)
             raise said from _cause(said, error)
         finally:
@@ -485,6 +487,8 @@ class PostgresTransactions:
             note(self._joined(callers, number, None, awaited=True))
             return end.value  # type: ignore[no-any-return]  # typed as the program is
         except Exception as error:
+            if self._apart:
+                await asyncio.to_thread(self.record)
             said = self._explained(error)
             raise said from _cause(said, error)
         finally:

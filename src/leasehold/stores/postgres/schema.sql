@@ -78,10 +78,12 @@ CREATE INDEX jobs_parent ON leasehold.jobs (parent) WHERE parent IS NOT NULL;
 CREATE TABLE leasehold.finished (
     finished_at  bigint NOT NULL,
     status       text NOT NULL,  -- or narrow
-    seqs         bigint[] NOT NULL
+    seqs         bigint[] NOT NULL,
+    keep_us      bigint  -- how long they are kept, if they say so themselves (core/options.py)
 );
 
 CREATE INDEX finished_order ON leasehold.finished (status, finished_at);
+CREATE INDEX finished_keep ON leasehold.finished ((finished_at + keep_us)) WHERE keep_us IS NOT NULL;
 
 -- The unique keys of unfinished jobs.
 CREATE TABLE leasehold.uniques (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -25,9 +26,11 @@ from ...core.job import (
 from ...core.lifecycle import Verb, no_lease
 from ...core.ownership import Event, Ownership, Process, sane
 from ...core.queues import Queue
+from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...errors import LeaseholdError, StaleEpoch, UnknownJob
-from ...store import EVENTS_AT_ONCE, KEEP_IDS_US, Begun, Pruned, Refusal, Renewal
+from ...store import EVENTS_AT_ONCE, Begun, Pruned, Refusal, Renewal
 from ..migrating import Migrated
+from ..policy import Pass
 from ..reclaimed import Reclaimed
 from ..rows import grant_of, job_of
 from . import lost_replies
@@ -36,6 +39,7 @@ from .callers import PostgresTransactions
 from .database import Database
 from .floors import Floors
 from .parts import in_parts
+from .pruning import prune_due
 from .rights import grants, revocations
 from .rows import (
     Row,
@@ -90,6 +94,7 @@ class PostgresStore(Upkeep):
         self._floors = Floors(self._timer)
         self._recovered_us = 0
         self._reclaimed = Reclaimed()
+        self._pass = Pass()
         self._ended_us = self._timer.now()
         self._told_of_rights = False
 
@@ -98,7 +103,6 @@ class PostgresStore(Upkeep):
         return None if self._clock is None else sane(self._clock.now())
 
     def _call(self, function: str, *args: Any, again: bool = False) -> list[Row]:
-        self.transactions.record()
         return self.database.call(function, *args, self._now(), again=again)
 
     # Producers
@@ -108,12 +112,10 @@ class PostgresStore(Upkeep):
         self.database.open()
         lost = False
         if not self._trace and (same := alike(jobs)) is not None:
-            self.transactions.record()
             [(now,)], lost = self.database.call_again("add_alike", *same, PATIENCE_MS, self._now())
             if now is not None:
                 return [Added(new_state(job, now), True) for job in jobs]
         asked = self.database.store_id, as_json(wishes(jobs)), True, self._trace, PATIENCE_MS
-        self.transactions.record()
         rows, lost_again = self.database.call_again("add", *asked, self._now())
         answer = added(jobs, rows)
         return lost_replies.added(jobs, answer) if lost or lost_again else answer
@@ -150,7 +152,6 @@ class PostgresStore(Upkeep):
             self._floors.keep(found, lent=floors, bottom=bottom)
             if ended:
                 self._note(ended)
-            self._end_outlived()
             grants = [
                 grant
                 for row in rows
@@ -170,8 +171,6 @@ class PostgresStore(Upkeep):
                 again += 1
                 continue
             again = 0
-            if self._recover():
-                continue
             left = until - self._timer.now()
             if left <= 0 or self._woken != woken:
                 return []
@@ -255,7 +254,6 @@ class PostgresStore(Upkeep):
                 for job_id, epoch, fraction, note, checkpoint in reports
             ]
         )
-        self.transactions.record()
         rows, lost = self.database.call_again("progress", items, patience_ms, self._trace, self._now())
         reply: list[Refusal | None] = [None] * len(reports)
         for number, _, said in rows:
@@ -268,7 +266,6 @@ class PostgresStore(Upkeep):
 
     def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> list[Added]:
         """Add *jobs*, whose parent is this one, if *epoch* is current; raise the refusal otherwise."""
-        self.transactions.record()
         asked = job_id, epoch, as_json(wishes(jobs)), PATIENCE_MS, self._trace, self._now()
         rows, lost = self.database.call_again("add_children", *asked)
         try:
@@ -325,7 +322,6 @@ class PostgresStore(Upkeep):
 
     def end_effect(self, job_id: str, epoch: int, name: str, outcome: str | None) -> None:
         """Record the outcome of an effect; None for "it did not happen", which clears the intent."""
-        self.transactions.record()
         args = (job_id, epoch, name, outcome, PATIENCE_MS, self._now())
         [(answer,)], lost = self.database.call_again("end_effect", *args)
         if answer is None or (lost and outcome is None and "begun" in json.loads(answer)):
@@ -410,6 +406,14 @@ class PostgresStore(Upkeep):
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, and events that old."""
         [removed] = self._call("prune", keep_us, limit, EVENTS_AT_ONCE, keep_ids_us, PATIENCE_MS)
         return Pruned(*removed)
+
+    def tend(self, retention: Retention = DEFAULT_RETENTION) -> bool:
+        """Take back what is overdue or whose process is gone, and prune a portion; return whether more is due."""
+        self._taken_back(self._call("reclaim"))
+        self._recover()
+        self._end_outlived()
+        self.transactions.record()
+        return self._pass.portion(self._timer.now(), retention, functools.partial(prune_due, self._call, retention))
 
     def advance(self, above: int = 0) -> int:
         """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody."""

@@ -332,6 +332,36 @@ WHERE j.narrow = 0 AND j.status = ? AND j.finished_at < ? AND j.finished_at IS N
   AND NOT EXISTS (SELECT 1 FROM leasehold_jobs AS p WHERE p.id = j.parent AND p.narrow = 0)
 ORDER BY j.finished_at, j.seq LIMIT ?;
 
+-- name: due
+-- Of a status, those that a policy may let go, and whether something keeps them: they say so themselves, their parent can
+-- be replayed, or an effect of theirs is in doubt.
+SELECT j.finished_at, j.seq, json_extract(j.options, '$.keep_us') IS NOT NULL
+    OR EXISTS (SELECT 1 FROM leasehold_jobs AS p WHERE p.id = j.parent AND p.narrow = 0)
+    OR EXISTS (SELECT 1 FROM leasehold_effects AS e WHERE e.seq = j.seq AND e.outcome IS NULL)
+FROM leasehold_jobs AS j
+WHERE j.narrow = 0 AND j.status = :kind AND j.finished_at IS NOT NULL AND j.finished_at < :before
+  AND (j.finished_at, j.seq) > (:at, :seq)
+ORDER BY j.finished_at, j.seq LIMIT :limit;
+
+-- name: due_kept
+-- The same of those that say themselves how long they are kept.
+SELECT j.finished_at + json_extract(j.options, '$.keep_us'), j.seq,
+    EXISTS (SELECT 1 FROM leasehold_jobs AS p WHERE p.id = j.parent AND p.narrow = 0)
+    OR EXISTS (SELECT 1 FROM leasehold_effects AS e WHERE e.seq = j.seq AND e.outcome IS NULL)
+FROM leasehold_jobs AS j
+WHERE j.finished_at IS NOT NULL AND j.options IS NOT NULL
+  AND j.finished_at + json_extract(j.options, '$.keep_us') >= :at
+  AND j.finished_at + json_extract(j.options, '$.keep_us') < :before
+  AND (j.finished_at + json_extract(j.options, '$.keep_us') > :at OR j.seq > :seq)
+ORDER BY j.finished_at + json_extract(j.options, '$.keep_us'), j.seq LIMIT :limit;
+
+-- name: due_events
+SELECT e.number, e.at, EXISTS (SELECT 1 FROM leasehold_jobs AS j WHERE j.id = e.job_id AND j.status = 'unfinished')
+FROM leasehold_events AS e WHERE e.number > ? ORDER BY e.number LIMIT ?;
+
+-- name: prune_numbers
+DELETE FROM leasehold_events WHERE number IN (SELECT value FROM json_each(?));
+
 -- name: narrow_jobs
 -- What stays of a job whose id the caller chose: its id, status, epoch and end.
 UPDATE leasehold_jobs

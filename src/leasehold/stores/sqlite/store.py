@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import threading
@@ -16,11 +17,13 @@ from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Set
 from ...core.lifecycle import Verb, reclaimed_in_part
 from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
 from ...core.queues import Queue
+from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...errors import LeaseholdError, NoLease, StaleEpoch, StoreUnavailable, UnknownJob
 from ...process import is_gone, this_process
-from ...store import KEEP_IDS_US, Begun, Pruned, Refusal, Renewal, ids_before
+from ...store import Begun, Pruned, Refusal, Renewal, ids_before
 from ...transaction import is_inside, refuse_inside
 from ..migrating import Migrated
+from ..policy import EVENTS, IDS, PORTION, Pass, Place
 from ..reclaimed import Reclaimed
 from .callers import JoinedVerbs, SqliteTransactions
 from .claiming import Claiming
@@ -66,6 +69,7 @@ class SqliteStore:
         self._wait_for_changes()
         self._recovered_us = 0
         self._reclaimed = Reclaimed()
+        self._pass = Pass()
         _stores.add(self)
 
     # Running programs
@@ -155,7 +159,7 @@ class SqliteStore:
             self._note(ended)
             if grants:
                 return grants
-            if more or self._recover():
+            if more:
                 continue
             if countdown.left() <= 0 or not self._wait(countdown, queues, woken):
                 return []
@@ -172,7 +176,7 @@ class SqliteStore:
                 ready, look = database.read(verbs.waiting(queues))
                 if ready:
                     return True
-            if now >= look or self._recover():
+            if now >= look:
                 return True
             if countdown.left() <= 0 or self._woken != woken:
                 return False
@@ -327,6 +331,30 @@ class SqliteStore:
     def prune(self, keep_us: int, *, limit: int = 1_000, keep_ids_us: int | None = KEEP_IDS_US) -> Pruned:
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, and events that old."""
         return self._write(lambda now: self._verbs.prune(now - keep_us, ids_before(now, keep_ids_us), limit))
+
+    def tend(self, retention: Retention = DEFAULT_RETENTION) -> bool:
+        """Take back what is overdue or whose process is gone, and prune a portion; return whether more is due."""
+        _, next_us = self.database.read(self._verbs.waiting(None))
+        if next_us <= self._clock.now():
+            self._note(self._write(self._verbs.sweep))
+        self._recover()
+        self._record_apart()
+        return self._pass.portion(self._clock.now(), retention, functools.partial(self._prune_due, retention))
+
+    def _prune_due(self, retention: Retention, kind: str, keep_us: int, place: Place) -> Place | None:
+        verbs, now = self._verbs, self._clock.now()
+        before_us, ids_us = now - keep_us, ids_before(now, retention.keep_us(IDS))
+        if kind == IDS:
+            return place if self._write(lambda now: verbs.prune_ids(before_us, PORTION)) else None
+        if kind == EVENTS:
+            numbers, following = self.database.read(verbs.due_events(before_us, place[0], PORTION))
+            if numbers:
+                self._write(lambda now: verbs.prune_due_events(before_us, place[0], PORTION))
+            return following
+        seqs, following = self.database.read(verbs.due(kind, before_us, place, PORTION))
+        if seqs:
+            self._write(lambda now: verbs.prune_due(kind, before_us, place, PORTION, ids_us))
+        return following
 
     def advance(self, above: int = 0) -> int:
         """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody."""

@@ -34,6 +34,7 @@ _TOPICS = (
     "settling",
     "starting",
     "support",
+    "tending",
     "transactions",
     "transitions",
     "waiting",
@@ -57,6 +58,7 @@ from .recording import Recording  # noqa: E402
 from .settling import Settling  # noqa: E402
 from .starting import Starting  # noqa: E402
 from .support import AlarmClock  # noqa: E402
+from .tending import Tending  # noqa: E402
 from .transactions import InTransactions  # noqa: E402
 from .transitions import Transitions  # noqa: E402
 from .waiting import Waiting  # noqa: E402
@@ -81,6 +83,7 @@ class StoreContract(
     Reclaiming,
     Starting,
     Keeping,
+    Tending,
     Recording,
     Reading,
     InTransactions,

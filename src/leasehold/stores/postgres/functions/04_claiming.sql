@@ -65,7 +65,8 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.finish(j leasehold.jobs, p_status text, p_now bigint) RETURNS void
 LANGUAGE plpgsql AS $lh$
 BEGIN
-    INSERT INTO leasehold.finished (finished_at, status, seqs) VALUES (p_now, p_status, ARRAY[j.seq]);
+    INSERT INTO leasehold.finished (finished_at, status, seqs, keep_us)
+    VALUES (p_now, p_status, ARRAY[j.seq], (j.options::json->>'keep_us')::bigint);
     IF j.unique_key IS NOT NULL THEN
         DELETE FROM leasehold.uniques WHERE unique_key = j.unique_key AND seq = j.seq;
     END IF;
@@ -569,10 +570,13 @@ DECLARE
 BEGIN
     PERFORM leasehold.trust_epochs(v_now);
     RETURN QUERY SELECT * FROM leasehold.sweep(1000, v_now);
+    -- Only then: each worker calls this once a second, and a claim that waits looks by itself when a job becomes due.
+    IF FOUND THEN
+        PERFORM leasehold.wake();
+    END IF;
     PERFORM leasehold.promote(1000, v_now);
     PERFORM leasehold.cancel_late(1000, v_now);
     PERFORM leasehold.unpark(1000, 0);
-    PERFORM leasehold.wake();
 END
 $lh$;
 

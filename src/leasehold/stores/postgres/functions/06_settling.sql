@@ -7,6 +7,7 @@ LANGUAGE plpgsql AS $lh$
 DECLARE
     v_seq bigint;
     v_unique text;
+    v_keep bigint;
 BEGIN
     UPDATE leasehold.jobs AS j SET
         status = 'done', result = p_result, last_error = NULL, epoch = l.epoch, reason = l.reason, owner = l.owner,
@@ -14,12 +15,12 @@ BEGIN
         progress = coalesce(l.progress, j.progress), note = coalesce(l.note, j.note), updated_at = p_now,
         finished_at = p_now
     WHERE j.seq = l.seq AND j.epoch < l.epoch
-    RETURNING j.seq, j.unique_key INTO v_seq, v_unique;
+    RETURNING j.seq, j.unique_key, (j.options::json->>'keep_us')::bigint INTO v_seq, v_unique, v_keep;
     IF v_seq IS NULL THEN
         -- Nobody changes a job without its lease; whoever did must not leave it without both.
         RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a job was changed while its lease was being settled';
     END IF;
-    INSERT INTO leasehold.finished (finished_at, status, seqs) VALUES (p_now, 'done', ARRAY[v_seq]);
+    INSERT INTO leasehold.finished (finished_at, status, seqs, keep_us) VALUES (p_now, 'done', ARRAY[v_seq], v_keep);
     IF v_unique IS NOT NULL THEN
         DELETE FROM leasehold.uniques WHERE unique_key = v_unique AND seq = v_seq;
     END IF;
@@ -167,10 +168,10 @@ BEGIN
             note = coalesce(e.note, j.note), updated_at = v_now, finished_at = v_now
         -- The epoch too: some versions of PostgreSQL do not compare a place again after they have waited.
         FROM ended AS e WHERE j.ctid = e.job AND j.epoch < e.epoch
-        RETURNING j.seq, j.unique_key, e.ord, e.lock
+        RETURNING j.seq, j.unique_key, (j.options::json->>'keep_us')::bigint AS keep_us, e.ord, e.lock
     ), finished AS (
-        INSERT INTO leasehold.finished (finished_at, status, seqs)
-        SELECT v_now, 'done', array_agg(seq) FROM done HAVING count(*) > 0
+        INSERT INTO leasehold.finished (finished_at, status, seqs, keep_us)
+        SELECT v_now, 'done', array_agg(seq), keep_us FROM done GROUP BY keep_us
     )
     SELECT (SELECT count(*) FROM ended), array_agg(ord), array_agg(lock) FILTER (WHERE lock IS NOT NULL),
            array_agg(unique_key) FILTER (WHERE unique_key IS NOT NULL), array_agg(seq) FILTER (WHERE unique_key IS NOT NULL)

@@ -329,6 +329,21 @@ BEGIN
 END
 $lh$;
 
+-- Removes up to p_limit processes that hold no lease.
+CREATE OR REPLACE FUNCTION leasehold.forget_processes(p_limit integer) RETURNS void
+LANGUAGE plpgsql AS $lh$
+DECLARE
+    v_alive bigint[];
+BEGIN
+    -- A process that is claiming at this moment may lose its row; then its leases end by their deadline only. The leases
+    -- are read once, and not once for each process: no index has their processes.
+    SELECT array_agg(DISTINCT process) FILTER (WHERE process IS NOT NULL) INTO v_alive FROM leasehold.leases;
+    DELETE FROM leasehold.processes WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM leasehold.processes WHERE id <> ALL (coalesce(v_alive, '{}')) ORDER BY id LIMIT p_limit
+    ));
+END
+$lh$;
+
 -- The verb `prune`, which is one portion: p_limit jobs, and p_events of what else is kept. Answers with how many of
 -- each it removed. Nobody who works waits for it: it locks what is finished, and no more of it than is soon done.
 CREATE OR REPLACE FUNCTION leasehold.prune(
@@ -344,7 +359,6 @@ DECLARE
     v_before bigint := v_now - p_keep_us;
     v_ids_before bigint := coalesce(v_now - p_keep_ids_us, 0);
     v_seqs bigint[];
-    v_alive bigint[];
 BEGIN
     -- Rows that somebody is replaying are left to the next call. One after the other, and the parents in a subquery of
     -- their own: a join might go through all jobs for each portion. A child stays as long as its parent can be replayed,
@@ -379,12 +393,103 @@ BEGIN
     ));
     GET DIAGNOSTICS events = ROW_COUNT;
     ids := leasehold.forget_ids(v_ids_before, p_limit);
-    -- A process that is claiming at this moment may lose its row; then its leases end by their deadline only. The leases
-    -- are read once, and not once for each process: no index has their processes.
-    SELECT array_agg(DISTINCT process) FILTER (WHERE process IS NOT NULL) INTO v_alive FROM leasehold.leases;
-    DELETE FROM leasehold.processes WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM leasehold.processes WHERE id <> ALL (coalesce(v_alive, '{}')) ORDER BY id LIMIT p_events
-    ));
+    PERFORM leasehold.forget_processes(p_events);
+END
+$lh$;
+
+-- The part of the verb `tend` that prunes jobs: one portion of those of the status p_kind that finished more than p_keep_us
+-- ago, or, for 'kept', of those whose own time is over; from the instant p_from on, and all of one instant together. Answers
+-- with how many it removed, and where the next portion begins; null at the end.
+CREATE OR REPLACE FUNCTION leasehold.prune_due(
+    p_kind text, p_keep_us bigint, p_from bigint, p_limit integer, p_keep_ids_us bigint, p_patience integer, p_now bigint,
+    OUT jobs integer, OUT following bigint
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    v_before bigint := v_now - p_keep_us;
+    v_last bigint;
+    v_seen integer := 0;
+    v_seqs bigint[] := '{}';
+    f record;
+BEGIN
+    FOR f IN
+        SELECT finished_at AS at, seqs, keep_us IS NOT NULL AS own FROM leasehold.finished
+        WHERE status = p_kind AND finished_at >= p_from AND finished_at < v_before
+        UNION ALL
+        SELECT finished_at + keep_us, seqs, false FROM leasehold.finished
+        WHERE p_kind = 'kept' AND keep_us IS NOT NULL AND finished_at + keep_us >= p_from AND finished_at + keep_us < v_before
+        ORDER BY 1
+    LOOP
+        IF v_seen >= p_limit AND f.at > v_last THEN
+            following := f.at;
+            EXIT;
+        END IF;
+        v_last := f.at;
+        v_seen := v_seen + cardinality(f.seqs);
+        IF NOT f.own THEN
+            v_seqs := v_seqs || f.seqs;
+        END IF;
+    END LOOP;
+    -- As in `prune`; and an effect in doubt has to be resolved first.
+    v_seqs := ARRAY(
+        SELECT j.seq FROM unnest(v_seqs) AS u(seq)
+        CROSS JOIN LATERAL (
+            SELECT x.seq FROM leasehold.jobs AS x
+            WHERE x.seq = u.seq
+              AND NOT EXISTS (SELECT FROM leasehold.jobs AS p WHERE p.id = x.parent AND NOT p.narrow OFFSET 0)
+              AND NOT EXISTS (SELECT FROM leasehold.effects AS e WHERE e.seq = x.seq AND e.outcome IS NULL OFFSET 0)
+            OFFSET 0 FOR UPDATE OF x SKIP LOCKED
+        ) AS j
+    );
+    jobs := leasehold.remove(ARRAY(
+        SELECT seq FROM leasehold.jobs
+        WHERE seq = ANY (v_seqs) AND status <> 'unfinished' AND NOT narrow
+          AND finished_at + coalesce((options::json->>'keep_us')::bigint, 0) < v_before
+    ), coalesce(v_now - p_keep_ids_us, 0));
+END
+$lh$;
+
+-- The part of the verb `tend` that prunes events: one portion of those numbered above p_from, but for those of unfinished
+-- jobs. Answers with how many it removed, and where the next portion begins; null at the end.
+CREATE OR REPLACE FUNCTION leasehold.prune_events(
+    p_keep_us bigint, p_from bigint, p_limit integer, p_patience integer, p_now bigint,
+    OUT events integer, OUT following bigint
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_before bigint := leasehold.alone(p_now, p_patience) - p_keep_us;
+    v_numbers bigint[];
+BEGIN
+    SELECT array_agg(number) FILTER (WHERE at < v_before) INTO v_numbers
+    FROM (SELECT number, at FROM leasehold.events WHERE number > p_from ORDER BY number LIMIT p_limit) AS first;
+    DELETE FROM leasehold.events AS e
+    WHERE e.number = ANY (v_numbers)
+      AND NOT EXISTS (SELECT FROM leasehold.jobs AS j WHERE j.id = e.job_id AND j.status = 'unfinished' OFFSET 0);
+    GET DIAGNOSTICS events = ROW_COUNT;
+    IF cardinality(v_numbers) = p_limit THEN
+        following := v_numbers[p_limit];
+    END IF;
+END
+$lh$;
+
+-- The part of the verb `tend` that forgets ids, and processes that hold nothing. Answers with how many ids.
+CREATE OR REPLACE FUNCTION leasehold.prune_ids(p_keep_us bigint, p_limit integer, p_patience integer, p_now bigint)
+RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $lh$
+DECLARE
+    v_before bigint := leasehold.alone(p_now, p_patience) - p_keep_us;
+BEGIN
+    PERFORM leasehold.forget_processes(p_limit);
+    RETURN leasehold.forget_ids(v_before, p_limit);
 END
 $lh$;
 

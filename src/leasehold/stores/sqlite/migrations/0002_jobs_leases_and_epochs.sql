@@ -56,6 +56,9 @@ CREATE TABLE leasehold_jobs (
 CREATE UNIQUE INDEX leasehold_jobs_unique ON leasehold_jobs (unique_key)
     WHERE unique_key IS NOT NULL AND status = 'unfinished';
 CREATE INDEX leasehold_jobs_finished ON leasehold_jobs (narrow, status, finished_at) WHERE finished_at IS NOT NULL;
+-- Until when a job is kept that says so itself.
+CREATE INDEX leasehold_jobs_keep ON leasehold_jobs (finished_at + json_extract(options, '$.keep_us'))
+    WHERE finished_at IS NOT NULL AND options IS NOT NULL;
 CREATE INDEX leasehold_jobs_parent ON leasehold_jobs (parent) WHERE parent IS NOT NULL;
 
 -- Jobs that are due, in the order of their claim. rank is minus the priority.
