@@ -152,7 +152,7 @@ class Starting(Contract):
         store.add([new_job("a", start_within_seconds=100)])
         settle(store, completed(one(store)))
         clock.advance(50)
-        assert store.prune(0) == 1
+        assert store.prune(0).jobs == 1
         clock.advance(100)
 
         assert store.reclaim() == []
