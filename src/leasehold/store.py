@@ -304,7 +304,7 @@ class Store(Protocol):
         """
         Return the job id and epoch of each ownership that claims and reclaims of this store object have ended.
 
-        C49.  Each is returned once, to whichever caller asks first; the oldest are dropped after 10,000. What was ended
+        C51.  Each is returned once, to whichever caller asks first; the oldest are dropped after 10,000. What was ended
               by a call whose reply was lost may be missing.
         """
         ...

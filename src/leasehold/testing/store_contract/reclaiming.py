@@ -1,4 +1,4 @@
-"""C36, C37, C49: what the store takes back by itself, from whom, and who learns of it."""
+"""C36, C37, C51: what the store takes back by itself, from whom, and who learns of it."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ class Reclaiming(Contract):
             assert [ended.epoch for ended in another.reclaim()] == [grant.epoch]
 
     @pytest.mark.parametrize("path", ["reclaim", "claim", "waiting claim"])
-    def test_c49_what_upkeep_has_ended_is_returned_once(self, store: Store, clock: AlarmClock, path: str) -> None:
+    def test_c51_what_upkeep_has_ended_is_returned_once(self, store: Store, clock: AlarmClock, path: str) -> None:
         """Also where the call itself does not return it, and whether the job goes back or has failed."""
         store.add([new_job("back"), new_job("failed", retry=Retry(max_reclaims=0))])
         grants = {grant.spec.id: grant.epoch for grant in store.claim("a", limit=2, lease_us=SECOND)}
@@ -294,7 +294,7 @@ class Reclaiming(Contract):
         assert store.take_reclaimed() == []
         assert store.job("failed").status is Status.FAILED
 
-    def test_c49_what_was_taken_from_a_dead_process_is_returned_too(self, store: Store) -> None:
+    def test_c51_what_was_taken_from_a_dead_process_is_returned_too(self, store: Store) -> None:
         """Its death is noticed by a claim that finds nothing else."""
         store.add([new_job("a", retry=Retry(max_reclaims=0))])
         with a_process() as process:
