@@ -153,13 +153,6 @@ BREAKAGES: dict[str, tuple[str, list[str]]] = {
         "insert into finished select * from finished where status = 'done'",
         [r"row \d+ is among the finished ones 2 times"],
     ),
-    "a job that has finished, and has not": (
-        "update jobs set finished_at = null where id = 'done'; update finished set finished_at = 1",
-        [
-            r"job 'done' is done and its record among the finished ones differs",
-            r"job 'done' contradicts itself",
-        ],
-    ),
     "an owner without a settlement": (
         "update jobs set settlement = null where id = 'done'",
         [r"job 'done' contradicts itself"],
@@ -208,6 +201,26 @@ def test_a_breakage_is_told(place: Place, name: str) -> None:
     assert len(broken) == len(said), broken
     for pattern in said:
         assert [sentence for sentence in broken if re.match(pattern, sentence)], broken
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update jobs set finished_at = null where id = 'done'",
+        "update jobs set status = 'failed' where id = 'ready'",
+        "update jobs set finished_at = 1 where id = 'ready'",
+        "update leases set epoch = 0",
+    ],
+)
+def test_what_no_row_can_be_is_refused_by_the_server(place: Place, statement: str) -> None:
+    """A job is unfinished iff no instant says when it finished, and a lease has an epoch: a CHECK each."""
+    store = populated(place)
+    with psycopg.connect(store.database.url) as connection:
+        connection.execute(sql.SQL("set search_path = {}").format(sql.Identifier(store.database.schema)))
+        with pytest.raises(psycopg.errors.CheckViolation):
+            connection.execute(statement.encode())
+
+    assert store.verify() == []
 
 
 def test_the_command_tells_it(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,13 +113,13 @@ BEGIN
     SELECT format('job %s contradicts itself: its row says what no job can be.', quote_literal(j.id))
     FROM leasehold.jobs AS j
     WHERE j.id = '' OR j.status NOT IN ('unfinished', 'done', 'failed', 'cancelled') OR j.lease_us <= 0 OR j.stall_us <= 0
-       OR (j.status = 'unfinished') <> (j.finished_at IS NULL) OR (j.owner IS NOT NULL AND j.status <> 'done')
+       OR (j.owner IS NOT NULL AND j.status <> 'done')
        OR (j.owner IS NULL) <> (j.settlement IS NULL) OR (j.owner IS NULL) <> (j.granted_at IS NULL)
        OR j.narrow <> (j.payload = '') OR (j.narrow AND j.finished_at IS NULL)
     UNION ALL
     SELECT format('the lease of row %s contradicts itself: it says what no lease can be.', l.seq)
     FROM leasehold.leases AS l
-    WHERE l.epoch <= 0 OR l.owner = '' OR l.lease_us <= 0 OR (l.stalls_at IS NULL) <> (l.stall_us IS NULL)
+    WHERE l.owner = '' OR l.lease_us <= 0 OR (l.stalls_at IS NULL) <> (l.stall_us IS NULL)
     UNION ALL
     SELECT format('job %s and its unique key differ.', quote_literal(j.id))
     FROM leasehold.jobs AS j LEFT JOIN leasehold.uniques AS u ON u.seq = j.seq

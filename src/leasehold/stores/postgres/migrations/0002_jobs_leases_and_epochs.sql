@@ -57,7 +57,8 @@ CREATE TABLE leasehold.jobs (
     granted_at    bigint,
     expires_at    bigint,
     owner         text COLLATE "C",
-    settlement    text
+    settlement    text,
+    CHECK ((status = 'unfinished') = (finished_at IS NULL))
 ) WITH (fillfactor = 45);  -- a batch ends all jobs of a page at once, and the new versions must fit beside the old
 
 CREATE INDEX jobs_parent ON leasehold.jobs (parent) WHERE parent IS NOT NULL;
@@ -133,7 +134,7 @@ CREATE INDEX freed_leases ON leasehold.freed (seq) WHERE seq IS NOT NULL;
 -- row never changes: a takeover deletes the row, which waits for a fence's FOR KEY SHARE, and a renewal does not.
 CREATE TABLE leasehold.leases (
     seq         bigint PRIMARY KEY,
-    epoch       bigint NOT NULL,
+    epoch       bigint NOT NULL CHECK (epoch > 0),
     granted_at  bigint NOT NULL,
     expires_at  bigint NOT NULL,
     lease_us    bigint NOT NULL,
