@@ -155,6 +155,8 @@ class PostgresTransactions:
         session.reply_seconds = self._database.reply_seconds
         session.prepare_threshold = self._database.prepare_threshold
         if session.cleared():
+            # Behind a pooler, the session that it will be is not the one that it was.
+            session.is_used = session.is_used and not self._database.pooled
             with self._lock:
                 if len(self._idle) < 10:
                     self._idle.append(session)

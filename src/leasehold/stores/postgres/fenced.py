@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import psycopg
@@ -16,7 +17,6 @@ from .rows import Row
 
 T = TypeVar("T")
 
-_LOOK_SECONDS = 0.1  # for the lock of a connection, before it is looked whether a stream keeps it
 _UNUSABLE = (pq.TransactionStatus.UNKNOWN, pq.TransactionStatus.ACTIVE)
 _BLANK = rb"(?:\s|;|--[^\n\r]*(?:[\n\r]|\Z)|/\*.*?\*/)*"
 _ENDS = re.compile(
@@ -157,10 +157,7 @@ class FencedConnection(Connection):
         a thread of the user's may be waiting for this object's lock with the next one.
         """
         # A stream that is not read to its end keeps the lock: then the session is left as it is, and is of no more use.
-        held = False
-        while not held and not self.streams:
-            held = self.lock.acquire(timeout=_LOOK_SECONDS)
-        try:
+        with nullcontext() if self.streams else self.lock:
             # A new object, and not a copy: adapters, handlers of notices and row factories are the user's.
             other = type(self)(self.pgconn)
             other._autocommit, other._prepared = self._autocommit, self._prepared
@@ -170,9 +167,6 @@ class FencedConnection(Connection):
             other.reply_seconds, other.is_used = self.reply_seconds, True
             self.__dict__["pgconn"] = _Gone()
             self.over, self.fenced = True, None
-        finally:
-            if held:
-                self.lock.release()
         return other
 
     def can_end(self) -> bool:
