@@ -293,4 +293,7 @@ def test_with_a_lease_the_store_is_asked() -> None:
 
     assert found is not None
     assert (found.presented, found.reason) == (grant.epoch, Reason.CANCELLATION)
-    assert StaleEpoch.find(caused(STALE), lease) is STALE
+    assert StaleEpoch.find(caused(found), lease) is found
+    other = StaleEpoch.find(caused(STALE), lease)  # which is the refusal of another lease
+    assert other is not None
+    assert other.presented == grant.epoch
