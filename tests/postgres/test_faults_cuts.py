@@ -16,6 +16,7 @@ from leasehold import InDoubt, Lease, Router, StaleEpoch, StoreUnavailable
 from leasehold.core.job import Outcome, Settlement
 from leasehold.process import this_process
 from leasehold.store import Renewal
+from leasehold.stores.policy import Pass
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.database import REPLY_SECONDS
 from leasehold.stores.postgres.faults import sqlstate_of
@@ -124,6 +125,7 @@ def test_every_function_that_a_verb_calls_is_cut_somewhere() -> None:
         "has_job",  # in a transaction, before a second child of one name
         "fence_children",  # in a caller's transaction, whose connection is the caller's
         "known_processes",  # below, with the sweep
+        *("prune_due", "prune_events", "prune_ids"),  # below, with upkeep
         "record_refusal",  # below
         "recover",  # below, with the sweep
         "was_said",  # asked after the cut of "commit with a completion"
@@ -157,6 +159,26 @@ def test_a_sweep_that_is_cut_among_the_processes_that_are_gone(
     assert stage.count("reclaimed", "a") == int(looks or where is Where.AFTER)
     stage.router.reclaim()
     assert stage.count("reclaimed", "a") == 1
+    assert_well(stage)
+
+
+@pytest.mark.parametrize("where", [Where.BEFORE, Where.AFTER], ids=lambda where: where.name.lower())
+@pytest.mark.parametrize("asks", [".prune_due(", ".prune_events(", ".prune_ids("])
+def test_upkeep_that_is_cut_while_it_prunes_is_for_the_next_one(
+    proxy: Proxy, stage: Stage, asks: str, where: Where
+) -> None:
+    """What a portion has removed stays removed, and nothing else is."""
+    store = store_of(stage)
+    store._pass = Pass()  # as if a minute had passed
+    stage.lease().complete()
+    proxy.cut(where, asks)
+
+    with pytest.raises(StoreUnavailable):
+        store.tend()
+
+    assert proxy.cuts == 1
+    store.tend()
+    assert stage.seen.job("a").status == "done"
     assert_well(stage)
 
 

@@ -83,6 +83,10 @@ class Verb:
     times: Callable[[Stage, Any], int]
 
 
+def _paused(stage: Stage) -> int:
+    return sum(queue.paused for queue in stage.seen.queues() if queue.name == stage.job)
+
+
 def _status(stage: Stage, name: str, status: str) -> int:
     return int(stage.seen.job(name).status == status)
 
@@ -196,6 +200,7 @@ READERS = [
     _read("events", ".events", lambda router, name: router.events(name)),
     _read("counts", ".counted(", lambda router, name: router.counts().queues[name]),
     _read("lease", ".lease_of(", lambda router, name: router.lease(name, owner="worker").epoch),
+    _read("queues", ".known_queues(", lambda router, name: router.queues()),
     _read("verify", ".broken(", lambda router, name: router.verify()),
     Verb(
         "leases of a claim",
@@ -209,6 +214,24 @@ READERS = [
 ]
 
 VERBS = [
+    Verb(
+        "pause",
+        ".pause(",
+        RAISES,
+        RAISES,
+        lambda stage: stage.lease(),
+        lambda stage, _: stage.router.pause(stage.job, by="ann"),
+        lambda stage, _: _paused(stage),
+    ),
+    Verb(
+        "resume",
+        ".resume(",
+        RAISES,
+        RAISES,
+        lambda stage: stage.seen.pause(stage.lease().queue, by="ann"),
+        lambda stage, _: stage.router.resume(stage.job, by="ann"),
+        lambda stage, _: 1 - _paused(stage),
+    ),
     Verb(
         "reclaim",
         ".reclaim(",
