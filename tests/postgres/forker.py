@@ -17,7 +17,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from leasehold import Router, StoreUnavailable
+from leasehold import NotInTransaction, Router
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.connection import Connection
 
@@ -112,7 +112,7 @@ def inside_a_transaction(router: Router) -> None:
         def commit() -> None:
             verbs = router.store.transactions
             assert verbs is not None
-            with pytest.raises(StoreUnavailable, match="forked"):
+            with pytest.raises(NotInTransaction, match="forked"):
                 verbs.commit(connection)
             verbs.rollback(connection)
             used(router, "child")
