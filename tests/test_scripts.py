@@ -78,7 +78,11 @@ def test_a_red_run_names_its_tests_and_keeps_its_output(suite: Path) -> None:
     assert "test_maybe" in output.read_text()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+@pytest.mark.parametrize(
+    "how",
+    [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.soak) for how in (signal.SIGTERM, signal.SIGKILL))],
+    ids=lambda how: how.name,
+)
 def test_nothing_is_left_running(tmp_path: Path, how: signal.Signals) -> None:
     """Ctrl-C goes to the group, as at a terminal; of a kill only the busy loops can learn."""
     (tmp_path / "test_it.py").write_text(

@@ -103,7 +103,11 @@ def singles(places: Iterable[str] = PLACES) -> Iterable[Case]:
     return (Case(place, (step,), end) for place in places for step in STEPS for end in ("commit", "rollback"))
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+# A session hands its connection on: what differs is only how it is asked for.
+SESSIONS = [pytest.param(name, marks=pytest.mark.soak) for name in ("session", "async session")]
+
+
+@pytest.mark.parametrize("library", [*(name for name in LIBRARIES if not name.endswith("session")), *SESSIONS])
 def test_every_verb_in_every_library(sqlite: Stage, postgres: Stage, library: str) -> None:
     """By itself, in every place, committed and rolled back."""
     compare(sqlite, postgres, library, singles())
