@@ -19,6 +19,7 @@ from leasehold.stores.postgres.floors import Floors
 from leasehold.testing import ManualClock
 
 from .fixtures import Place, each_version
+from .staging import until
 
 FEW, MANY = (4_000, 2_000, 1_000), (1_000_000, 1_000_000, 100_000)  # pending, done, blocked behind one key
 
@@ -34,6 +35,7 @@ def crowded(request: pytest.FixtureRequest, place: Place) -> Iterator[PostgresSt
         many: PostgresStore = request.getfixturevalue("many")
         store = PostgresStore(many.database.url, schema=many.database.schema)
         place.others.append(store)
+    undisturbed(store)
     claim(store)  # which steps over the dead entries of those that are parked, once
     yield store
     assert store.verify() == []
@@ -67,6 +69,20 @@ def filled(store: PostgresStore, pending: int, done: int, blocked: int) -> Postg
     store.add([new_job(f"delayed-{number}", delay_seconds=36_000) for number in some])
     store.add([new_job(f"unique-{number}", unique=f"key-{number}", queue="queue-0") for number in some])
     return store
+
+
+def undisturbed(store: PostgresStore) -> None:
+    """
+    Wait until no other session has a snapshot, such as autovacuum's when it analyzes a table.
+
+    While one has, no dead entry of an index can be marked as dead, and every claim steps over all of them.
+    """
+    query = (
+        "select count(*) from pg_stat_activity "
+        "where datname = current_database() and pid <> pg_backend_pid() and backend_xmin is not null"
+    )
+    with psycopg.connect(store.database.url, autocommit=True) as connection:
+        until(lambda: connection.execute(query).fetchone() == (0,))
 
 
 def claim(store: PostgresStore, limit: int = 1, **options: Any) -> list[Grant]:
@@ -122,6 +138,7 @@ def test_a_claim_does_not_read_the_jobs_of_a_paused_queue(crowded: PostgresStore
     crowded.add([new_job(f"busy-{number}", queue="queue-0", priority=2) for number in range(40)])
     for other in {"queue-1", "queue-2"} - {queue}:
         crowded.pause(other, by="ops")
+    undisturbed(crowded)
     assert claim(crowded)[0].spec.queue == "queue-0"  # which finds a floor
 
     # Each of the paused queues is read a few times: its first entry is the way to the next queue.
@@ -215,6 +232,7 @@ def test_a_prune_reads_what_it_removes(place: Place) -> None:
     store.claim("worker")
 
     removed: list[int] = []
+    undisturbed(store)
     read = counted(store, lambda: removed.append(store.prune(0, limit=100).jobs), 600)
 
     assert removed == [100]

@@ -13,7 +13,11 @@ from .fixtures import NEWEST, Place, url_of
 from .verbs import VERBS, Stage, Verb
 
 # A sweep looks until nothing is left, then for processes that are gone. To begin behind a job, its place is looked up.
-MORE = {"reclaim": ["reclaim", "reclaim", "read", "end_fenced"], "jobs behind one": ["read", "read"]}
+MORE = {
+    "reclaim": ["reclaim", "reclaim", "read", "end_fenced"],
+    "jobs behind one": ["read", "read"],
+    "queues": ["read", "read"],  # those that are paused, and those that have jobs
+}
 # Of a block, the beginning with its fence is one, and the COMMIT another; neither is one of the verbs' own connections.
 BLOCKS = {"begin a transaction", "commit", "commit with a completion"}
 

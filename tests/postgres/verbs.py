@@ -200,7 +200,7 @@ READERS = [
     _read("events", ".events", lambda router, name: router.events(name)),
     _read("counts", ".counted(", lambda router, name: router.counts().queues[name]),
     _read("lease", ".lease_of(", lambda router, name: router.lease(name, owner="worker").epoch),
-    _read("queues", ".known_queues(", lambda router, name: router.queues()),
+    _read("queues", ".known_queues(", lambda router, name: [it for it in router.queues() if it.name == name]),
     _read("verify", ".broken(", lambda router, name: router.verify()),
     Verb(
         "leases of a claim",
@@ -214,24 +214,6 @@ READERS = [
 ]
 
 VERBS = [
-    Verb(
-        "pause",
-        ".pause(",
-        RAISES,
-        RAISES,
-        lambda stage: stage.lease(),
-        lambda stage, _: stage.router.pause(stage.job, by="ann"),
-        lambda stage, _: _paused(stage),
-    ),
-    Verb(
-        "resume",
-        ".resume(",
-        RAISES,
-        RAISES,
-        lambda stage: stage.seen.pause(stage.lease().queue, by="ann"),
-        lambda stage, _: stage.router.resume(stage.job, by="ann"),
-        lambda stage, _: 1 - _paused(stage),
-    ),
     Verb(
         "reclaim",
         ".reclaim(",
@@ -463,6 +445,24 @@ VERBS = [
         lambda stage: stage.lease(),
         lambda stage, lease: _write(stage, lease, complete=True),
         _written,
+    ),
+    Verb(
+        "pause",
+        ".pause(",
+        RAISES,
+        RAISES,
+        lambda stage: stage.lease(),
+        lambda stage, _: stage.router.pause(stage.job, by="ann"),
+        lambda stage, _: _paused(stage),
+    ),
+    Verb(
+        "resume",
+        ".resume(",
+        RAISES,
+        RAISES,
+        lambda stage: stage.seen.pause(stage.lease().queue, by="ann"),
+        lambda stage, _: stage.router.resume(stage.job, by="ann"),
+        lambda stage, _: 1 - _paused(stage),
     ),
     *READERS,
 ]
