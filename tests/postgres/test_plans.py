@@ -78,11 +78,14 @@ def undisturbed(store: PostgresStore) -> None:
     While one has, no dead entry of an index can be marked as dead, and every claim steps over all of them.
     """
     query = (
-        "select count(*) from pg_stat_activity "
+        "select backend_type, application_name, state, now() - xact_start, left(query, 200) from pg_stat_activity "
         "where datname = current_database() and pid <> pg_backend_pid() and backend_xmin is not null"
     )
     with psycopg.connect(store.database.url, autocommit=True) as connection:
-        until(lambda: connection.execute(query).fetchone() == (0,))
+        try:
+            until(lambda: connection.execute(query).fetchall() == [])
+        except AssertionError as error:
+            raise AssertionError(f"sessions keep a snapshot: {connection.execute(query).fetchall()}") from error
 
 
 def claim(store: PostgresStore, limit: int = 1, **options: Any) -> list[Grant]:
