@@ -86,6 +86,7 @@ LAYERS = [
     "stores",
     "aio",
     "lease",
+    "tasks",
     "worker",
     "router",
     "__init__",
@@ -317,7 +318,7 @@ def test_the_import_of_the_package_brings_no_worker(tmp_path: Path) -> None:
     """Whose classes are imported on use, and are listed all the same."""
     program = (
         "import sys, leasehold\n"
-        "print(sorted({'leasehold.worker.worker', 'leasehold.worker.task'} & set(sys.modules)))\n"
+        "print(sorted({'leasehold.worker.worker', 'leasehold.tasks.task'} & set(sys.modules)))\n"
         "print({'Worker', 'Task'} <= set(dir(leasehold)), hasattr(leasehold, 'Wroker'))\n"
         "from leasehold import Worker; print(Worker.__module__)"
     )

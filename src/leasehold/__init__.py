@@ -5,7 +5,8 @@ Background jobs whose stale owners cannot write.
     core/       the rules, as functions of values
     store       CONTRACT: the verbs of a store       stores/   memory, sqlite, postgres
     lease       what an owner holds
-    worker/     tasks, and what runs them
+    tasks/      what a task is: its signature, arguments and their conversion
+    worker/     runs the handlers of tasks: claim, run, settle
     router      the front door: producers, owners, operators, readers
     cli/        the command
     testing/    a clock to move by hand, and the contract as a suite
@@ -43,9 +44,9 @@ from .store import Pruned
 
 if TYPE_CHECKING:  # imported on use: most programs that add jobs need no tasks, and no worker
     from .router.aio import AsyncRouter
-    from .worker.functions import TaskSettings
+    from .tasks.signature import TaskSettings
+    from .tasks.task import AsyncTask, Task, TaskOptions
     from .worker.reporting import Tally
-    from .worker.task import AsyncTask, Task, TaskOptions
     from .worker.worker import Health, Worker
 
 __version__ = "0.1.0"
@@ -100,12 +101,12 @@ __all__ = [
 
 _ON_USE = {
     "AsyncRouter": ".router.aio",
-    "AsyncTask": ".worker.task",
+    "AsyncTask": ".tasks.task",
     "Health": ".worker.worker",
     "Tally": ".worker.reporting",
-    "Task": ".worker.task",
-    "TaskOptions": ".worker.task",
-    "TaskSettings": ".worker.functions",
+    "Task": ".tasks.task",
+    "TaskOptions": ".tasks.task",
+    "TaskSettings": ".tasks.signature",
     "Worker": ".worker.worker",
 }
 

@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Any, assert_type
 
 from leasehold import Added, Lease, NewJob, Retry, Router
+from leasehold.tasks.task import Task
 from leasehold.worker.reporting import Tally
-from leasehold.worker.task import Task
 
 router = Router("postgresql://host/db", imports=["app.tasks"])
 

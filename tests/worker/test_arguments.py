@@ -24,8 +24,8 @@ import pytest
 
 from leasehold import InvalidArgument, Router
 from leasehold.core import values
-from leasehold.worker.arguments import Unbindable
-from leasehold.worker.task import AnyTask
+from leasehold.tasks.arguments import Unbindable
+from leasehold.tasks.task import AnyTask
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -315,7 +315,7 @@ def test_a_default_is_not_kept_unless_it_was_passed(router: Router) -> None:
         ),
         (("a",), {}, "task 'send' needs argument 'urgent': "),
         (("a", 1, True), {}, "task 'send' takes 2 positional arguments, not 3: its arguments are (to: "),
-        (("a",), {"to": "b", "urgent": True}, "task 'send' got argument 'to' twice, by place and by name."),
+        (("a",), {"to": "b", "urgent": True}, "task 'send' got argument 'to' twice, by position and by name."),
         (("a",), {"queue": "q", "urgent": True}, "task 'send' has no argument 'queue': its arguments are (to: "),
     ],
 )

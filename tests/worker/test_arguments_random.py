@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold import InvalidArgument, Router
-from leasehold.worker.task import AnyTask
+from leasehold.tasks.task import AnyTask
 
 Case = tuple[Any, st.SearchStrategy[Any]]
 

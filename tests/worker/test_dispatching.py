@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from leasehold import Router, Status
+from leasehold.tasks.task import Kind
 from leasehold.testing import ManualClock
 from leasehold.worker.dispatching import Dispatcher
 from leasehold.worker.run import Run
-from leasehold.worker.task import Kind
 
 from .staging import PATIENCE, Gate, Tampered, ended, has_looked, until, with_status, working
 

@@ -17,12 +17,12 @@ from tests.worker.processes import done, is_running, kept, named, now, renewed, 
 from tests.worker.staging import has_looked, working
 
 from leasehold import Retry, Status, StoreUnavailable
+from leasehold.tasks.task import AnyTask, Unbindable
 from leasehold.testing import ManualClock
 from leasehold.worker import processes
 from leasehold.worker.handling import Crashed, End
 from leasehold.worker.processes import Killed, Processes
 from leasehold.worker.run import Run
-from leasehold.worker.task import AnyTask, Unbindable
 
 
 @pytest.fixture(autouse=True)

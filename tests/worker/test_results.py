@@ -12,7 +12,7 @@ import pytest
 from tests.patience import PATIENCE_SECONDS
 
 from leasehold import InvalidArgument, JobFailed, NotFinished, Retry, Router, Status, UnknownJob
-from leasehold.worker import results
+from leasehold.router import results
 
 
 @pytest.fixture(params=["memory", "sqlite"])

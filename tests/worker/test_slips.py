@@ -141,7 +141,7 @@ def test_a_task_called_without_its_lease_says_so(router: Router) -> None:
 
 
 def test_a_stand_in_for_a_lease_is_welcome(router: Router) -> None:
-    """A test may pass what it likes, by place or by name; what else is missing Python says."""
+    """A test may pass what it likes, by position or by name; what else is missing Python says."""
 
     @router.task
     def resize(lease: Lease, image_id: int) -> Any:

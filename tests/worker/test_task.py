@@ -25,9 +25,9 @@ import leasehold
 from leasehold import InvalidArgument, Lease, NewJob, Retry, Router, StaleEpoch, Unsupported
 from leasehold.core.job import JobOptions, JobSettings, child_name
 from leasehold.core.retry import DEFAULT_RETRY
+from leasehold.tasks.signature import TaskSettings
+from leasehold.tasks.task import Kind, Task
 from leasehold.testing import ManualClock
-from leasehold.worker.functions import TaskSettings
-from leasehold.worker.task import Kind, Task
 
 if TYPE_CHECKING:
     from leasehold import Lease as LeaseForCheckersOnly  # never there when a test runs
@@ -371,7 +371,7 @@ def test_a_lease_in_another_place_or_of_another_type_is_refused() -> None:
     said = "The worker passes its Lease there: annotate it as Lease, or call it something else."
     assert refused(router, flat).endswith(f"its first parameter is called `lease` and annotated as str. {said}")
     assert refused(router, optional).endswith(f"annotated as Lease | None. {said}")
-    assert refused(router, by_name).endswith("`lease` is passed by place: write it as an ordinary first parameter.")
+    assert refused(router, by_name).endswith("`lease` is passed by position: write it as an ordinary first parameter.")
     only = "is annotated as Lease, and a lease is passed as the first parameter only, which must be called `lease`."
     assert refused(router, second).endswith(f"parameter 'lease' {only}")
     assert refused(router, other_name).endswith(f"parameter 'held' {only}")

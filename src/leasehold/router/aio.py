@@ -15,8 +15,8 @@ from ..core.ownership import Process
 from ..errors import NoLease, NotFinished, StaleEpoch, StoreUnavailable
 from ..lease import Lease
 from ..process import SELF
-from ..worker.results import pauses
 from .front import Router
+from .results import pauses
 
 # A call waits in short slices: the thread of one that was cancelled does not go on waiting for what nobody will use.
 _SLICE_SECONDS = 0.1

@@ -37,14 +37,14 @@ from ..store import Pruned, Store, Transactions
 from ..stores import open_store
 from ..worker.hooks import Hook, Hooks
 from ..worker.importing import refuse_in_an_import
-from ..worker.results import id_of, pauses, result_of
 from . import operators
 from . import queues as queue_verbs
+from .results import id_of, pauses, result_of
 from .unknown_tasks import UnknownTasks
 
 if TYPE_CHECKING:  # imported where they are used: who only adds jobs does without tasks, and most do without a worker
+    from ..tasks.task import AnyTask, Decorator, Task, TaskSettings
     from ..worker.reporting import Tally
-    from ..worker.task import AnyTask, Decorator, Task, TaskSettings
     from ..worker.worker import Shop, Worker
     from .aio import AsyncRouter
 
@@ -252,7 +252,7 @@ class Router:
         """
         if function is None:
             return functools.partial(self.task, **settings)
-        from ..worker.task import make_task
+        from ..tasks.task import make_task
 
         return make_task(self, self._tasks, function, settings)
 

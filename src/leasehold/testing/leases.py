@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 from ..core.clock import Clock
 from ..lease import Lease
 from ..router import Router
-from ..worker.task import AnyTask
+from ..tasks.task import AnyTask
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -18,7 +18,7 @@ import pytest
 from ..core.clock import Clock
 from ..lease import Lease
 from ..router import Router
-from ..worker.task import AnyTask
+from ..tasks.task import AnyTask
 from .clock import ManualClock
 from .leases import lease
 

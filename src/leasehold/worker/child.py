@@ -22,11 +22,11 @@ from ..core import values
 from ..errors import InvalidArgument, StaleEpoch, StoreUnavailable, Unsupported
 from ..lease import Lease
 from ..store import Store
+from ..tasks.task import AnyTask, Task, Unbindable, Unready
 from .handling import End, Raised, call, described, failed, settlement
 from .lifespan import Lifespan
 from .loops import Loop
 from .remote import Began, Call, Ended, Job, RemoteReports, RemoteStore, Reply
-from .task import AnyTask, Task, Unbindable, Unready
 
 QUIET = {signal.SIGINT, signal.SIGTERM}
 

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from ..tasks.task import Kind
 from .log import log
 from .run import Run
-from .task import Kind
 
 
 class Executor(Protocol):

@@ -14,13 +14,13 @@ from ..core.job import Job, Status
 from ..errors import Conflict, InvalidArgument, Unsupported
 from ..lease import Lease
 from ..process import new_claim_id, this_process
+from ..tasks.task import AnyTask, Kind, Unbindable
 from .handling import End, call, call_async, released, settlement
 from .lifespan import Lifespan
 from .loops import Loop
 from .reporting import Reporter
 from .run import Run
 from .settling import Said, settled
-from .task import AnyTask, Kind, Unbindable
 from .worker import Shop
 
 OWNER = "drain"

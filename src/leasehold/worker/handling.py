@@ -18,9 +18,9 @@ from ..core import failure, values
 from ..core.job import Outcome, Settlement, completion, handed_back
 from ..errors import StaleEpoch, StoreUnavailable
 from ..lease import Lease, _current
+from ..tasks.task import Task, Unbindable, Unstorable
 from .hooks import Hooks
 from .log import log
-from .task import Task, Unbindable, Unstorable
 
 _FRAMES = 12  # of a traceback, beginning with the innermost
 _UNBOUND_SECONDS = 60.0  # the longest rest of a job that this worker cannot handle

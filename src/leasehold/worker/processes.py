@@ -13,13 +13,13 @@ from ..core.clock import patience
 from ..errors import InvalidArgument, LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
 from ..lease import Lease
 from ..store import Store
+from ..tasks.task import Unready
 from .handling import Crashed, End
 from .hooks import Hooks
 from .importing import GUARD, UNGUARDED, refuse_in_an_import
 from .log import log
 from .remote import VERBS, Began, Call, Ended, Job, Reply
 from .run import Run
-from .task import Unready
 
 if TYPE_CHECKING:
     from .spawning import Spawned  # which costs an import that many a worker does without

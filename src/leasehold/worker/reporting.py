@@ -13,13 +13,13 @@ from ..core.ownership import Reason
 from ..errors import Settled, StaleEpoch
 from ..lease import Lease
 from ..store import Refusal
+from ..tasks.task import Unbindable, Unready
 from . import events
 from .events import Observers
 from .handling import Raised
 from .log import log
 from .run import Run
 from .settling import Said
-from .task import Unbindable, Unready
 
 TAKEN = frozenset({Reason.TIMEOUT, Reason.STALL, Reason.RECOVERY})  # from an owner, who is refused
 _COMPLETE = Outcome.COMPLETE  # in Python 3.11 an enum's member is found through its metaclass, ten times slower

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..core.job import Settlement
     from ..lease import Lease
-    from .task import Task
+    from ..tasks.task import Task
 
 
 _LONG_US = 3_000_000

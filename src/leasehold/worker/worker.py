@@ -29,6 +29,7 @@ from ..core.retention import DEFAULT_RETENTION, Retention
 from ..errors import Conflict, Settled, Unsupported
 from ..lease import Lease
 from ..store import Refusal, Store
+from ..tasks.task import AnyTask, Kind
 from .claiming import LONGEST_REST_SECONDS, MOST, WAIT_SECONDS, Claimer
 from .dispatching import Dispatcher, Executor
 from .events import Observers
@@ -44,7 +45,6 @@ from .reporting import TAKEN, Reporter, Tally
 from .run import Run
 from .settling import Said, Settler
 from .signals import signals
-from .task import AnyTask, Kind
 from .tending import Tender
 from .threads import Threads
 

@@ -1,9 +1,11 @@
-"""Which functions can be tasks, where they run, and which settings they take."""
+"""Which functions can be tasks, what they take, where they run, and which settings they have."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 import types
+import typing
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, TypedDict
@@ -12,8 +14,7 @@ from ..core import values
 from ..core.retry import Retry
 from ..errors import InvalidArgument
 from ..lease import Lease
-from .arguments import Unresolved, resolved, signature_of
-from .scalars import shown, shown_annotation
+from .convert import shown, shown_annotation
 
 
 class Kind(StrEnum):
@@ -40,7 +41,40 @@ class TaskSettings(TypedDict, total=False):
     delay: Callable[[int, Any], float] | None  # of how many errors so far, and the last one
 
 
-def place(function: Callable[..., Any]) -> str:
+class Unresolved(Exception):
+    """An annotation names what is not there, or not yet."""
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature, with annotations that cannot be resolved yet left as they are written."""
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+    return inspect.signature(function)
+
+
+def resolved(function: Callable[..., Any], annotation: Any) -> Any:
+    """Return *annotation* without strings in it; raise `Unresolved` if it names what is not there."""
+    try:
+        return typing.get_type_hints(_probe(annotation), globalns=_globals(function))["it"]
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        raise Unresolved(str(error)) from None
+
+
+def _probe(annotation: Any) -> Callable[[], None]:
+    def probe() -> None: ...
+
+    probe.__annotations__ = {"it": annotation}
+    return probe
+
+
+def _globals(function: Any) -> dict[str, Any]:
+    # Where the handler is written, and not where a decorator around it is.
+    return getattr(inspect.unwrap(function), "__globals__", {})
+
+
+def location(function: Callable[..., Any]) -> str:
     """Return where a function is written, for people."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
@@ -110,8 +144,8 @@ def kind_of(function: Any, settings: TaskSettings) -> Kind:
 
 def takes_lease(function: Any, signature: inspect.Signature) -> bool:
     """Return whether the first parameter is the lease; the annotations must agree."""
-    for place, parameter in enumerate(signature.parameters.values()):
-        first = place == 0 and parameter.name == "lease"
+    for position, parameter in enumerate(signature.parameters.values()):
+        first = position == 0 and parameter.name == "lease"
         is_lease = _is_lease(function, parameter.annotation)
         if first and is_lease is False:
             raise _refuse(
@@ -120,7 +154,7 @@ def takes_lease(function: Any, signature: inspect.Signature) -> bool:
                 "worker passes its Lease there: annotate it as Lease, or call it something else.",
             )
         if first and parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            raise _refuse(function, "`lease` is passed by place: write it as an ordinary first parameter.")
+            raise _refuse(function, "`lease` is passed by position: write it as an ordinary first parameter.")
         if not first and is_lease:
             raise _refuse(
                 function,

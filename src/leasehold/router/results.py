@@ -13,7 +13,7 @@ from ..core.lifecycle import FINISHED
 from ..errors import JobFailed, NotFinished, UnknownJob
 
 if TYPE_CHECKING:
-    from .task import AnyTask
+    from ..tasks.task import AnyTask
 
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.005, 0.25
 

@@ -6,13 +6,13 @@ import json
 import sys
 from typing import Any
 
-from .scalars import Converter, Mismatch, refuse_annotation, shown
+from .base import Converter, Mismatch, refuse_annotation, shown
 
 
-def foreign(kind: type) -> Converter | None:
+def model(kind: type) -> Converter | None:
     """Return how instances of a model or a Struct are kept; None for any other class."""
     if _is_of(kind, "pydantic", "BaseModel"):
-        return _model(kind)
+        return _pydantic(kind)
     return _struct(kind) if _is_of(kind, "msgspec", "Struct") else None
 
 
@@ -22,7 +22,7 @@ def _is_of(kind: type, module: str, name: str) -> bool:
     return isinstance(base, type) and issubclass(kind, base)
 
 
-def _model(kind: Any) -> Converter:
+def _pydantic(kind: Any) -> Converter:
     if not hasattr(kind, "model_validate_json"):
         refuse_annotation(kind, ", which is of a pydantic before 2")
     from pydantic import ValidationError

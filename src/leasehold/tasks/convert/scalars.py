@@ -1,100 +1,19 @@
-"""
-What the conversion of values is made of: its errors, its two halves, and values that stand alone.
-
-A `Converter` has two halves: `dump` checks a value and returns it as JSON has it, `load` does the reverse.
-"""
+"""Single values: plain ones, instants, numbers, bytes, paths, enumerations and literals."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import dataclasses
 import enum
 import functools
-import json
-import types
 import typing
-from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import PurePath
-from typing import Any, NoReturn
+from typing import Any
 from uuid import UUID
 
-Half = Callable[[Any], Any]
-
-
-class Mismatch(Exception):
-    """A value does not fit its annotation; *where* is the way to it, from the outside in."""
-
-    def __init__(self, said: str, where: str = "") -> None:
-        super().__init__(said)
-        self.said = said
-        self.where = where
-
-    def within(self, part: object) -> Mismatch:
-        """Return the same, seen from one level further out."""
-        named = isinstance(part, str) and part.isidentifier()
-        return Mismatch(self.said, (f".{part}" if named else f"[{part!r}]") + self.where)
-
-
-class UnsupportedAnnotation(Exception):
-    """No value of this annotation can be kept."""
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Converter:
-    """How values of one annotation are kept. Without `load`, JSON's own value is the value."""
-
-    shown: str
-    dump: Half
-    load: Half | None = None
-
-    def fetch(self, kept: Any) -> Any:
-        """Return the value of what was kept; a plain one is looked at, and `load` alone would not."""
-        return self.dump(kept) if self.load is None else self.load(kept)
-
-
-def shown(value: object) -> str:
-    """Return *value* for people, not too long, with its type."""
-    try:
-        text = repr(value)
-    except Exception:
-        text = "a value without a repr"
-    return f"{text if len(text) <= 60 else text[:57] + '…'} ({type(value).__name__})"
-
-
-def shown_annotation(annotation: Any) -> str:
-    """Return an annotation as a reader would write it."""
-    if isinstance(annotation, str):
-        return annotation
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        return annotation.__qualname__
-    return str(annotation).replace("typing.", "")
-
-
-def refuse_annotation(annotation: Any, why: str = "") -> NoReturn:
-    """Raise `UnsupportedAnnotation` for *annotation*."""
-    raise UnsupportedAnnotation(shown_annotation(annotation) + why)
-
-
-# Halves
-
-
-def same(value: Any) -> Any:
-    """Return *value*; what it holds is looked at when all is made JSON."""
-    return value
-
-
-def only(kinds: type | tuple[type, ...], name: str) -> Half:
-    """Return a `dump` that lets values of *kinds* through, as JSON has them anyway."""
-
-    def dump(value: Any) -> Any:
-        if isinstance(value, kinds):
-            return value
-        raise Mismatch(f"it must be {name}, not {shown(value)}")
-
-    return dump
+from .base import PLAIN, Converter, Half, Mismatch, only, refuse_annotation, shown, shown_annotation
 
 
 def _checked(kind: type, dump: Half) -> Half:
@@ -120,26 +39,6 @@ def _read(kind: type, load: Half) -> Half:
         raise Mismatch(f"{shown(kept)} is no {kind.__name__}")
 
     return read
-
-
-def within(half: Half, value: Any, part: object) -> Any:
-    """Return what *half* makes of *value*, with an error that says in which *part* it was."""
-    try:
-        return half(value)
-    except Mismatch as mismatch:
-        raise mismatch.within(part) from None
-
-
-def in_order(kept: Iterable[Any]) -> list[Any]:
-    """Return what a set became, always in the same order."""
-    # A set has another order in every process, and a child that was given no name is named by its payload.
-    try:
-        return sorted(kept, key=lambda one: json.dumps(one, sort_keys=True))
-    except TypeError as error:
-        raise Mismatch(f"what is in it cannot be kept as JSON: {error}") from None
-
-
-# Single values
 
 
 def _dump_datetime(value: datetime) -> str:
@@ -210,7 +109,6 @@ def _load_bytes(kept: str) -> bytes:
         raise ValueError from None
 
 
-PLAIN = frozenset({bool, int, float, str})
 _SCALARS: dict[type, tuple[Half, Half]] = {
     datetime: (_dump_datetime, _load_datetime),
     date: (_dump_date, date.fromisoformat),

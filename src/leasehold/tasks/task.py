@@ -31,22 +31,24 @@ from ..core.retry import Retry
 from ..errors import InvalidArgument
 from ..lease import Lease, lease_here
 from ..store import Store
-from .arguments import Arguments, Unbindable, Unready, Unresolved, resolved, signature_of
-from .conversion import converter, dump_by_type
-from .functions import (
+from .arguments import Arguments, Unbindable, Unready
+from .convert import PLAIN, Converter, Mismatch, UnsupportedAnnotation, converter, dump_by_type, shown
+from .signature import (
     Kind,
     TaskSettings,
+    Unresolved,
     check_parameters,
     checked_function,
     checked_signature,
     delay_of,
     final_of,
     kind_of,
+    location,
     name_of,
-    place,
+    resolved,
+    signature_of,
     takes_lease,
 )
-from .scalars import PLAIN, Converter, Mismatch, UnsupportedAnnotation, shown
 
 __all__ = ["AnyTask", "Kind", "TaskOptions", "TaskSettings", "Task", "Unbindable", "Unready", "Unstorable", "make_task"]
 
@@ -365,7 +367,7 @@ def make_task(router: Adds, tasks: dict[str, AnyTask], function: Callable[..., A
     taken = tasks.setdefault(task.name, task)
     if taken is not task:
         raise InvalidArgument(
-            f"two tasks are called {task.name!r}: {place(taken.function)} and {place(task.function)}. "
+            f"two tasks are called {task.name!r}: {location(taken.function)} and {location(task.function)}. "
             "A job finds its task by that name: give one of them another with name=…."
         )
     return task

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from ..core import values
 from ..errors import InvalidArgument
-from .conversion import converter
-from .scalars import Converter, Half, Mismatch, UnsupportedAnnotation, shown_annotation
+from .convert import Converter, Half, Mismatch, UnsupportedAnnotation, converter, shown_annotation
+from .signature import Unresolved, resolved
 
 _EMPTY: Any = inspect.Parameter.empty
 _loads = json.loads
@@ -25,39 +23,6 @@ class Unbindable(InvalidArgument):
 
 class Unready(Unbindable):
     """The handler could not begin, whatever its arguments are: its process, or its module there, is not to be had."""
-
-
-class Unresolved(Exception):
-    """An annotation names what is not there, or not yet."""
-
-
-def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature, with annotations that cannot be resolved yet left as they are written."""
-    if sys.version_info >= (3, 14):
-        import annotationlib
-
-        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
-    return inspect.signature(function)
-
-
-def resolved(function: Callable[..., Any], annotation: Any) -> Any:
-    """Return *annotation* without strings in it; raise `Unresolved` if it names what is not there."""
-    try:
-        return typing.get_type_hints(_probe(annotation), globalns=_globals(function))["it"]
-    except (NameError, AttributeError, SyntaxError, TypeError) as error:
-        raise Unresolved(str(error)) from None
-
-
-def _probe(annotation: Any) -> Callable[[], None]:
-    def probe() -> None: ...
-
-    probe.__annotations__ = {"it": annotation}
-    return probe
-
-
-def _globals(function: Any) -> dict[str, Any]:
-    # Where the handler is written, and not where a decorator around it is.
-    return getattr(inspect.unwrap(function), "__globals__", {})
 
 
 class Arguments:
@@ -112,7 +77,7 @@ class Arguments:
                     "What belongs to the job goes into options(…)."
                 )
             if twice := [name for name in given if name in kwargs]:
-                raise InvalidArgument(f"task {self._task!r} got argument {twice[0]!r} twice, by place and by name.")
+                raise InvalidArgument(f"task {self._task!r} got argument {twice[0]!r} twice, by position and by name.")
             # In the order of the signature, however it was called: a child without a name is named by its payload.
             given = {**given, **kwargs}
             given = {name: given[name] for name in self._names if name in given}
