@@ -27,7 +27,7 @@ def test_ctrl_c_in_the_middle_of_a_verb_loses_no_job(step: str, monkeypatch: pyt
     """Wherever it strikes, every job is in exactly one place afterwards, and can be claimed and finished."""
     store = MemoryStore()
     router = Router()
-    monkeypatch.setattr(router, "_store", store)
+    monkeypatch.setattr(router._adder, "store", store)
     router.add_many([{"id": f"j{n}", "lock": "k" if n % 2 else None} for n in range(6)])
     held = router.claim_many("w", limit=2)
     verbs: list[Callable[[], object]] = [
@@ -46,7 +46,7 @@ def test_ctrl_c_in_the_middle_of_a_verb_loses_no_job(step: str, monkeypatch: pyt
             assert store.verify() == []
     monkeypatch.undo()
 
-    monkeypatch.setattr(router, "_store", store)
+    monkeypatch.setattr(router._adder, "store", store)
     for job in router.jobs(status="running"):
         router.lease(job.id, owner="w").complete()
     while lease := router.claim("w"):

@@ -379,7 +379,8 @@ def test_the_sum_of_the_source_is_importable() -> None:
 
 PUBLIC_MODULES = {"leasehold.store", "leasehold.testing"}  # documented, beside `leasehold` itself
 INTERNAL = {
-    "Adds": "what the constructor of a task takes, which @router.task calls",
+    "Registry": "what the constructor of a task takes, which @router.task calls",
+    "Adder": "the same",
     "Arguments": "the same",
     "Child": "in worker/child.py; in lease.py it is short for NewJob or a mapping",
     "Decorator": "what @router.task(…) is until it gets its function",

@@ -59,7 +59,7 @@ def test_every_broken_invariant_is_a_line_and_the_check_fails(
     store = MemoryStore()
     monkeypatch.setattr(store, "verify", lambda: broken)
     router = Router()
-    monkeypatch.setattr(router, "_store", store)
+    monkeypatch.setattr(router._adder, "store", store)
     monkeypatch.setattr("leasehold.cli.store.open_existing", lambda url, schema: router)
 
     code = run(["store", "check", "sqlite:///jobs.db", *(["--json"] if as_json else [])])

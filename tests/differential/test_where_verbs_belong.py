@@ -236,7 +236,7 @@ def test_a_handler_that_leaves_its_transaction_open_fails_and_says_so(
         careless(lease)
 
     task: Any = stage.router.task(careless if kind == "plain" else careless_on_a_loop)
-    hooks = stage.router._hooks
+    hooks = stage.router._registry.hooks
     end = call(task, lease, hooks) if kind == "plain" else asyncio.run(call_async(task, lease, hooks))
     own.rollback()
 

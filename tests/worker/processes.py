@@ -14,7 +14,6 @@ from tests.worker import process_tasks as tasks
 
 from leasehold import Job, Status
 from leasehold.core.clock import patience
-from leasehold.stores import open_store
 from leasehold.testing import ManualClock
 from leasehold.worker.worker import Worker
 
@@ -30,10 +29,8 @@ def kept(url: str | None, folder: Path, schema: str = "leasehold") -> Iterator[N
         patch.setenv("LEASEHOLD_TEST_URL", url or "memory:")
         patch.setenv("LEASEHOLD_TEST_SCHEMA", schema)
         patch.setenv("LEASEHOLD_TEST_FOLDER", str(folder))
-        patch.setattr(router, "url", url)
-        patch.setattr(router, "_store", open_store(url, schema=schema))
-        yield
-        router.close()
+        with router.override(url, schema=schema):
+            yield
 
 
 def until(holds: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:

@@ -384,7 +384,7 @@ def test_the_crash_of_a_process_that_was_the_last_is_heard(tmp_path: Path) -> No
                 with_status(router, "j", Status.FAILED)
                 until(lambda: heard, "the event")
         finally:
-            router._hooks.listeners["failed"].remove(hear)
+            router._listeners["failed"].remove(hear)
         assert [event.job.id for event in heard] == ["j"]
 
 

@@ -58,7 +58,7 @@ def test_a_result_is_what_the_task_returned(router: Router) -> None:
 
     assert router.result(id) == date(2030, 1, 3)
     assert router.job(id).result == "2030-01-03"
-    del router._tasks["due"]
+    del router._registry.tasks["due"]
     assert router.result(id) == "2030-01-03"
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
-from ..aio import alone, joined
+from ..aio import alone
 from ..core import asked, suggestions, values
 from ..core.clock import Clock, Countdown, SystemClock
 from ..core.job import (
@@ -24,7 +23,6 @@ from ..core.job import (
     NewJob,
     Status,
     as_new_job,
-    as_root,
     new_job,
     unknown_options,
 )
@@ -33,14 +31,14 @@ from ..core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ..errors import InvalidArgument, NotFinished, StoreUnavailable
 from ..lease import Lease
 from ..process import SELF, new_claim_id, this_process
-from ..store import Pruned, Store, Transactions
+from ..store import Pruned, Store
 from ..stores import open_store
-from ..worker.hooks import Hook, Hooks
-from ..worker.importing import refuse_in_an_import
+from ..tasks import Backend, Registry
+from ..tasks.hooks import Hook
+from ..worker.events import Listeners
 from . import operators
 from . import queues as queue_verbs
 from .results import id_of, pauses, result_of
-from .unknown_tasks import UnknownTasks
 
 if TYPE_CHECKING:  # imported where they are used: who only adds jobs does without tasks, and most do without a worker
     from ..tasks.task import AnyTask, Decorator, Task, TaskSettings
@@ -54,14 +52,6 @@ R = TypeVar("R")
 log = logging.getLogger("leasehold")
 
 _CLAIM_LIMIT = 10_000
-
-
-class _Place(NamedTuple):
-    """Where a router is: at a store, with its clock."""
-
-    url: str | None
-    clock: Clock
-    store: Store
 
 
 class Router:
@@ -87,16 +77,14 @@ class Router:
         schema: str = "leasehold",
         retention: Retention = DEFAULT_RETENTION,
     ) -> None:
-        self._hooks = Hooks()
-        self.imports = asked.modules(imports)
-        self._tasks: dict[str, AnyTask] = {}
-        self._unknown_tasks = UnknownTasks(self._tasks)
+        self._registry = Registry(asked.modules(imports))
+        self._adder = self._registry.adder
+        self._listeners = Listeners()
         self._lease_us = values.microseconds(lease_seconds, "lease_seconds")
         self._trace = trace
         self._retention = asked.retention(retention)
         self._schema = schema
-        self._places = [self._place(url, clock, schema)]
-        self._move()
+        self._adder.enter(self._backend(url, clock, schema))
 
     def __repr__(self) -> str:
         return f"<Router {values.shown_url(self.url or 'memory:')}>"
@@ -122,22 +110,35 @@ class Router:
         *schema*. The store that the router is made for is not touched. Leases, and workers that were made inside, stay
         with the store that they came from.
         """
-        place = self._place(url, clock, self._schema if schema is None else schema)
-        self._places.append(place)
-        self._move()
+        backend = self._backend(url, clock, self._schema if schema is None else schema)
+        self._adder.enter(backend)
         try:
             yield self
         finally:
-            self._places.remove(place)  # wherever it is by now: the blocks of two threads need not end in order
-            self._move()
-            place.store.close()
+            self._adder.leave(backend)
+            backend.store.close()
 
-    def _place(self, url: str | None, clock: Clock | None, schema: str) -> _Place:
+    def _backend(self, url: str | None, clock: Clock | None, schema: str) -> Backend:
         store = open_store(url, clock=clock, trace=self._trace, schema=schema)
-        return _Place(url, clock or SystemClock(), store)
+        return Backend(url, clock or SystemClock(), store)
 
-    def _move(self) -> None:
-        self.url, self._clock, self._store = self._places[-1]
+    @property
+    def url(self) -> str | None:
+        """What names the store; None for the one in this process."""
+        return self._adder.url
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """The modules whose tasks a worker needs."""
+        return self._registry.imports
+
+    @property
+    def _clock(self) -> Clock:
+        return self._adder.clock
+
+    @property
+    def _store(self) -> Store:
+        return self._adder.store
 
     @property
     def store(self) -> Store:
@@ -181,13 +182,13 @@ class Router:
         `Conflict` inside a savepoint, unless *savepoint*, and `Unsupported` if the store cannot join that connection.
         """
         try:
-            job = new_job(self._new_id() if id is None else id, payload, **options)
+            job = new_job(self._adder.new_id() if id is None else id, payload, **options)
             job = job.made() if id is None else job
         except TypeError:
             if unknown := unknown_options(options):
                 raise TypeError(f"add() takes no {unknown}") from None
             raise
-        return self._add([job], connection, savepoint, one=True)  # type: ignore[no-any-return]  # see _add
+        return self._adder.add(job, connection=connection, savepoint=savepoint)
 
     def add_many(
         self, jobs: Iterable[NewJob | Mapping[str, Any]], *, connection: Any = None, savepoint: bool = False
@@ -197,36 +198,14 @@ class Router:
 
         Raises as `add` does, and `InvalidArgument` for another option; then none of them is kept.
         """
-        return self._add([self._wish(job) for job in jobs], connection, savepoint, one=False)  # type: ignore[no-any-return]  # see _add
+        return self._adder.add_many([self._wish(job) for job in jobs], connection=connection, savepoint=savepoint)
 
     def _wish(self, job: NewJob | Mapping[str, Any]) -> NewJob:
         if isinstance(job, NewJob):
-            return job if job.id else job.like(self._new_id(), job.document).made()
+            return job if job.id else job.like(self._adder.new_id(), job.document).made()
         if not isinstance(job, Mapping):
             raise InvalidArgument(f"add_many takes mappings with the names of add()'s arguments, not {job!r}.")
-        return as_new_job(job) if job.get("id") is not None else as_new_job({**job, "id": self._new_id()}).made()
-
-    def _new_id(self) -> str:
-        return values.new_id(self._clock.now())
-
-    def _add(self, jobs: list[NewJob], connection: Any, savepoint: bool, *, one: bool) -> Any:
-        refuse_in_an_import("a job was added")
-        jobs = [as_root(job) for job in jobs]
-        self._unknown_tasks.warn(jobs)
-        if connection is not None:
-            return joined(self._store, connection, lambda verbs: self._adding(verbs, jobs, one), savepoint=savepoint)
-        added = self._compared(jobs, alone(self._store).add(jobs))
-        return added[0] if one else added
-
-    def _adding(self, verbs: Transactions, jobs: list[NewJob], one: bool) -> Generator[Any, Any, Any]:
-        added = self._compared(jobs, (yield from verbs.add(jobs)))
-        return added[0] if one else added
-
-    def _compared(self, jobs: list[NewJob], added: list[Added]) -> list[Added]:
-        for wish, (found, created) in zip(jobs, added, strict=True):
-            if not created and found.id == wish.id and found.spec.document != wish.document and not found.pruned:
-                log.warning("job %r exists with another payload; it is left as it is", wish.id)
-        return added
+        return as_new_job(job) if job.get("id") is not None else as_new_job({**job, "id": self._adder.new_id()}).made()
 
     # Tasks
 
@@ -252,14 +231,12 @@ class Router:
         """
         if function is None:
             return functools.partial(self.task, **settings)
-        from ..tasks.task import make_task
-
-        return make_task(self, self._tasks, function, settings)
+        return self._registry.register(function, settings)
 
     @property
     def tasks(self) -> Mapping[str, AnyTask]:
         """The tasks so far, by name."""
-        return MappingProxyType(self._tasks)
+        return MappingProxyType(self._registry.tasks)
 
     # Owners
 
@@ -420,9 +397,9 @@ class Router:
     def _shop(self) -> Shop:
         from ..worker.worker import Shop
 
-        for module in self.imports:
-            importlib.import_module(module)
-        return Shop(self._store, self._tasks, self._hooks, self._lease_us, self._retention)
+        registry = self._registry
+        registry.load()
+        return Shop(self._store, registry.tasks, registry.hooks, self._listeners, self._lease_us, self._retention)
 
     def around(self, hook: Hook) -> Hook:
         """
@@ -430,11 +407,11 @@ class Router:
 
         One that is `async` is put around async handlers only. The first that was given is the outermost.
         """
-        return self._hooks.add_around(hook)
+        return self._registry.hooks.add_around(hook)
 
     def lifespan(self, hook: Hook) -> Hook:
         """Put a function that yields once, plain or async, around every worker. Use it as a decorator."""
-        return self._hooks.add_lifespan(hook)
+        return self._registry.hooks.add_lifespan(hook)
 
     def on(self, event: str) -> Callable[[Hook], Hook]:
         """
@@ -448,7 +425,7 @@ class Router:
         """
 
         def listen(listener: Hook) -> Hook:
-            self._hooks.listeners.add(event, listener)
+            self._listeners.add(event, listener)
             return listener
 
         return listen
@@ -521,9 +498,9 @@ class Router:
         """
         for pause in pauses(wait_seconds):
             with suppress(NotFinished):
-                return result_of(self.job(id_of(id)), self._tasks)
+                return result_of(self.job(id_of(id)), self._registry.tasks)
             time.sleep(pause)
-        return result_of(self.job(id_of(id)), self._tasks)
+        return result_of(self.job(id_of(id)), self._registry.tasks)
 
     def jobs(
         self,

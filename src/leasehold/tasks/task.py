@@ -30,7 +30,7 @@ from ..core.job import DETACHED, Added, JobSettings, NewJob, as_new_job
 from ..core.retry import Retry
 from ..errors import InvalidArgument
 from ..lease import Lease, lease_here
-from ..store import Store
+from .adder import Adder
 from .arguments import Arguments, Unbindable, Unready
 from .convert import PLAIN, Converter, Mismatch, UnsupportedAnnotation, converter, dump_by_type, shown
 from .signature import (
@@ -43,14 +43,16 @@ from .signature import (
     delay_of,
     final_of,
     kind_of,
-    location,
     name_of,
     resolved,
     signature_of,
     takes_lease,
 )
 
-__all__ = ["AnyTask", "Kind", "TaskOptions", "TaskSettings", "Task", "Unbindable", "Unready", "Unstorable", "make_task"]
+__all__ = ["AnyTask", "Kind", "TaskOptions", "TaskSettings", "Task", "Unbindable", "Unready", "Unstorable"]
+
+if TYPE_CHECKING:
+    from .registry import Registry
 
 C = ParamSpec("C")  # what a call of the function takes
 P = ParamSpec("P")  # what a job takes: the same without the lease
@@ -74,43 +76,21 @@ class Unstorable(InvalidArgument):
     """What a handler returned cannot be kept, and would not be the next time either."""
 
 
-class Adds(Protocol):
-    """What a task needs of its router."""
-
-    @property
-    def store(self) -> Store:
-        """The store that its jobs go to."""
-        ...
-
-    @property
-    def aio(self) -> Any:
-        """The same, to be awaited."""
-        ...
-
-    def _new_id(self) -> str:
-        """Return the id of a job that was given none."""
-        ...
-
-    def _add(self, jobs: list[NewJob], connection: Any, savepoint: bool, *, one: bool) -> Any:
-        """Keep the jobs; return their `Added`, or the only one of *one*."""
-        ...
-
-
 class TaskOptions(Generic[P]):
     """A task with options for the jobs that are added through it. Made by `Task.options`."""
 
-    __slots__ = ("_arguments", "_connection", "_parent", "_router", "_savepoint", "_template")
+    __slots__ = ("_adder", "_arguments", "_connection", "_parent", "_savepoint", "_template")
 
     def __init__(
         self,
-        router: Adds,
+        adder: Adder,
         arguments: Arguments,
         template: NewJob,
         parent: Lease | None,
         connection: Any,
         savepoint: bool,
     ) -> None:
-        self._router = router
+        self._adder = adder
         self._arguments = arguments
         self._template = template
         self._parent = parent
@@ -130,9 +110,8 @@ class TaskOptions(Generic[P]):
         lease = self._adopter()
         if lease is not None:
             return lease.add(self._job("", args, kwargs), connection=self._connection, savepoint=self._savepoint)
-        router = self._router
-        job = self._job(router._new_id(), args, kwargs)
-        return router._add([job], self._connection, self._savepoint, one=True)  # type: ignore[no-any-return]  # see _add
+        job = self._job(self._adder.new_id(), args, kwargs)
+        return self._adder.add(job, connection=self._connection, savepoint=self._savepoint)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """
@@ -161,7 +140,7 @@ class TaskOptions(Generic[P]):
             return self._parent
         lease = lease_here()
         # What belongs to another store cannot be a child there; its epochs mean nothing here.
-        return lease if lease is not None and lease.store is self._router.store else None
+        return lease if lease is not None and lease.store is self._adder.store else None
 
 
 class AsyncTask(Generic[P]):
@@ -175,19 +154,16 @@ class AsyncTask(Generic[P]):
     async def add(self, *args: P.args, **kwargs: P.kwargs) -> Added:
         """Add a job as `TaskOptions.add` does. Raises as it does."""
         of = self._of
-        verbs: Any = of._adopter()
-        job = of._job("" if verbs is not None else of._router._new_id(), args, kwargs)
-        if verbs is not None:
-            added: Added = await verbs.aio.add(job, connection=of._connection, savepoint=of._savepoint)
-        else:
-            [added] = await of._router.aio.add_many([job], connection=of._connection, savepoint=of._savepoint)
-        return added
+        lease = of._adopter()
+        job = of._job("" if lease is not None else of._adder.new_id(), args, kwargs)
+        verbs = of._adder.aio if lease is None else lease.aio
+        return await verbs.add(job, connection=of._connection, savepoint=of._savepoint)
 
 
 class Task(Generic[C, P, R_co]):
     """A function that handles the jobs of one name. Made by `@router.task`; calling it just calls the function."""
 
-    def __init__(self, router: Adds, function: Callable[C, R_co], settings: TaskSettings) -> None:
+    def __init__(self, registry: Registry, function: Callable[C, R_co], settings: TaskSettings) -> None:
         _known(settings)
         self.function: Callable[..., R_co] = checked_function(function)
         signature = checked_signature(self.function)
@@ -204,7 +180,7 @@ class Task(Generic[C, P, R_co]):
         self._backoff = delay_of(settings)
         parameters = list(signature.parameters.values())[int(self.takes_lease) :]
         self._arguments = Arguments(self.name, self.function, parameters)
-        self._router = router
+        self.registry = registry
         self._stored: JobSettings = {key: settings[key] for key in _STORED if key in settings}  # type: ignore[literal-required, assignment]  # by name
         if isinstance(retry := settings.get("retry"), Retry) and retry.only:
             self.only, self._stored["retry"] = retry.only, replace(retry, only=())
@@ -272,7 +248,7 @@ class Task(Generic[C, P, R_co]):
         if parent is not _CURRENT and parent is not None:
             if not isinstance(parent, Lease):
                 raise InvalidArgument(f"parent is a Lease, or None for no parent, not {shown(parent)}.")
-            if parent.store is not self._router.store:
+            if parent.store is not self.registry.adder.store:
                 raise InvalidArgument(f"parent {parent!r} belongs to another store than task {self.name!r}.")
         unknown = [key for key in options if key not in JobSettings.__annotations__]
         if unknown:
@@ -284,7 +260,7 @@ class Task(Generic[C, P, R_co]):
         template = as_new_job(wish)
         if id is None:
             template = template.like("", template.document).made()
-        return TaskOptions(self._router, self._arguments, template, parent, connection, savepoint)
+        return TaskOptions(self.registry.adder, self._arguments, template, parent, connection, savepoint)
 
     # Workers
 
@@ -357,20 +333,6 @@ class Decorator(Protocol):
 
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, P, R]: ...
-
-
-def make_task(router: Adds, tasks: dict[str, AnyTask], function: Callable[..., Any], settings: TaskSettings) -> AnyTask:
-    """Return *function* as a task of *router*, entered into *tasks* by its name, which must be free."""
-    if isinstance(function, Task):
-        raise InvalidArgument(f"{function!r} is a task already.")
-    task: AnyTask = Task(router, function, settings)
-    taken = tasks.setdefault(task.name, task)
-    if taken is not task:
-        raise InvalidArgument(
-            f"two tasks are called {task.name!r}: {location(taken.function)} and {location(task.function)}. "
-            "A job finds its task by that name: give one of them another with name=…."
-        )
-    return task
 
 
 def _lacks_lease(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from ..core import values
 from ..errors import InvalidArgument, StaleEpoch, StoreUnavailable, Unsupported
 from ..lease import Lease
 from ..store import Store
+from ..tasks import Backend
 from ..tasks.task import AnyTask, Task, Unbindable, Unready
 from .handling import End, Raised, call, described, failed, settlement
 from .lifespan import Lifespan
@@ -61,7 +62,7 @@ class Child:
         self._numbers = itertools.count()
         self._asked: dict[int, SimpleQueue[Reply]] = {}
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._stores: dict[int, RemoteStore] = {}  # by the id of the router
+        self._stores: dict[int, RemoteStore] = {}  # by the id of the registry
         self._lifespans: list[tuple[Lifespan, Loop]] = []
 
     def run(self) -> None:
@@ -118,7 +119,7 @@ class Child:
             return Ended(None, Unready(text), False)
         lease = Lease(cast(Store, store), job.grant, RemoteReports(cast(Store, store)))
         self._send(Began())
-        end = call(task, lease, cast(Any, task._router)._hooks)
+        end = call(task, lease, task.registry.hooks)
         _flush()
         return Ended(end.document, None if end.error is None else _carried(task, lease, end), lease._settled)
 
@@ -135,27 +136,28 @@ class Child:
             if isinstance(task, Task) and task.name == job.task:
                 return task
         raise InvalidArgument(
-            f"module {job.module} has no task {job.task!r} at its top level: a process finds a task by its place."
+            f"module {job.module} has no task {job.task!r} at its top level, where a process looks for one."
         )
 
     def _store_of(self, task: AnyTask, url: str | None) -> RemoteStore:
         """Return the store for the jobs of the task's router; from the first time on, that is the router's own too."""
-        router = cast(Any, task._router)
-        store = self._stores.get(id(router))
+        registry = task.registry
+        store = self._stores.get(id(registry))
         if store is None:
-            for name in router.imports:
-                importlib.import_module(name)
+            registry.load()
             # So that a job which the handler adds is a child of its lease, and a memory store is the worker's.
-            own = router._store
-            router._store = store = RemoteStore(own, self._ask, _elsewhere(router.url, url))
+            adder = registry.adder
+            store = RemoteStore(adder.store, self._ask, _elsewhere(adder.url, url))
+            backend = Backend(adder.url, adder.clock, cast(Store, store))
+            adder.enter(backend)
             try:
-                loop = Loop(router._hooks, lambda run: None, lambda run, end: None)
-                lifespan = Lifespan(router._hooks, lambda: loop.loop)
+                loop = Loop(registry.hooks, lambda run: None, lambda run, end: None)
+                lifespan = Lifespan(registry.hooks, lambda: loop.loop)
                 lifespan.enter()
             except BaseException:
-                router._store = own
+                adder.leave(backend)
                 raise
-            self._stores[id(router)] = store
+            self._stores[id(registry)] = store
             self._lifespans.append((lifespan, loop))
         return store
 

@@ -18,8 +18,8 @@ from ..core import failure, values
 from ..core.job import Outcome, Settlement, completion, handed_back
 from ..errors import StaleEpoch, StoreUnavailable
 from ..lease import Lease, _current
+from ..tasks.hooks import Hooks
 from ..tasks.task import Task, Unbindable, Unstorable
-from .hooks import Hooks
 from .log import log
 
 _FRAMES = 12  # of a traceback, beginning with the innermost

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 
-from .hooks import Hooks
+from ..tasks.hooks import Hooks
 
 
 class Lifespan:

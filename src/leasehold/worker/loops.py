@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from ..tasks.hooks import Hooks
 from .handling import End, call_async
-from .hooks import Hooks
 from .run import Run
 
 _CLEAR_SECONDS = 1.0

@@ -13,10 +13,10 @@ from ..core.clock import patience
 from ..errors import InvalidArgument, LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
 from ..lease import Lease
 from ..store import Store
+from ..tasks.hooks import Hooks
+from ..tasks.main_guard import GUARD, UNGUARDED, refuse_in_an_import
 from ..tasks.task import Unready
 from .handling import Crashed, End
-from .hooks import Hooks
-from .importing import GUARD, UNGUARDED, refuse_in_an_import
 from .log import log
 from .remote import VERBS, Began, Call, Ended, Job, Reply
 from .run import Run
@@ -252,8 +252,8 @@ class _Place:
         """Have *run* handled; return how it ended, or None if the process ended before the handler began."""
         lease, task = run.lease, run.task
         self._store = lease._store
-        router: Any = task._router
-        process.send(Job(task.name, task.module, task.qualname, lease._grant, router.url, _modules(router._hooks)))
+        url, modules = task.registry.adder.url, _modules(task.registry.hooks)
+        process.send(Job(task.name, task.module, task.qualname, lease._grant, url, modules))
         while True:
             said, dead, _ = process.ready(seconds=_BEGIN_SECONDS if run.began_us is None else None)
             if not (said or dead):

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from ..tasks.main_guard import PROCESS
 from . import child
-from .importing import PROCESS
 
 _spawn = multiprocessing.get_context("spawn")
 # Beginning a process also reaps others that have ended, whose ids would then be free while somebody may kill them.

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
+from ..tasks.hooks import Hooks
 from .handling import End, call
-from .hooks import Hooks
 from .run import Run
 
 

@@ -29,12 +29,12 @@ from ..core.retention import DEFAULT_RETENTION, Retention
 from ..errors import Conflict, Settled, Unsupported
 from ..lease import Lease
 from ..store import Refusal, Store
+from ..tasks.hooks import Hooks
 from ..tasks.task import AnyTask, Kind
 from .claiming import LONGEST_REST_SECONDS, MOST, WAIT_SECONDS, Claimer
 from .dispatching import Dispatcher, Executor
-from .events import Observers
+from .events import Listeners, Observers
 from .handling import End, failed, released, settlement, unbound_delay
-from .hooks import Hooks
 from .keeping import Renewer, Watch
 from .lifespan import Lifespan
 from .log import log
@@ -61,6 +61,7 @@ class Shop(NamedTuple):
     store: Store
     tasks: Mapping[str, AnyTask]
     hooks: Hooks
+    listeners: Listeners
     lease_us: int
     retention: Retention = DEFAULT_RETENTION
 
@@ -100,7 +101,7 @@ class Worker:
         self._store = shop.store
         self._grace_us = values.microseconds(grace_seconds, "grace_seconds", zero=True)
         self._steady = steady or SteadyClock()
-        self._observers = Observers(shop.store, shop.hooks.listeners)
+        self._observers = Observers(shop.store, shop.listeners)
         self._reporter = Reporter(self._observers)
         self._stopping = threading.RLock()  # held by the one that stops it
         self._in_flight: dict[int, Run] = {}  # from the claim until the store has confirmed the settlement, by epoch

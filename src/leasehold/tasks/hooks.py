@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from ..errors import InvalidArgument
 from ..lease import Lease
-from .events import Listeners
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 Around = Callable[[Lease], AbstractContextManager[Any]]
@@ -31,7 +30,6 @@ class Hooks:
         self.around: list[Around] = []
         self.around_async: list[AsyncAround] = []  # and the plain ones, for handlers on an event loop
         self.lifespans: list[Lifespan] = []
-        self.listeners = Listeners()
 
     def add_around(self, hook: Hook) -> Hook:
         """Put *hook* around each handler."""
