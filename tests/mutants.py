@@ -457,14 +457,14 @@ MUTANTS = (
     Mutant(
         "gone-eperm",
         "A process of another user (EPERM) counts as gone.",
-        (Edit("process.py", "        pass  # it exists and belongs to somebody else\n", "        return True\n"),),
-        ("tests/core/test_process.py::test_a_process_of_another_user_is_not_gone",),
+        (Edit("liveness.py", "        pass  # it exists and belongs to somebody else\n", "        return True\n"),),
+        ("tests/core/test_liveness.py::test_a_process_of_another_user_is_not_gone",),
     ),
     Mutant(
         "gone-main-thread",
         "A process whose main thread has ended counts as gone.",
-        (Edit("process.py", '(status in "ZX" and _threads(process.pid) <= 1)', 'status in "ZX"'),),
-        ("tests/core/test_process.py::test_a_process_whose_main_thread_has_ended_is_not_gone",),
+        (Edit("liveness.py", '(status in "ZX" and _threads(process.pid) <= 1)', 'status in "ZX"'),),
+        ("tests/core/test_liveness.py::test_a_process_whose_main_thread_has_ended_is_not_gone",),
     ),
 )  # fmt: skip  # an edit reads best with its two texts below each other
 

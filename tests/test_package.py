@@ -80,7 +80,7 @@ PUBLIC = {
 LAYERS = [
     "errors",
     "core",
-    "process",
+    "liveness",
     "transaction",
     "store",
     "stores",
@@ -203,7 +203,7 @@ def test_the_map_of_the_package_names_what_is_there() -> None:
     """Each entry of the map at the top of the package is a module or a folder, and none is left out."""
     assert leasehold.__doc__ is not None
     # Written beside the entries that they serve, or said by Python: no reader looks for them on the map.
-    unmapped = {"__init__", "__main__", "aio", "process", "transaction"}
+    unmapped = {"__init__", "__main__", "aio", "liveness", "transaction"}
     there = {layer_of(path) for path in MODULES} - unmapped
     named = {word.strip("/") for word in leasehold.__doc__.split()}
     assert there <= named

@@ -28,7 +28,7 @@ from leasehold import (
     UnknownJob,
 )
 from leasehold.core.job import new_job
-from leasehold.process import this_process
+from leasehold.liveness import this_process
 from leasehold.store import Store
 from leasehold.testing import ManualClock
 

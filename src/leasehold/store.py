@@ -2,7 +2,7 @@
 CONTRACT: the verbs of a store, as numbered clauses.
 
 A store keeps jobs and decides who may work on them. `leasehold.testing.store_contract` checks each clause under its
-number, and a store of your own can run it. Arguments arrive checked (`core.values`, `core.job.new_job`): a store need
+number, and a store of your own can run it. Arguments arrive checked (`core.checks`, `core.job.new_job`): a store need
 not look at them again. Instants and durations are whole microseconds; documents are JSON text.
 
 Verbs take and return lists, so that many leases cost one transaction. In a reply, a refusal stands as a value where its

@@ -16,7 +16,7 @@ from tests.postgres.fixtures import NEWEST, url_of
 
 from leasehold import StaleEpoch, StoreUnavailable
 from leasehold.cli.app import run
-from leasehold.cli.demo import place, stage, story
+from leasehold.cli.demo import stage, story, venue
 from leasehold.core.clock import SystemClock
 from leasehold.lease import Lease
 
@@ -74,7 +74,7 @@ def test_a_row_that_no_fence_has_stopped_fails_the_demo(
             put(result, lease, total)
         except StaleEpoch:
             with psycopg.connect(url) as connection:
-                connection.execute(f"update {result._stage.place.table} set total = {total}")
+                connection.execute(f"update {result._stage.venue.table} set total = {total}")
             raise
 
     monkeypatch.setattr(story.RowResult, "_put", unfenced)
@@ -101,8 +101,8 @@ def test_ctrl_c_leaves_no_schema(url: str) -> None:
 
 def test_a_schema_that_cannot_be_dropped_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody looks at its jobs in a transaction that stays open."""
-    monkeypatch.setattr(place, "LOCK_PATIENCE_MS", 10)
-    played_in = place.Place.at(url)
+    monkeypatch.setattr(venue, "LOCK_PATIENCE_MS", 10)
+    played_in = venue.Venue.at(url)
 
     with psycopg.connect(url) as somebody:
         with (

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.working import APP, Working, begun, until
 
 from leasehold import Router, Status
-from leasehold.process import _stat
+from leasehold.liveness import _stat
 
 
 @pytest.fixture

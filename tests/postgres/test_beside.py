@@ -18,7 +18,7 @@ from psycopg import sql
 from leasehold import Conflict, StaleEpoch
 from leasehold.core.job import Outcome, Progress, new_job
 from leasehold.lease import Lease
-from leasehold.process import this_process
+from leasehold.liveness import this_process
 from leasehold.store import Renewal
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.rows import as_json, settlement

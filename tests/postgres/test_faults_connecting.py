@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from leasehold import InvalidArgument, Router, StoreUnavailable
-from leasehold.core.values import shown_url
+from leasehold.core.redaction import shown_url
 from leasehold.stores.postgres.faults import cannot_connect
 
 from .fixtures import NEWEST, url_of

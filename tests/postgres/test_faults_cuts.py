@@ -14,7 +14,7 @@ from psycopg import sql
 import leasehold.stores.postgres.database as database
 from leasehold import InDoubt, Lease, Router, StaleEpoch, StoreUnavailable
 from leasehold.core.job import Outcome, Settlement
-from leasehold.process import this_process
+from leasehold.liveness import this_process
 from leasehold.store import Renewal
 from leasehold.stores.policy import Pass
 from leasehold.stores.postgres import PostgresStore

@@ -12,7 +12,7 @@ from psycopg import sql
 from leasehold import Conflict, Settled
 from leasehold.core.job import Outcome, Progress, Settlement, completion, new_job
 from leasehold.lease import Lease
-from leasehold.process import this_process
+from leasehold.liveness import this_process
 from leasehold.stores.postgres import PostgresStore, rows
 from leasehold.stores.postgres.floors import Floors
 from leasehold.testing import ManualClock

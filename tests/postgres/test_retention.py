@@ -11,7 +11,7 @@ from psycopg import sql
 
 from leasehold import Retention, Router
 from leasehold.core.job import NewJob, Outcome, Settlement, new_job
-from leasehold.process import this_process
+from leasehold.liveness import this_process
 from leasehold.store import EVENTS_AT_ONCE, Renewal
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.rows import wishes

@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_SECONDS
 import leasehold.stores.postgres.sql as files
 from leasehold import InvalidArgument, Router, StoreIncompatible, StoreUnavailable, Unsupported
 from leasehold.core.job import new_job
-from leasehold.core.values import shown_url
+from leasehold.core.redaction import shown_url
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.rows import LeaseRow, SpecRow, StateRow
 

@@ -12,7 +12,7 @@ import pytest
 
 from leasehold import LeaseholdError, Router
 from leasehold.cli.store import open_existing
-from leasehold.core.values import shown_url
+from leasehold.core.redaction import shown_url
 from leasehold.stores.postgres.faults import cannot_connect
 from leasehold.testing.hunt.tables import tables_of
 

@@ -14,7 +14,7 @@ import leasehold.stores.postgres.store as stores
 from leasehold import Conflict, NotInTransaction, Router, Settled, StaleEpoch, StoreUnavailable
 from leasehold.core.job import Grant, NewJob, Outcome, Progress, Settlement, Status, new_child, new_job
 from leasehold.lease import Lease
-from leasehold.process import this_process
+from leasehold.liveness import this_process
 from leasehold.store import Renewal
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.rows import as_json, settlement

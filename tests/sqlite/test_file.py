@@ -33,7 +33,7 @@ from tests.sqlite.processes import end, hear, is_stopped, start, tell, until
 
 from leasehold import Lease, Router, Settled, StoreUnavailable
 from leasehold.core.ownership import Reason
-from leasehold.process import this_process
+from leasehold.liveness import this_process
 from leasehold.stores.sqlite import SqliteStore
 from leasehold.stores.sqlite.database import Database
 from leasehold.stores.sqlite.log_file import LogFile

@@ -61,7 +61,7 @@ from leasehold.core.job import NewJob, Progress, Settlement, Status, new_child, 
 from leasehold.core.ownership import Reason
 from leasehold.core.queues import Queue
 from leasehold.errors import LeaseholdError, StaleEpoch
-from leasehold.process import this_process
+from leasehold.liveness import this_process
 from leasehold.store import Begun, Renewal, Store
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing import ManualClock

@@ -23,7 +23,7 @@ import msgspec
 import pytest
 
 from leasehold import InvalidArgument, Router
-from leasehold.core import values
+from leasehold.core import documents
 from leasehold.tasks.arguments import Unbindable
 from leasehold.tasks.task import AnyTask
 
@@ -257,7 +257,7 @@ def test_arguments_that_are_too_long_together_are_refused(router: Router) -> Non
     @router.task
     def join(a: str, b: str) -> None: ...
 
-    half = "x" * (values.DOCUMENT_LIMIT // 2)
+    half = "x" * (documents.DOCUMENT_LIMIT // 2)
     with pytest.raises(InvalidArgument, match=r"^the arguments of task 'join': payload has 1,048,591 bytes as JSON"):
         join.job(half, half)
     with pytest.raises(InvalidArgument, match=r"^argument 'b' of task 'join' has 1,572,866 bytes as JSON"):
@@ -273,7 +273,7 @@ def test_a_set_is_kept_in_the_same_order_in_every_process() -> None:
 
     assert task_of(set[str]).job(names).payload == {"x": sorted(names)}
     assert task_of(Named).job(Named(names)).payload == {"x": {"names": sorted(names)}}
-    assert task_of(None).encode_result(names) == values.encode(sorted(names), "x")
+    assert task_of(None).encode_result(names) == documents.encode(sorted(names), "x")
 
 
 # Binding

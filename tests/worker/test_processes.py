@@ -111,7 +111,7 @@ def test_a_place_that_fails_is_left_and_another_one_takes_over(
     with router.worker(concurrency=1) as worker:
         one = now(tasks.pid.job())
         with monkeypatch.context() as broken:
-            broken.setattr(processes._Place, "_rest", lambda place: 1 / 0)
+            broken.setattr(processes._Supervisor, "_rest", lambda place: 1 / 0)
             now(tasks.pid.job())
             until(lambda: "cannot look after a process" in caplog.text)
         until(lambda: not is_running(one.result))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..core.queues import Queue
-from ..core.values import shown_url
+from ..core.redaction import shown_url
 from .help import Group
 from .store import as_json_option, open_existing, schema_option
 

@@ -13,7 +13,7 @@ import click
 
 from .. import InvalidArgument, Router, StoreUnavailable, Unsupported
 from ..core.clock import SystemClock
-from ..core.values import shown_url
+from ..core.redaction import shown_url
 from .help import Group
 
 KINDS = ("producer", "worker", "operator", "reader")  # as in stores/postgres/rights.py, whose driver is an extra

@@ -81,7 +81,7 @@ class Supervised:
 
 
 class _Child:
-    """One worker's place: a process, and after it the next."""
+    """One worker process, and after it the one that replaces it."""
 
     def __init__(self, number: int, over: Callable[[_Child], None]) -> None:
         self.number = number

@@ -15,7 +15,7 @@ from types import FrameType
 import click
 
 from .. import LeaseholdError, Router
-from ..core.values import shown_url
+from ..core.redaction import shown_url
 from ..worker.claiming import MOST
 from ..worker.worker import Worker
 from . import logs

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypedDict
 
 from ..errors import InvalidArgument
-from . import failure, values
+from . import checks, documents, failure, instants
 from . import meta as metas
 from .options import DEFAULT_OPTIONS, Options
 from .ownership import Process, Reason
@@ -63,7 +63,7 @@ class NewJob(NamedTuple):
     @property
     def payload(self) -> Any:
         """The payload, decoded anew at each look."""
-        return values.decode(self.document)
+        return documents.decode(self.document)
 
     @property
     def retry(self) -> Retry:
@@ -147,29 +147,29 @@ def new_job(
         )
     options = DEFAULT_OPTIONS if retry is None else Options(retry)
     if run_seconds is not None:
-        options = options._replace(run_us=values.microseconds(run_seconds, "run_seconds"))
+        options = options._replace(run_us=checks.microseconds(run_seconds, "run_seconds"))
     if keep_seconds is not BY_POLICY:
         options = options._replace(keep_us=_kept(keep_seconds))
     return NewJob(
-        values.name(id, "a job's id"),
-        values.encode(payload, "payload"),
-        values.optional_name(task, "task"),
-        "default" if queue == "default" else values.name(queue, "queue"),
-        values.whole(priority, "priority", least=-PRIORITY_LIMIT, most=PRIORITY_LIMIT),
-        None if run_at is None else values.instant(run_at, "run_at"),
-        0 if delay_seconds is None else values.microseconds(delay_seconds, "delay_seconds", zero=True),
-        values.optional_name(lock, "lock"),
-        values.optional_name(unique, "unique"),
-        None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
-        None if stall_seconds is None else values.microseconds(stall_seconds, "stall_seconds"),
-        None if start_within_seconds is None else values.microseconds(start_within_seconds, "start_within_seconds"),
+        checks.name(id, "a job's id"),
+        documents.encode(payload, "payload"),
+        checks.optional_name(task, "task"),
+        "default" if queue == "default" else checks.name(queue, "queue"),
+        checks.whole(priority, "priority", least=-PRIORITY_LIMIT, most=PRIORITY_LIMIT),
+        None if run_at is None else instants.instant(run_at, "run_at"),
+        0 if delay_seconds is None else checks.microseconds(delay_seconds, "delay_seconds", zero=True),
+        checks.optional_name(lock, "lock"),
+        checks.optional_name(unique, "unique"),
+        None if lease_seconds is None else checks.microseconds(lease_seconds, "lease_seconds"),
+        None if stall_seconds is None else checks.microseconds(stall_seconds, "stall_seconds"),
+        None if start_within_seconds is None else checks.microseconds(start_within_seconds, "start_within_seconds"),
         options=options,
         meta=metas.encode(meta),
     )
 
 
 def _kept(keep_seconds: float | None) -> int:
-    return KEPT_FOR_EVER if keep_seconds is None else values.microseconds(keep_seconds, "keep_seconds", zero=True)
+    return KEPT_FOR_EVER if keep_seconds is None else checks.microseconds(keep_seconds, "keep_seconds", zero=True)
 
 
 def as_new_job(wish: Mapping[str, Any]) -> NewJob:
@@ -210,7 +210,7 @@ def new_child(parent: str, child: NewJob, nth: int, meta: str | None = None) -> 
     """
     own = child.id.replace("%", "%25").replace("/", "%2F").replace("#", "%23")  # so that no two children share an id
     name = f"{parent}/{own}" + (f"#{nth}" if nth > 1 else "")
-    if len(name) > values.NAME_LIMIT:
+    if len(name) > checks.NAME_LIMIT:
         name = "child:" + hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
     child = child._replace(id=name, chosen=False)
     if child.parent == DETACHED:
@@ -390,7 +390,7 @@ class Job:
     @property
     def result(self) -> Any:
         """What the completion recorded, or None."""
-        return values.decode(self.result_document)
+        return documents.decode(self.result_document)
 
     @property
     def error_type(self) -> str | None:
@@ -405,7 +405,7 @@ class Job:
     @property
     def checkpoint(self) -> Any:
         """The last checkpoint that a current owner wrote, or None."""
-        return values.decode(self.checkpoint_document)
+        return documents.decode(self.checkpoint_document)
 
     @property
     def task(self) -> str | None:
@@ -470,32 +470,32 @@ class Job:
     @property
     def run_at(self) -> datetime:
         """From when it may be claimed."""
-        return values.aware(self.run_us)
+        return instants.aware(self.run_us)
 
     @property
     def granted_at(self) -> datetime | None:
         """When its owner got it, or None without an owner."""
-        return values.as_datetime(self.granted_us)
+        return instants.as_datetime(self.granted_us)
 
     @property
     def expires_at(self) -> datetime | None:
         """Until when its owner is left alone, or None without an owner."""
-        return values.as_datetime(self.expires_us)
+        return instants.as_datetime(self.expires_us)
 
     @property
     def created_at(self) -> datetime:
         """When it was added."""
-        return values.aware(self.created_us)
+        return instants.aware(self.created_us)
 
     @property
     def updated_at(self) -> datetime:
         """When its status, owner or progress changed last; a renewal is no change."""
-        return values.aware(self.updated_us)
+        return instants.aware(self.updated_us)
 
     @property
     def finished_at(self) -> datetime | None:
         """When it was done, failed or cancelled."""
-        return values.as_datetime(self.finished_us)
+        return instants.as_datetime(self.finished_us)
 
 
 def new_state(spec: NewJob, now: int) -> Job:

@@ -11,10 +11,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ..errors import Conflict, NoLease, StoreUnavailable
+from .instants import as_datetime
 from .job import Outcome, Settlement, Status
 from .ownership import Ending, Reason
 from .retry import Retry
-from .values import as_datetime, counted
+from .wording import counted
 
 
 class Verb(StrEnum):

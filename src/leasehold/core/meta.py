@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..errors import InvalidArgument
-from . import values
+from . import documents, wording
 
 LIMIT: Final = 64 * 1024  # bytes of JSON
 RESERVED: Final = "leasehold."
@@ -33,7 +33,7 @@ def encode(meta: object) -> str | None:
     if meta is None:
         return DETACHED
     if not isinstance(meta, Mapping):
-        raise InvalidArgument(f"meta is a dict with string keys, or None, not {values.shown(meta)}.")
+        raise InvalidArgument(f"meta is a dict with string keys, or None, not {wording.shown(meta)}.")
     own = dict(meta)
     for key in own:
         if isinstance(key, str) and key.startswith(RESERVED):
@@ -53,13 +53,13 @@ def inherited(parent: str | None, own: str | None) -> str | None:
 
 def decode(document: str | None) -> dict[str, Any]:
     """Return the meta of a document, anew at each call; empty for none."""
-    return {} if not document else values.decode(document)
+    return {} if not document else documents.decode(document)
 
 
 def _document(meta: dict[str, Any]) -> str | None:
     if not meta:
         return None
-    document = values.encode(meta, "meta")
+    document = documents.encode(meta, "meta")
     if "\\u0000" in document and _has_nul(meta):
         raise InvalidArgument("meta must not contain NUL, in no key and no value.")
     if len(document) > LIMIT // 4 and (size := len(document.encode())) > LIMIT:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import StoreUnavailable
-from . import values
+from . import instants
 
 if TYPE_CHECKING:
     from .job import Status
@@ -98,17 +98,17 @@ class Ownership:
     @property
     def granted_at(self) -> datetime:
         """When the epoch was issued, on the store's clock."""
-        return values.aware(self.granted_us)
+        return instants.aware(self.granted_us)
 
     @property
     def expires_at(self) -> datetime:
         """The deadline as it stood last, after the last renewal."""
-        return values.aware(self.deadline_us)
+        return instants.aware(self.deadline_us)
 
     @property
     def ended_at(self) -> datetime | None:
         """When it ended, or None while it lasts."""
-        return values.as_datetime(self.ended_us)
+        return instants.as_datetime(self.ended_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,4 +126,4 @@ class Event:
     @property
     def at(self) -> datetime:
         """When it happened, on the store's clock."""
-        return values.aware(self.at_us)
+        return instants.aware(self.at_us)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from . import values
+from . import instants
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,4 +25,4 @@ class Queue:
     @property
     def paused_at(self) -> datetime | None:
         """When it was paused, on the store's clock."""
-        return values.as_datetime(self.paused_us)
+        return instants.as_datetime(self.paused_us)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from . import values
+from . import checks
 from .clock import FAR
 
 _DAY = 86_400
@@ -37,12 +37,12 @@ class Retention:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if getattr(self, name) is not None:
-                values.microseconds(getattr(self, name), name, zero=True)
+                checks.microseconds(getattr(self, name), name, zero=True)
 
     def keep_us(self, what: str) -> int | None:
         """Return how long to keep *what*, a status or "events" or "ids"; None for ever."""
         seconds: float | None = getattr(self, f"{what}_seconds")
-        return None if seconds is None else values.microseconds(seconds, what, zero=True)
+        return None if seconds is None else checks.microseconds(seconds, what, zero=True)
 
 
 DEFAULT_RETENTION = Retention()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgument
-from . import suggestions, values
+from . import checks, suggestions
 
 _MOST = 1_000_000
 
@@ -34,14 +34,14 @@ class Retry:
     only: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        values.whole(self.max_errors, "max_errors", least=1, most=_MOST)
-        values.whole(self.max_reclaims, "max_reclaims", least=0, most=_MOST)
-        values.microseconds(self.delay_seconds, "delay_seconds", zero=True)
-        values.microseconds(self.factor, "factor")
-        values.microseconds(self.max_delay_seconds, "max_delay_seconds", zero=True)
+        checks.whole(self.max_errors, "max_errors", least=1, most=_MOST)
+        checks.whole(self.max_reclaims, "max_reclaims", least=0, most=_MOST)
+        checks.microseconds(self.delay_seconds, "delay_seconds", zero=True)
+        checks.microseconds(self.factor, "factor")
+        checks.microseconds(self.max_delay_seconds, "max_delay_seconds", zero=True)
         if not isinstance(self.jitter, bool):
             raise InvalidArgument(f"jitter must be True or False, not {self.jitter!r}.")
-        values.exception_classes(self.only, "only")
+        checks.exception_classes(self.only, "only")
 
     def delay(self, errors: int, chance: float) -> float:
         """

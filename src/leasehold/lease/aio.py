@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 from ..aio import Facade, abandonable, threaded, warn_on_loops
-from ..core import asked, values
+from ..core import documents, inputs
 from ..core.job import Effect
 from ..transaction import Block, inside
 from .block import commit, roll_back_elsewhere
@@ -73,9 +73,9 @@ class AsyncLease(Facade):
             except undone:
                 await asyncio.to_thread(lease._conclude, name, None)
                 raise
-            outcome = values.encode(value, f"the outcome of effect {name!r}")
+            outcome = documents.encode(value, f"the outcome of effect {name!r}")
             await asyncio.to_thread(lease._conclude, name, outcome)
-        return values.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
+        return documents.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
 
     @asynccontextmanager
     async def keep(self, *, on_lost: Callable[[Lease], object] | None = None) -> AsyncIterator[Lease]:
@@ -93,7 +93,7 @@ class AsyncLease(Facade):
         """Open a fenced transaction, and raise, as `Lease.transaction` does; its connection is a synchronous one."""
         lease: Lease = self._sync
         verbs = lease._transactions("lease.aio.transaction()")
-        idle = asked.idle_us(idle_seconds)
+        idle = inputs.idle_us(idle_seconds)
         await asyncio.to_thread(lease._refuse_beside)
         await asyncio.to_thread(lease._flush)
         # On threads of their own: the shared ones may all be waiting for the lock that is to be let go here.

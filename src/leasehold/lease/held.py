@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from ..core import meta, values
+from ..core import documents, instants, meta
 from ..core.job import Grant
 from ..core.ownership import Reason
 from ..core.retry import Retry
@@ -46,7 +46,7 @@ class Held:
     @property
     def payload(self) -> Any:
         """What the producer passed, decoded anew at each look."""
-        return values.decode(self._grant.spec.document)
+        return documents.decode(self._grant.spec.document)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Held:
     @property
     def checkpoint(self) -> Any:
         """The checkpoint as it was when the lease was granted, or None."""
-        return values.decode(self._grant.checkpoint)
+        return documents.decode(self._grant.checkpoint)
 
     @property
     def task(self) -> str | None:
@@ -76,4 +76,4 @@ class Held:
     @property
     def granted_at(self) -> datetime:
         """When the lease was granted, on the store's clock."""
-        return values.aware(self._grant.granted_us)
+        return instants.aware(self._grant.granted_us)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from ..aio import alone, joined, transactions_of
-from ..core import asked, values
+from ..core import checks, documents, inputs, instants
 from ..core.job import (
     Added,
     Child,
@@ -109,7 +109,7 @@ class Lease(Held, Keeping):
     @property
     def expires_at(self) -> datetime:
         """Until when nobody takes the job over, as far as this lease knows: its own renewals move it."""
-        return values.aware(self._expires_us)
+        return instants.aware(self._expires_us)
 
     @property
     def lost(self) -> bool:
@@ -122,7 +122,7 @@ class Lease(Held, Keeping):
 
         Raises `StoreUnavailable` if the store cannot be asked.
         """
-        left = values.microseconds(seconds, "seconds", zero=True) / 1_000_000
+        left = checks.microseconds(seconds, "seconds", zero=True) / 1_000_000
         pause = threading.Event()
         while not self._lost:
             try:
@@ -178,10 +178,10 @@ class Lease(Held, Keeping):
 
         Raises `StaleEpoch` if the job has moved on. After `StoreUnavailable` the lease is not lost: renew again.
         """
-        lasts = None if seconds is None else values.microseconds(seconds, "seconds")
+        lasts = None if seconds is None else checks.microseconds(seconds, "seconds")
         renewal = Renewal(self.job_id, self.epoch, lasts)
         if (inside_us := self._renewed_inside(renewal)) is not None:
-            return values.aware(inside_us)  # `expires_at` stays: the transaction may yet roll back
+            return instants.aware(inside_us)  # `expires_at` stays: the transaction may yet roll back
         reply = self._store.renew([renewal])[0]
         if not isinstance(reply, int):
             raise self._told(reply)
@@ -289,13 +289,13 @@ class Lease(Held, Keeping):
             except undone:
                 self._conclude(name, None)
                 raise
-            outcome = values.encode(value, f"the outcome of effect {name!r}")
+            outcome = documents.encode(value, f"the outcome of effect {name!r}")
             self._conclude(name, outcome)
-        return values.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
+        return documents.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
 
     def _begin(self, name: str, call: object, in_doubt: str, undone: object) -> Effect:
         # Looked at before the intent is recorded: a slip must not leave an effect in doubt that was never tried.
-        again = asked.effect(name, call, in_doubt, undone)
+        again = inputs.effect(name, call, in_doubt, undone)
         effect, fresh = self._told_by(
             lambda: self._refuse_beside().begin_effect(self.job_id, self.epoch, name, again=again)
         )
@@ -319,7 +319,7 @@ class Lease(Held, Keeping):
         Raises `StaleEpoch` if the job has moved on, `Settled` if this lease has ended it otherwise; to repeat the same
         completion is no error. With *connection*, it raises what `fence` raises, and `Settled` for a repetition too.
         """
-        document = "null" if result is None else values.encode(result, "result")
+        document = "null" if result is None else documents.encode(result, "result")
         children = self._counter().following(self._grant.spec, then, self._is_stored) if then else ()
         said = completion(self._grant, document, children)
         return self._settle(said, connection, savepoint)
@@ -338,16 +338,16 @@ class Lease(Held, Keeping):
 
         The text is `last_error` and `error_message` of the job. Raises as `complete` does.
         """
-        error = values.text(error, "error")
+        error = checks.text(error, "error")
         if delay_seconds is None:
             delay_seconds = self.retry.delay(self._grant.errors + 1, random.random())
-        delay = values.microseconds(delay_seconds, "delay_seconds", zero=True)
+        delay = checks.microseconds(delay_seconds, "delay_seconds", zero=True)
         said = Settlement(self.job_id, self.epoch, Outcome.FAIL, error=error, retry=bool(retry), delay_us=delay)
         return self._settle(said, connection, savepoint)
 
     def release(self, *, delay_seconds: float | None = None, connection: Any = None, savepoint: bool = False) -> None:
         """Hand the job back unharmed: it counts against no budget. Raises as `complete` does."""
-        delay = 0 if delay_seconds is None else values.microseconds(delay_seconds, "delay_seconds", zero=True)
+        delay = 0 if delay_seconds is None else checks.microseconds(delay_seconds, "delay_seconds", zero=True)
         return self._settle(handed_back(self._grant, delay), connection, savepoint)
 
     def _settle(self, said: Settlement, connection: Any, savepoint: bool) -> None:
@@ -391,7 +391,7 @@ class Lease(Held, Keeping):
         Raises `StoreUnavailable` with `outcome_unknown` if the reply to COMMIT was lost, `Conflict` for a COMMIT or
         ROLLBACK of your own inside, and `Unsupported` on a memory store.
         """
-        verbs, idle = self._transactions("lease.transaction()"), asked.idle_us(idle_seconds)
+        verbs, idle = self._transactions("lease.transaction()"), inputs.idle_us(idle_seconds)
         connection = block = None
         try:
             self._refuse_beside()

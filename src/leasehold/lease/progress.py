@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar
 
-from ..core import asked, values
+from ..core import checks, documents, inputs
 from ..core.job import Grant, Progress, Settlement
 from ..store import Program, Transactions
 from ..transaction import Joined
@@ -62,9 +62,9 @@ class Reporting(Recorded):
         report = Progress(
             self._grant.spec.id,
             self._grant.epoch,
-            asked.fraction(fraction),
-            None if note is None else values.text(note, "note"),
-            None if checkpoint is None else values.encode(checkpoint, "checkpoint"),
+            inputs.fraction(fraction),
+            None if note is None else checks.text(note, "note"),
+            None if checkpoint is None else documents.encode(checkpoint, "checkpoint"),
         )
         self._moves += 1
         return self._write(

@@ -9,12 +9,12 @@ from contextlib import suppress
 from typing import Any
 
 from ..aio import Facade, abandonable, threaded, warn_on_loops
-from ..core import values
+from ..core import checks
 from ..core.job import Added, Job
 from ..core.ownership import Process
 from ..errors import NoLease, NotFinished, StaleEpoch, StoreUnavailable
 from ..lease import Lease
-from ..process import SELF
+from ..liveness import SELF
 from .front import Router
 from .results import pauses
 
@@ -77,7 +77,7 @@ class AsyncRouter(Facade):
     async def lease(self, job_id: str, *, owner: str, wait_seconds: float = 0) -> Lease:
         """Return the live lease of *owner* on the job, and raise, as `Router.lease` does."""
         ask = functools.partial(Router.lease, self._sync, job_id, owner=owner)
-        values.microseconds(wait_seconds, "wait_seconds", zero=True)
+        checks.microseconds(wait_seconds, "wait_seconds", zero=True)
 
         def wait(abandoned: Callable[[], bool]) -> Lease:
             left = wait_seconds
@@ -106,7 +106,7 @@ class AsyncRouter(Facade):
         claim = functools.partial(
             router.claim_many, owner, limit=limit, queues=queues, lease_seconds=lease_seconds, process=process
         )
-        values.microseconds(wait_seconds, "wait_seconds", zero=True)
+        checks.microseconds(wait_seconds, "wait_seconds", zero=True)
 
         def wait(abandoned: Callable[[], bool]) -> list[Lease]:
             left = wait_seconds

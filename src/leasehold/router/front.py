@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from ..aio import alone
-from ..core import asked, suggestions, values
+from ..core import checks, inputs, redaction, suggestions
 from ..core.clock import Clock, Countdown, SystemClock
+from ..core.ids import new_claim_id
 from ..core.job import (
     Added,
     Counts,
@@ -30,7 +31,7 @@ from ..core.ownership import CLOCK_LIMIT, Event, Ownership, Process
 from ..core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ..errors import InvalidArgument, NotFinished, StoreUnavailable
 from ..lease import Lease
-from ..process import SELF, new_claim_id, this_process
+from ..liveness import SELF, this_process
 from ..store import Pruned, Store
 from ..stores import open_store
 from ..tasks import Backend, Registry
@@ -77,17 +78,17 @@ class Router:
         schema: str = "leasehold",
         retention: Retention = DEFAULT_RETENTION,
     ) -> None:
-        self._registry = Registry(asked.modules(imports))
+        self._registry = Registry(inputs.modules(imports))
         self._adder = self._registry.adder
         self._listeners = Listeners()
-        self._lease_us = values.microseconds(lease_seconds, "lease_seconds")
+        self._lease_us = checks.microseconds(lease_seconds, "lease_seconds")
         self._trace = trace
-        self._retention = asked.retention(retention)
+        self._retention = inputs.retention(retention)
         self._schema = schema
         self._adder.enter(self._backend(url, clock, schema))
 
     def __repr__(self) -> str:
-        return f"<Router {values.shown_url(self.url or 'memory:')}>"
+        return f"<Router {redaction.shown_url(self.url or 'memory:')}>"
 
     def __enter__(self) -> Router:
         return self
@@ -269,7 +270,7 @@ class Router:
         process: Process | None = SELF,
     ) -> list[Lease]:
         """Lease up to *limit* due jobs to *owner*, in one transaction. Raises as `claim` does."""
-        values.whole(limit, "limit", least=1, most=_CLAIM_LIMIT)
+        checks.whole(limit, "limit", least=1, most=_CLAIM_LIMIT)
         grants = self._claim(owner, limit, queues, lease_seconds, wait_seconds, process)
         return [Lease(self._store, grant) for grant in grants]
 
@@ -283,16 +284,16 @@ class Router:
         process: Process | None,
     ) -> list[Grant]:
         claim_id, process = new_claim_id(), this_process() if process is SELF else process
-        queues = None if queues is None else asked.queues(queues)
-        wait_us = 0 if wait_seconds == 0 else values.microseconds(wait_seconds, "wait_seconds", zero=True)
+        queues = None if queues is None else inputs.queues(queues)
+        wait_us = 0 if wait_seconds == 0 else checks.microseconds(wait_seconds, "wait_seconds", zero=True)
         countdown = Countdown(self._clock, wait_us)
         try:
             while True:
                 grants = alone(self._store).claim(
-                    values.name(owner, "owner"),
+                    checks.name(owner, "owner"),
                     limit=limit,
                     queues=queues,
-                    lease_us=None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
+                    lease_us=None if lease_seconds is None else checks.microseconds(lease_seconds, "lease_seconds"),
                     default_lease_us=self._lease_us,
                     claim_id=claim_id,
                     process=process,
@@ -321,10 +322,10 @@ class Router:
 
         Raises `NoLease`, which says who holds it instead, and `UnknownJob`.
         """
-        wait_us = values.microseconds(wait_seconds, "wait_seconds", zero=True)
+        wait_us = checks.microseconds(wait_seconds, "wait_seconds", zero=True)
         store = alone(self._store) if wait_us else self._store
         return Lease(
-            store, store.lease(values.name(job_id, "a job's id"), values.name(owner, "owner"), wait_us=wait_us)
+            store, store.lease(checks.name(job_id, "a job's id"), checks.name(owner, "owner"), wait_us=wait_us)
         )
 
     # Workers
@@ -350,7 +351,7 @@ class Router:
         return Worker(
             self._shop(),
             concurrency=concurrency,
-            queues=None if queues is None else asked.queues(queues),
+            queues=None if queues is None else inputs.queues(queues),
             name=name,
             grace_seconds=grace_seconds,
         )
@@ -462,8 +463,8 @@ class Router:
         In portions: nobody waits long for one, and what was removed before an interruption stays so. Epochs go on where
         they were.
         """
-        keep = values.microseconds(keep_seconds, "keep_seconds", zero=True)
-        ids = None if keep_ids_seconds is None else values.microseconds(keep_ids_seconds, "keep_ids_seconds", zero=True)
+        keep = checks.microseconds(keep_seconds, "keep_seconds", zero=True)
+        ids = None if keep_ids_seconds is None else checks.microseconds(keep_ids_seconds, "keep_ids_seconds", zero=True)
         removed = Pruned(0, 0)
         while any(portion := alone(self._store).prune(keep, keep_ids_us=ids)):
             removed = Pruned(*map(sum, zip(removed, portion, strict=True)))
@@ -476,7 +477,7 @@ class Router:
         For what no store can see: a backup restored under a running process, a clock that was set back. Owners whose
         epochs are still current stay so.
         """
-        return alone(self._store).advance(values.whole(above, "above", least=0, most=CLOCK_LIMIT - 1))
+        return alone(self._store).advance(checks.whole(above, "above", least=0, most=CLOCK_LIMIT - 1))
 
     def verify(self) -> list[str]:
         """Return a sentence for every broken invariant of the store; an empty list is good news."""
@@ -486,7 +487,7 @@ class Router:
 
     def job(self, id: str) -> Job:
         """Return the job as it is now. Raises `UnknownJob`."""
-        return self._store.job(values.name(id, "a job's id"))
+        return self._store.job(checks.name(id, "a job's id"))
 
     def result(self, id: str | Added | Job, *, wait_seconds: float | None = 0) -> Any:
         """
@@ -515,13 +516,13 @@ class Router:
     ) -> list[Job]:
         """Return the jobs that fit, in the order of their insertion; *after* is the id of the last one already seen."""
         return self._store.jobs(
-            status=None if status is None else asked.status(status),
+            status=None if status is None else inputs.status(status),
             queue=queue,
             owner=owner,
             task=task,
             parent=parent,
             after=after,
-            limit=asked.limit(limit),
+            limit=inputs.limit(limit),
         )
 
     def snapshot(self) -> dict[str, Job]:
@@ -530,18 +531,18 @@ class Router:
 
     def ownerships(self, id: str) -> list[Ownership]:
         """Return who held the job, oldest first: from when to when, how it began and ended. Raises `UnknownJob`."""
-        return self._store.ownerships(values.name(id, "a job's id"))
+        return self._store.ownerships(checks.name(id, "a job's id"))
 
     def effects(self, id: str) -> list[Effect]:
         """Return the named effects of the job, known and in doubt. Raises `UnknownJob`."""
-        return self._store.effects(values.name(id, "a job's id"))
+        return self._store.effects(checks.name(id, "a job's id"))
 
     def events(
         self, id: str | None = None, *, kind: str | None = None, after: int = 0, limit: int | None = 1000
     ) -> list[Event]:
         """Return what was recorded, oldest first; *after* is the number of the last one already seen."""
-        seen = values.whole(after, "after", least=0, most=2**53)
-        return self._store.events(job_id=id, kind=kind, after=seen, limit=asked.limit(limit))
+        seen = checks.whole(after, "after", least=0, most=2**53)
+        return self._store.events(job_id=id, kind=kind, after=seen, limit=inputs.limit(limit))
 
     queues = queue_verbs.queues
 

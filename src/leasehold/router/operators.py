@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..aio import alone
-from ..core import asked, values
+from ..core import checks, documents, inputs
 from ..core.job import Job
 from ..lease import Lease
 
@@ -29,14 +29,14 @@ def transfer(
     Raises `StaleEpoch` if the job has moved since *epoch* or the `Job` was read, `UnknownJob`, and `Conflict` if it
     is finished or another job holds its lock.
     """
-    job_id, seen = asked.seen(job, epoch)
+    job_id, seen = inputs.seen(job, epoch)
     grant = alone(router.store).transfer(
         job_id,
         seen,
-        to=values.name(to, "to"),
-        by=values.name(by, "by"),
-        note=asked.note(note),
-        lease_us=None if lease_seconds is None else values.microseconds(lease_seconds, "lease_seconds"),
+        to=checks.name(to, "to"),
+        by=checks.name(by, "by"),
+        note=inputs.note(note),
+        lease_us=None if lease_seconds is None else checks.microseconds(lease_seconds, "lease_seconds"),
         default_lease_us=router._lease_us,
     )
     return Lease(router.store, grant)
@@ -44,7 +44,7 @@ def transfer(
 
 def cancel(router: Router, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
     """End the job as cancelled. Whoever had it is refused. Raises as `transfer` does."""
-    return alone(router.store).cancel(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
+    return alone(router.store).cancel(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
 
 
 def replay(router: Router, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
@@ -53,7 +53,7 @@ def replay(router: Router, job: Job | str, *, by: str, epoch: int | None = None,
 
     Raises as `transfer` does; `Conflict` if it is not finished, or an unfinished job has its unique key.
     """
-    return alone(router.store).replay(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
+    return alone(router.store).replay(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
 
 
 def requeue(router: Router, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
@@ -63,16 +63,16 @@ def requeue(router: Router, job: Job | str, *, by: str, epoch: int | None = None
     The owner is refused with `StaleEpoch`, which names *by* and *note*. Raises as `transfer` does; `Conflict` if the
     job is not running.
     """
-    return alone(router.store).requeue(*asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note))
+    return alone(router.store).requeue(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
 
 
 def complete(
     router: Router, job: Job | str, *, by: str, result: object = None, epoch: int | None = None, note: str | None = None
 ) -> Job:
     """Complete the job by hand. Whoever had it is refused. Raises as `transfer` does."""
-    document = values.encode(result, "result")
+    document = documents.encode(result, "result")
     return alone(router.store).finish(
-        *asked.seen(job, epoch), by=values.name(by, "by"), note=asked.note(note), result=document
+        *inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note), result=document
     )
 
 
@@ -94,9 +94,9 @@ def resolve(
     `Conflict` if the effect is not in doubt.
     """
     return alone(router.store).resolve(
-        *asked.seen(job, epoch),
-        values.name(name, "the name of an effect"),
-        by=values.name(by, "by"),
-        outcome=values.encode(outcome, "outcome") if happened else None,
-        note=asked.note(note),
+        *inputs.seen(job, epoch),
+        checks.name(name, "the name of an effect"),
+        by=checks.name(by, "by"),
+        outcome=documents.encode(outcome, "outcome") if happened else None,
+        note=inputs.note(note),
     )

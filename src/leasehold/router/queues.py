@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..aio import alone
-from ..core import asked, values
+from ..core import checks, inputs
 from ..core.queues import Queue
 
 if TYPE_CHECKING:  # which has these functions as its methods
@@ -19,13 +19,13 @@ def pause(router: Router, queue: str, *, by: str, note: str | None = None) -> Qu
     Jobs that run go on. What is added, retried, reclaimed or requeued meanwhile waits in the queue, and operators'
     verbs work on its jobs. To pause a paused queue replaces who, when and why.
     """
-    name = values.name(queue, "queue")
-    return alone(router.store).pause(name, by=values.name(by, "by"), note=asked.note(note))
+    name = checks.name(queue, "queue")
+    return alone(router.store).pause(name, by=checks.name(by, "by"), note=inputs.note(note))
 
 
 def resume(router: Router, queue: str, *, by: str) -> Queue:
     """Have claims take jobs from *queue* again, also those that wait already; one that is not paused stays so."""
-    return alone(router.store).resume(values.name(queue, "queue"), by=values.name(by, "by"))
+    return alone(router.store).resume(checks.name(queue, "queue"), by=checks.name(by, "by"))
 
 
 def queues(router: Router) -> list[Queue]:

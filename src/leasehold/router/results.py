@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..core import values
+from ..core import checks
 from ..core.clock import patience
 from ..core.job import Added, Job, Status
 from ..core.lifecycle import FINISHED
@@ -39,7 +39,7 @@ def pauses(wait_seconds: float | None) -> Iterator[float]:
     """Yield the pauses between two looks, each longer than the one before, until *wait_seconds* are over, or ever."""
     left: Callable[[], float] = lambda: math.inf  # noqa: E731  # the other one is no def either
     if wait_seconds is not None:
-        left = patience(values.microseconds(wait_seconds, "wait_seconds", zero=True) / 1_000_000)
+        left = patience(checks.microseconds(wait_seconds, "wait_seconds", zero=True) / 1_000_000)
     pause = _SHORTEST_SECONDS
     while (rest := left()) > 0:
         yield min(pause, rest)

@@ -13,7 +13,7 @@ import os
 import string
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from ..core import values
+from ..core import checks, redaction
 from ..core.clock import Clock
 from ..errors import InvalidArgument, Unsupported
 from ..store import Store
@@ -48,7 +48,7 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
         raise InvalidArgument(_unknown(url))
     if scheme in ("postgresql", "postgres"):
         return _open_postgres(url, clock, trace, schema)
-    shown = values.shown_url(url)
+    shown = redaction.shown_url(url)
     if scheme == "sqlite":
         _check_file(url)
     if url.startswith("sqlite://") and not url.startswith("sqlite:///"):
@@ -66,7 +66,7 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
 
     busy = settings.get("busy_seconds", "30")
     try:
-        busy_seconds = values.microseconds(float(busy), "busy_seconds", zero=True) / 1_000_000
+        busy_seconds = checks.microseconds(float(busy), "busy_seconds", zero=True) / 1_000_000
     except ValueError:
         raise InvalidArgument(f"busy_seconds in {shown!r} must be a number of seconds, not {busy!r}.") from None
     return SqliteStore(
@@ -116,7 +116,7 @@ def _check_file(url: str) -> None:
     """Refuse a SQLite URL without its slashes, and one for a database in memory."""
     path, mark, query = url.removeprefix("sqlite:").partition("?")
     if path.endswith(":memory:"):
-        raise InvalidArgument(f"{values.shown_url(url)!r} {_NOT_SHARED}")
+        raise InvalidArgument(f"{redaction.shown_url(url)!r} {_NOT_SHARED}")
     if path and not path.startswith("//"):
         # Not guessed: after a lost slash sqlite:/jobs.db is either of two files, and the wrong one begins empty.
         relative, absolute = f"'sqlite:///{path.lstrip('/')}{mark}{query}'", f"'sqlite:////{path[1:]}{mark}{query}'"
@@ -162,7 +162,7 @@ def _settings(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
             near = difflib.get_close_matches(name, known, 1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
             takes = ", ".join(known) or "none"
-            shown = values.shown_url(url)
+            shown = redaction.shown_url(url)
             raise InvalidArgument(
                 f"{shown!r} has the setting {name!r}, which this store does not take ({takes}).{meant}"
             )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..aio import Facade, alone, joined, threaded
-from ..core import values
+from ..core import ids
 from ..core.clock import Clock
 from ..core.job import Added, NewJob, as_root
 from ..store import Program, Store, Transactions
@@ -58,7 +58,7 @@ class Adder:
 
     def new_id(self) -> str:
         """Return an id for a job that was given none."""
-        return values.new_id(self.clock.now())
+        return ids.new_id(self.clock.now())
 
     def add(self, job: NewJob, *, connection: Any = None, savepoint: bool = False) -> Added:
         """Keep *job*, as `Router.add` does, and raise as it does."""

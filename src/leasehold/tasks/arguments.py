@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ..core import values
+from ..core import documents
 from ..errors import InvalidArgument
 from .convert import Converter, Half, Mismatch, UnsupportedAnnotation, converter, shown_annotation
 from .signature import Unresolved, resolved
@@ -58,7 +58,7 @@ class Arguments:
         except (Mismatch, Unresolved, UnsupportedAnnotation, RecursionError) as error:
             raise self._refused(name, error) from None
         try:
-            return values.encode(kept, "payload")
+            return documents.encode(kept, "payload")
         except InvalidArgument as error:
             raise self._blame(kept, error) from None
 
@@ -109,7 +109,7 @@ class Arguments:
         """Return the error that names the argument which cannot be kept."""
         for name, value in kept.items():
             try:
-                values.encode(value, f"argument {name!r} of task {self._task!r}")
+                documents.encode(value, f"argument {name!r} of task {self._task!r}")
             except InvalidArgument as found:
                 return found
         return InvalidArgument(f"the arguments of task {self._task!r}: {error}")  # each fits, and all together do not

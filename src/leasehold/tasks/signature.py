@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, TypedDict
 
-from ..core import values
+from ..core import checks
 from ..core.retry import Retry
 from ..errors import InvalidArgument
 from ..lease import Lease
@@ -116,10 +116,10 @@ def checked_signature(function: Callable[..., Any]) -> inspect.Signature:
 def name_of(function: Any, settings: TaskSettings) -> str:
     """Return the name of a task: what `name=` says, or the function's own."""
     if "name" in settings:
-        return values.name(settings["name"], "name")
+        return checks.name(settings["name"], "name")
     if function.__name__ == "<lambda>":
         raise _refuse(function, "a lambda has no name of its own. Pass name=….")
-    return values.name(function.__name__, "a task's name")
+    return checks.name(function.__name__, "a task's name")
 
 
 def kind_of(function: Any, settings: TaskSettings) -> Kind:
@@ -202,7 +202,7 @@ def check_parameters(function: Any, parameters: list[inspect.Parameter]) -> None
 
 def final_of(settings: TaskSettings) -> tuple[type[BaseException], ...]:
     """Return the exceptions after which a job is not tried again."""
-    return values.exception_classes(settings.get("final", ()), "final")
+    return checks.exception_classes(settings.get("final", ()), "final")
 
 
 def delay_of(settings: TaskSettings) -> Callable[[int, Any], float] | None:

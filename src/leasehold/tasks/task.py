@@ -25,7 +25,7 @@ from typing import (
 from uuid import UUID
 
 from ..aio import warn_if_it_blocks
-from ..core import suggestions, values
+from ..core import checks, documents, suggestions
 from ..core.job import DETACHED, Added, JobSettings, NewJob, as_new_job
 from ..core.retry import Retry
 from ..errors import InvalidArgument
@@ -174,7 +174,7 @@ class Task(Generic[C, P, R_co]):
         check_parameters(self.function, list(signature.parameters.values()))
         self.takes_lease = takes_lease(self.function, signature)
         run_seconds = settings.get("run_seconds")
-        self.run_us = None if run_seconds is None else values.microseconds(run_seconds, "run_seconds")
+        self.run_us = None if run_seconds is None else checks.microseconds(run_seconds, "run_seconds")
         self.final = final_of(settings)
         self.only: tuple[type[BaseException], ...] = ()
         self._backoff = delay_of(settings)
@@ -280,7 +280,7 @@ class Task(Generic[C, P, R_co]):
             )
         what = f"the result of task {self.name!r}"
         try:
-            return values.encode(self._dump_result(value), what)
+            return documents.encode(self._dump_result(value), what)
         except Mismatch as mismatch:
             at = f" at {mismatch.where}" if mismatch.where else ""
             raise Unstorable(f"{what} is {shown(value)} and cannot be kept{at}: {mismatch}. {_RETURN}") from None
@@ -301,7 +301,7 @@ class Task(Generic[C, P, R_co]):
 
     def decode_result(self, document: str | None) -> Any:
         """Return a stored result as the function returned it, where its return annotation tells how; else as JSON."""
-        value = values.decode(document)
+        value = documents.decode(document)
         found = self._result
         if found is None or found.load is None or value is None:
             return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import UTC, datetime
 
-from ..core import values
+from ..core import checks, instants
 
 _START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -21,14 +21,14 @@ class ManualClock:
     """
 
     def __init__(self, start: datetime = _START) -> None:
-        self._now = values.instant(start, "start")
+        self._now = instants.instant(start, "start")
         self._waiting: dict[threading.Condition, int] = {}
         self._lock = threading.Lock()
 
     @property
     def time(self) -> datetime:
         """The instant that the clock shows."""
-        return values.aware(self._now)
+        return instants.aware(self._now)
 
     def now(self) -> int:
         """Return the instant, in microseconds since 1970 (UTC)."""
@@ -36,7 +36,7 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         """Move the clock forward by *seconds*, and wake everybody who waits on it."""
-        self._now += values.microseconds(seconds, "seconds", zero=True)
+        self._now += checks.microseconds(seconds, "seconds", zero=True)
         with self._lock:
             waiting = list(self._waiting)
         for condition in waiting:

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn, cast
 
-from ..core import values
+from ..core import redaction
 from ..errors import InvalidArgument, StaleEpoch, StoreUnavailable, Unsupported
 from ..lease import Lease
 from ..store import Store
@@ -166,7 +166,7 @@ def _elsewhere(here: str | None, there: str | None) -> str:
     here, there = here or "memory:", there or "memory:"
     if here == there:
         return ""
-    mine, its = values.shown_url(here), values.shown_url(there)
+    mine, its = redaction.shown_url(here), redaction.shown_url(there)
     return (
         f"the router of this process is for {mine}, and the worker's is for {its}: a transaction needs the same "
         "database. A process imports the module anew, so let it find the same URL there, such as in the environment."

@@ -12,9 +12,10 @@ from contextlib import suppress
 from typing import Protocol
 
 from ..core.clock import Clock, patience
+from ..core.ids import new_claim_id
 from ..core.job import Grant, handed_back
 from ..errors import LeaseholdError, StoreUnavailable
-from ..process import new_claim_id, this_process
+from ..liveness import this_process
 from ..store import Store
 from .log import log
 from .waiting import Waiting

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from typing import NoReturn, Protocol
 
-from ..core import asked
+from ..core import inputs
 from ..core.clock import Clock
+from ..core.ids import new_claim_id
 from ..core.job import Job, Status
 from ..errors import Conflict, InvalidArgument, Unsupported
 from ..lease import Lease
-from ..process import new_claim_id, this_process
+from ..liveness import this_process
 from ..tasks.task import AnyTask, Kind, Unbindable
 from .handling import End, call, call_async, released, settlement
 from .lifespan import Lifespan
@@ -51,7 +52,7 @@ def drained(
     raise_errors: bool,
 ) -> list[Job]:
     """Run everything that is due; return each job as it is after each of its runs, in their order."""
-    named = None if queues is None else asked.queues(queues)
+    named = None if queues is None else inputs.queues(queues)
     drain = Drain(shop, named, _advancing(clock) if advance else None, raise_errors, loop)
     return drain.run(abandoned)
 

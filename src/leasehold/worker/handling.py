@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ..aio import handling_on_loop
-from ..core import failure, values
+from ..core import checks, failure
 from ..core.job import Outcome, Settlement, completion, handed_back
 from ..errors import StaleEpoch, StoreUnavailable
 from ..lease import Lease, _current
@@ -148,13 +148,13 @@ def failed(task: Task[..., ..., Any], lease: Lease, error: BaseException, text: 
         Outcome.FAIL,
         error=text or described(error),
         retry=retry,
-        delay_us=values.microseconds(_delay(task, lease, error), "delay", zero=True),
+        delay_us=checks.microseconds(_delay(task, lease, error), "delay", zero=True),
     )
 
 
 def released(lease: Lease, delay_seconds: float = 0) -> Settlement:
     """Return what hands the job back, its budgets untouched."""
-    return handed_back(lease._grant, values.microseconds(delay_seconds, "delay", zero=True))
+    return handed_back(lease._grant, checks.microseconds(delay_seconds, "delay", zero=True))
 
 
 def unbound_delay(lease: Lease) -> float:
@@ -169,7 +169,7 @@ def described(error: BaseException) -> str:
     where = list(takewhile(lambda line: line.startswith("  "), lines))
     frames = traceback.format_list(traceback.extract_tb(error.__traceback__)[-_FRAMES:])
     text = failure.written("".join(lines[len(where) :]).strip(), "".join([*frames, *where]).rstrip())
-    return values.text(text.encode("utf-8", "backslashreplace").decode(), "error")
+    return checks.text(text.encode("utf-8", "backslashreplace").decode(), "error")
 
 
 def _delay(task: Task[..., ..., Any], lease: Lease, error: BaseException) -> float:
@@ -177,7 +177,7 @@ def _delay(task: Task[..., ..., Any], lease: Lease, error: BaseException) -> flo
     if task._backoff is not None:
         try:
             delay = float(task._backoff(errors, error))
-            values.microseconds(delay, "delay", zero=True)
+            checks.microseconds(delay, "delay", zero=True)
             return delay
         except BaseException:  # a SystemExit there would end a thread that others need
             log.exception("the delay function of task %r failed; its job waits as if there were none", task.name)

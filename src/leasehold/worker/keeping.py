@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
-from ..core import values
 from ..core.clock import FAR, Clock
+from ..core.wording import counted
 from ..errors import StoreUnavailable
 from ..store import Refusal, Renewal, Store
 from .log import log
@@ -170,7 +170,7 @@ class Renewer(Sleeper):
             replies = verb()
         except StoreUnavailable as error:
             if not self.failing:
-                leases = values.counted(count, "lease, which is", "leases, which are")
+                leases = counted(count, "lease, which is", "leases, which are")
                 log.warning("cannot renew %s unknown and not lost: %s", leases, error)
             self.failing = True
             return [None] * count

@@ -51,8 +51,8 @@ class Processes:
         self._ended = ended
         self._lock = threading.Lock()  # for all that follows, and who has which run
         self._waiting: deque[Run] = deque()
-        self._places: list[_Place] = []
-        self._idle: list[_Place] = []  # the last one is asked first
+        self._supervisors: list[_Supervisor] = []
+        self._idle: list[_Supervisor] = []  # the last one is asked first
         self._closing = False
         self._hopeless: Unguarded | None = None
         refuse_in_an_import("a worker was started")
@@ -64,16 +64,16 @@ class Processes:
             for _ in runs:
                 if self._idle:
                     self._idle.pop().wake()
-                elif len(self._places) < self._most:
-                    self._places.append(_Place(self))
+                elif len(self._supervisors) < self._most:
+                    self._supervisors.append(_Supervisor(self))
 
     def stop(self, run: Run) -> bool:
         """Kill the process that handles *run*."""
         with self._lock:
-            place: _Place | None = run.handle
-            unbegun = place is None and run.first()
-            if place is not None and place.run is run:
-                place.kill()
+            supervisor: _Supervisor | None = run.handle
+            unbegun = supervisor is None and run.first()
+            if supervisor is not None and supervisor.run is run:
+                supervisor.kill()
         if unbegun:
             self._ended(run, End(None, Killed("it had not begun")))
         return True
@@ -82,53 +82,53 @@ class Processes:
         """End every process; one that does not end is killed."""
         with self._lock:
             self._closing = True
-            places = list(self._places)
-            for place in places:
-                place.wake()
+            supervisors = list(self._supervisors)
+            for supervisor in supervisors:
+                supervisor.wake()
         left = patience(_END_SECONDS)
-        for place in places:
-            place.thread.join(max(left(), 0))
-        for place in places:
-            if place.thread.is_alive():
+        for supervisor in supervisors:
+            supervisor.thread.join(max(left(), 0))
+        for supervisor in supervisors:
+            if supervisor.thread.is_alive():
                 with self._lock:
-                    place.kill()
-                place.thread.join(_END_SECONDS)
+                    supervisor.kill()
+                supervisor.thread.join(_END_SECONDS)
 
     # For the threads
 
-    def next(self, place: _Place, *, patient: bool) -> Run | None:
-        """Return the next run for *place*, or None, when it is idle from now on, or no longer here."""
+    def next(self, supervisor: _Supervisor, *, patient: bool) -> Run | None:
+        """Return the next run for *supervisor*, or None, when it is idle from now on, or no longer here."""
         with self._lock:
-            if place in self._idle:
-                self._idle.remove(place)
+            if supervisor in self._idle:
+                self._idle.remove(supervisor)
             while self._waiting:
                 run = self._waiting.popleft()
                 if run.first():
-                    run.handle = place
-                    place.run = run
+                    run.handle = supervisor
+                    supervisor.run = run
                     return run
             if self._closing or not patient:
-                self._places.remove(place)
-                place.is_over = True
+                self._supervisors.remove(supervisor)
+                supervisor.is_over = True
             else:
                 # Rather one that has a process.
-                self._idle.insert(len(self._idle) if place.has_process else 0, place)
+                self._idle.insert(len(self._idle) if supervisor.has_process else 0, supervisor)
         return None
 
-    def leave(self, place: _Place) -> None:
-        """Have nobody wake *place* any more."""
+    def leave(self, supervisor: _Supervisor) -> None:
+        """Have nobody wake *supervisor* any more."""
         with self._lock:
-            place.is_over = True
-            for places in (self._places, self._idle):
-                if place in places:
-                    places.remove(place)
+            supervisor.is_over = True
+            for supervisors in (self._supervisors, self._idle):
+                if supervisor in supervisors:
+                    supervisors.remove(supervisor)
 
-    def over(self, place: _Place, run: Run, end: End) -> None:
-        """Tell the end of *run*; the place is free before that, since the next run may come at once."""
+    def over(self, supervisor: _Supervisor, run: Run, end: End) -> None:
+        """Tell the end of *run*; the supervisor is free before that, since the next run may come at once."""
         with self._lock:
-            place.run = None
-            place.is_killed = False
-            self._idle.insert(len(self._idle) if place.has_process else 0, place)
+            supervisor.run = None
+            supervisor.is_killed = False
+            self._idle.insert(len(self._idle) if supervisor.has_process else 0, supervisor)
         self._ended(run, end)
 
     def despair(self, why: Unguarded | None = None) -> Unguarded | None:
@@ -137,13 +137,13 @@ class Processes:
             self._hopeless = self._hopeless or why
             return self._hopeless
 
-    def killing(self, place: _Place) -> bool:
-        """Return whether the run of *place* was stopped."""
+    def killing(self, supervisor: _Supervisor) -> bool:
+        """Return whether the run of *supervisor* was stopped."""
         with self._lock:
-            return place.is_killed
+            return supervisor.is_killed
 
 
-class _Place:
+class _Supervisor:
     """A thread, and the process that it looks after, if it has one at the moment."""
 
     def __init__(self, processes: Processes) -> None:

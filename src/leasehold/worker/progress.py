@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..core.clock import Clock
 from ..core.job import Grant, Progress
-from ..core.values import counted
+from ..core.wording import counted
 from ..errors import StoreUnavailable
 from ..store import Refusal, Store
 from .keeping import Keeper, Sleeper

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..core.clock import Clock
 from ..core.job import Settlement
-from ..core.values import counted
+from ..core.wording import counted
 from ..errors import Settled, StoreUnavailable
 from ..store import Refusal, Store
 from .handling import Unsettled, failed

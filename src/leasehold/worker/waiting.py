@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC
 
-from ..core import values
 from ..core.clock import Clock
 from ..core.job import Grant, Job, Status
+from ..core.wording import counted
 from ..errors import StoreIncompatible
 from ..store import Store
 from .log import log
@@ -61,7 +61,7 @@ class Waiting:
         parts = [f"{count} in {name!r}, which is paused" for name, count in sorted(paused.items())]
         parts += [f"{unknown} of tasks that are unknown here ({self._unknown()})"] if unknown else []
         if parts:
-            count = values.counted(self.left, "job is", "jobs are")
+            count = counted(self.left, "job is", "jobs are")
             log.info("nothing is left to do; %s left pending: %s", count, ", ".join(parts))
 
     def _paused(self) -> set[str]:

@@ -22,10 +22,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from ..aio import abandonable
-from ..core import values
+from ..core import checks
 from ..core.clock import FAR, Clock, SteadyClock
 from ..core.job import Grant, Settlement
 from ..core.retention import DEFAULT_RETENTION, Retention
+from ..core.wording import counted
 from ..errors import Conflict, Settled, Unsupported
 from ..lease import Lease
 from ..store import Refusal, Store
@@ -94,12 +95,12 @@ class Worker:
         grace_seconds: float = 25.0,
         steady: Clock | None = None,
     ) -> None:
-        self.owner = _unique(values.optional_name(name, "a worker's name") or socket.gethostname())
-        self.concurrency = values.whole(concurrency, "concurrency", least=1, most=MOST)
+        self.owner = _unique(checks.optional_name(name, "a worker's name") or socket.gethostname())
+        self.concurrency = checks.whole(concurrency, "concurrency", least=1, most=MOST)
         self.queues = queues
         self._shop = shop
         self._store = shop.store
-        self._grace_us = values.microseconds(grace_seconds, "grace_seconds", zero=True)
+        self._grace_us = checks.microseconds(grace_seconds, "grace_seconds", zero=True)
         self._steady = steady or SteadyClock()
         self._observers = Observers(shop.store, shop.listeners)
         self._reporter = Reporter(self._observers)
@@ -161,7 +162,7 @@ class Worker:
         A handler on a thread may still be running then. Its job may run elsewhere at the same time, and what it writes
         is refused.
         """
-        grace = self._grace_us if grace_seconds is None else values.microseconds(grace_seconds, "grace", zero=True)
+        grace = self._grace_us if grace_seconds is None else checks.microseconds(grace_seconds, "grace", zero=True)
         with self._stopping:
             if self._started and not self._lifespan.is_over:
                 self._stop(grace)
@@ -176,7 +177,7 @@ class Worker:
             self._hand_back()
         if not self._settler.close(_LAST_SECONDS):
             self.unsettled = len(self._in_flight)
-            left = values.counted(self.unsettled, "job is not settled, and waits", "jobs are not settled, and wait")
+            left = counted(self.unsettled, "job is not settled, and waits", "jobs are not settled, and wait")
             log.error("the store does not answer; %s to be reclaimed", left)
         self._renewer.end()
         self._watch.end()
@@ -213,7 +214,7 @@ class Worker:
     def _hand_back(self) -> None:
         runs = self._runs()
         some = ", ".join(run.lease.job_id for run in runs[:10])
-        left = values.counted(len(runs), "job is not done and is", "jobs are not done and are")
+        left = counted(len(runs), "job is not done and is", "jobs are not done and are")
         log.warning("%s handed back: %s%s", left, some, " …" if len(runs) > 10 else "")
         for run in runs:
             self._stop_run(run, released(run.lease))

@@ -2,7 +2,7 @@
 `leasehold demo`: a short story about stale owners, told from the store's own records.
 
     story      the six scenes
-    place      where it plays: in this process, in a file, in a schema of its own
+    venue      where it plays: in this process, in a file, in a schema of its own
     stage      what a scene needs: threads, cues, claims and writes
     victim     the process that is killed while it holds a lease
     trace      an event of the store as one line

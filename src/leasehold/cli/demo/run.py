@@ -8,12 +8,12 @@ from rich.text import Text
 
 from ... import Event, LeaseholdError, StaleEpoch
 from ...core.clock import SystemClock
-from .place import TABLE, Place
 from .screen import Screen, wants_plain
 from .stage import SHORT_SECONDS, Stage, Stuck
 from .story import Told, tell
 from .timeline import Record, table, timeline
 from .trace import Trace
+from .venue import TABLE, Venue
 from .verdict import ACCEPTED, Expectation, judge, read
 
 FILE = "sqlite:///demo.db"
@@ -22,10 +22,10 @@ CANCEL_TRIES = 5
 
 def perform(url: str | None, *, plain: bool) -> int:
     """Play the demo in the store at *url*, or in memory, and return the exit code."""
-    clock, place = SystemClock(), Place.at(url)
-    with place.router(clock, SHORT_SECONDS) as router:
-        screen = Screen(router, clock, Trace(place.suffix), plain=plain or wants_plain(), remote=place.own)
-        stage = Stage(router, screen, place, unhurried=not screen.plain)
+    clock, venue = SystemClock(), Venue.at(url)
+    with venue.router(clock, SHORT_SECONDS) as router:
+        screen = Screen(router, clock, Trace(venue.suffix), plain=plain or wants_plain(), remote=venue.own)
+        stage = Stage(router, screen, venue, unhurried=not screen.plain)
         told = Told([])
         _begin(screen, stage)
         stuck = _play(stage, screen, told)
@@ -71,17 +71,17 @@ def _cancel(stage: Stage, job_id: str) -> None:
 
 
 def _begin(screen: Screen, stage: Stage) -> None:
-    place = stage.place
+    venue = stage.venue
     screen.print(Text.assemble(("leasehold demo", "bold"), ": six jobs, and one question: whose writes still count?"))
     screen.print(Text("A lease says who may try, and expires. An epoch says whose writes count."))
     screen.print(Text("e+1, e+2 … are epochs, in the order in which they were issued; they only go up.", "dim"))
-    if place.own:
+    if venue.own:
         screen.print(
-            Text(f"Played in {place.shown}, in the schema {place.schema}, which is dropped afterwards.", "dim")
+            Text(f"Played in {venue.shown}, in the schema {venue.schema}, which is dropped afterwards.", "dim")
         )
-    elif place.shared:
+    elif venue.shared:
         screen.print(
-            Text(f"Played in {place.shown}, queue {stage.queue}; every id there ends in {place.suffix}.", "dim")
+            Text(f"Played in {venue.shown}, queue {stage.queue}; every id there ends in {venue.suffix}.", "dim")
         )
 
 
@@ -116,14 +116,14 @@ def _sum_up(screen: Screen, refused: Sequence[Event], expectations: Sequence[Exp
 
 
 def _what_next(screen: Screen, stage: Stage) -> None:
-    place = stage.place
-    if place.own:
+    venue = stage.venue
+    if venue.own:
         return  # nothing is left to look at
     screen.print(Text())
-    if not place.shared:
+    if not venue.shared:
         screen.print(Text(f"In a file, with a killed process: leasehold demo --store {FILE}"))
         return
-    screen.print(Text(f"The jobs and {TABLE} are still there: leasehold store check {place.shown}"))
+    screen.print(Text(f"The jobs and {TABLE} are still there: leasehold store check {venue.shown}"))
 
 
 def _heading(screen: Screen, text: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ... import Lease, LeaseholdError, Router, StaleEpoch
-from .place import Place
+from .venue import Venue
 
 PATIENCE_SECONDS = 60.0  # for what happens at once unless something is broken
 SHORT_SECONDS = 1.0  # the leases that are meant to expire
@@ -69,14 +69,14 @@ class Stage:
     """
     The store, the names of this run in it, and the verbs that scenes share.
 
-    In a file that other jobs may live in, every id ends in the suffix of its place, and the queue has it too.
+    In a file that other jobs may live in, every id ends in the suffix of its venue, and the queue has it too.
     """
 
-    def __init__(self, router: Router, voice: Voice, place: Place, *, unhurried: bool = False) -> None:
+    def __init__(self, router: Router, voice: Voice, venue: Venue, *, unhurried: bool = False) -> None:
         self.router = router
-        self.place = place
-        self.suffix = place.suffix
-        self.queue = f"demo{place.suffix}"
+        self.venue = venue
+        self.suffix = venue.suffix
+        self.queue = f"demo{venue.suffix}"
         self.jobs: list[str] = []
         self._voice = voice
         self._unhurried = unhurried

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ... import Lease
-from ...process import this_process
-from .place import TABLE, Place
+from ...liveness import this_process
 from .stage import LONG_SECONDS, SHORT_SECONDS, Cue, Stage, Stuck, signature
+from .venue import TABLE, Venue
 from .victim import Victim
 
 
@@ -67,7 +67,7 @@ def late(stage: Stage, told: Told) -> Plot:
 
 def crashed(stage: Stage, told: Told) -> Plot:
     """A job whose worker dies without a word."""
-    return _killed_process(stage, stage.place) if stage.place.shared else _stopped_thread(stage)
+    return _killed_process(stage, stage.venue) if stage.venue.shared else _stopped_thread(stage)
 
 
 def _stopped_thread(stage: Stage) -> Plot:
@@ -83,12 +83,12 @@ def _stopped_thread(stage: Stage) -> Plot:
     return Plot(job, ("worker-1", "worker-2"), ("timeout", "done"))
 
 
-def _killed_process(stage: Stage, place: Place) -> Plot:
+def _killed_process(stage: Stage, venue: Venue) -> Plot:
     # Without a /proc to look at, nobody can prove that a process is dead; then there is only time.
     provable = this_process() is not None
     text = "worker-1 is a process with a 30 s lease. SIGKILL proves its death: no waiting."
     job = stage.scene("job-C", "The crash", text)
-    with Victim(place, stage.queue, "worker-1", LONG_SECONDS if provable else SHORT_SECONDS) as victim:
+    with Victim(venue, stage.queue, "worker-1", LONG_SECONDS if provable else SHORT_SECONDS) as victim:
         stage.say(f"process {victim.pid} starts as worker-1 …")
         held: list[str] = []
         stage.play(lambda: held.append(victim.claimed()))
@@ -124,7 +124,7 @@ def same_name(stage: Stage, told: Told) -> Plot:
 
 def stale_result(stage: Stage, told: Told) -> Plot:
     """A job whose result is written by its new owner, and then again by the old one."""
-    shared = stage.place.shared
+    shared = stage.venue.shared
     what = "row" if shared else "checkpoint"
     job = stage.scene(
         "job-E",
@@ -254,14 +254,14 @@ class RowResult:
         self._stage.write(lambda: self._put(lease, 41))
 
     def _put(self, lease: Lease, total: int) -> None:
-        place = self._stage.place
-        marks = ", ".join([place.mark] * 3)
+        venue = self._stage.venue
+        marks = ", ".join([venue.mark] * 3)
         with lease.transaction() as connection:
             connection.execute(
-                f"create table if not exists {place.table} (job text primary key, total integer, epoch bigint)"
+                f"create table if not exists {venue.table} (job text primary key, total integer, epoch bigint)"
             )
             connection.execute(
-                f"insert into {place.table} values ({marks}) "
+                f"insert into {venue.table} values ({marks}) "
                 "on conflict (job) do update set total = excluded.total, epoch = excluded.epoch",
                 (lease.job_id, total, lease.epoch),
             )
@@ -273,8 +273,8 @@ class RowResult:
             self._stage.say(f"In {TABLE}, total = {total}.")
 
     def _look_and_complete(self, lease: Lease) -> None:
-        place = self._stage.place
-        query = f"select total from {place.table} where job = {place.mark}"
+        venue = self._stage.venue
+        query = f"select total from {venue.table} where job = {venue.mark}"
         with lease.transaction() as connection:
             self._told.totals = [row[0] for row in connection.execute(query, (lease.job_id,)).fetchall()]
             lease.complete(signature(lease), connection=connection)

@@ -50,10 +50,10 @@ def _bar(held: Ownership, ended_us: int, marks: list[int], trace: Trace, per_sec
     wide = round(per_second * lasted / 1e6) - len(label) - len(how) - 2
     fill = [FILL] * max(wide, LEAST_FILL)
     for at in marks:
-        place = int(len(fill) * (at - held.granted_us) / lasted)
+        target = int(len(fill) * (at - held.granted_us) / lasted)
         # Two refusals may fall into one cell: the later one moves on to the next that is free.
-        free = [cell for cell in (*range(place, len(fill)), *range(place)) if fill[cell] == FILL]
-        fill[free[0] if free else place] = REFUSED
+        free = [cell for cell in (*range(target, len(fill)), *range(target)) if fill[cell] == FILL]
+        fill[free[0] if free else target] = REFUSED
     colour = trace.colour(held.owner)
     bar = Text.assemble((LEFT + label, colour))
     for cell in fill:

@@ -16,7 +16,7 @@ MARGIN = 10 + JOB_WIDTH + 1  # up to the owner
 
 class Trace:
     """
-    Turns events into lines, and remembers who had which epoch, and its place in the order of issue.
+    Turns events into lines, and remembers who had which epoch, and its rank in the order of issue.
 
     An epoch is a number of sixteen digits. Shown is its rank among those of this run: `e+1`, `e+2`, …
     """

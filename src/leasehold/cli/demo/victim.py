@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from ... import Router
-from .place import Place
+from .venue import Venue
 
 PATIENCE_SECONDS = 60.0
 
@@ -22,11 +22,11 @@ PATIENCE_SECONDS = 60.0
 class Victim:
     """The process, seen from the demo. As a context manager, it is gone at the end of the block."""
 
-    def __init__(self, place: Place, queue: str, owner: str, lease_seconds: float) -> None:
+    def __init__(self, venue: Venue, queue: str, owner: str, lease_seconds: float) -> None:
         home = str(Path(__file__).parents[3])  # where this very package was imported from
         paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, place.url or "", place.schema, queue, owner, str(lease_seconds)],
+            [sys.executable, "-P", "-m", __name__, venue.url or "", venue.schema, queue, owner, str(lease_seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -42,7 +42,7 @@ from ...core.ownership import (
 )
 from ...core.queues import Queue
 from ...errors import LeaseholdError, Settled, StaleEpoch, StoreUnavailable, UnknownJob
-from ...process import this_process
+from ...liveness import this_process
 from ...store import Refusal
 from . import upkeep
 from .lines import Deadlines, Parked, Ready, Scheduled

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...core.job import PRUNED, NewJob
 from ...core.ownership import RECOVERY_EVERY_US, Ownership, Reason
 from ...core.retention import Retention
-from ...process import is_gone
+from ...liveness import is_gone
 from ...store import EVENTS_AT_ONCE, Pruned, ids_before
 from ..policy import EVENTS, IDS, KEPT, PORTION, Place
 from .record import ORDER, Record

@@ -22,7 +22,7 @@ from psycopg import pq
 from psycopg.rows import tuple_row
 
 from ...core.job import Added, NewJob, Progress, Settlement
-from ...core.values import shown_url
+from ...core.redaction import shown_url
 from ...errors import (
     InvalidArgument,
     LeaseholdError,

@@ -20,9 +20,9 @@ import psycopg
 from psycopg import pq, sql
 
 from ...core.clock import patience
-from ...core.values import shown_url
+from ...core.redaction import shown_url
 from ...errors import InvalidArgument, LeaseholdError, StoreIncompatible, StoreUnavailable
-from ..migrating import Migrated
+from .._versions import Migrated
 from .connection import Connection, is_pooled
 from .faults import cannot_connect, explained, sqlstate_of, without_secrets
 from .rights import check_role

@@ -10,7 +10,7 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
-from ...core.values import secrets_of, shown_url
+from ...core.redaction import secrets_of, shown_url
 from ...errors import (
     Conflict,
     InvalidArgument,

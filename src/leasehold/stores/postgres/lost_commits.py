@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from ...core.values import shown_url
+from ...core.redaction import shown_url
 from ...errors import LeaseholdError, StoreUnavailable
 from . import refusals
 from .fenced import FencedConnection

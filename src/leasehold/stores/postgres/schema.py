@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 
 from ...errors import StoreIncompatible, StoreUnavailable
-from ..migrating import Migrated, refuse_newer, refuse_older, refuse_unreleased
+from .._versions import Migrated, refuse_newer, refuse_older, refuse_unreleased
 from .rights import grant_again, grantees
 from .sql import first, functions, in_schema, latest, migrations, oldest
 

@@ -9,8 +9,8 @@ from urllib.parse import unquote_plus
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
-from ...core import values
-from ...core.values import shown_url
+from ...core import checks
+from ...core.redaction import shown_url
 from ...errors import InvalidArgument
 from .faults import ENCODE, without_secrets
 
@@ -83,7 +83,7 @@ def _whole(value: str, name: str, url: str, *, least: int, most: int) -> int:
     except ValueError:
         got = without_secrets(repr(unquote_plus(value)), url)
         raise InvalidArgument(f"{name} in a PostgreSQL URL must be a whole number, not {got}.") from None
-    return values.whole(number, name, least=least, most=most)
+    return checks.whole(number, name, least=least, most=most)
 
 
 def _seconds(value: str, name: str, url: str) -> float:
@@ -92,4 +92,4 @@ def _seconds(value: str, name: str, url: str) -> float:
     except ValueError:
         got = without_secrets(repr(unquote_plus(value)), url)
         raise InvalidArgument(f"{name} in a PostgreSQL URL must be a number of seconds, not {got}.") from None
-    return values.microseconds(number, name, zero=True) / 1_000_000
+    return checks.microseconds(number, name, zero=True) / 1_000_000

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ...core import values
+from ...core import checks
 from ...core.clock import Clock, Countdown, SystemClock
 from ...core.job import (
     Added,
@@ -29,7 +29,7 @@ from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...errors import LeaseholdError, StaleEpoch, UnknownJob
 from ...store import EVENTS_AT_ONCE, Begun, Pruned, Refusal, Renewal
-from ..migrating import Migrated
+from .._versions import Migrated
 from ..policy import Pass
 from ..reclaimed import Reclaimed
 from ..rows import grant_of, job_of
@@ -431,7 +431,7 @@ class PostgresStore(Upkeep):
         self, *, dry_run: bool = False, wait_seconds: float = 300, say: Callable[[str], None] = log.info
     ) -> Migrated:
         """Bring the schema up to date, or make it, in one transaction; with *dry_run*, only say what that would be."""
-        values.microseconds(wait_seconds, "wait_seconds", zero=True)
+        checks.microseconds(wait_seconds, "wait_seconds", zero=True)
         return self.database.migrate(dry_run=dry_run, wait_seconds=wait_seconds, say=say)
 
     def index_meta(self, *, dry_run: bool = False) -> list[str]:

@@ -10,7 +10,7 @@ from ...core.clock import Clock
 from ...core.lifecycle import reclaimed_in_part
 from ...core.ownership import RECOVERY_EVERY_US, Ownership, Process
 from ...errors import LeaseholdError, StoreUnavailable
-from ...process import is_gone, this_process
+from ...liveness import is_gone, this_process
 from ..reclaimed import Reclaimed
 from .database import Database
 from .rights import may_not_end

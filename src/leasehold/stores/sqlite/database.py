@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ...core.clock import Clock
 from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
 from ...transaction import refuse_inside
-from ..migrating import Migrated, refuse_newer, refuse_older, refuse_unreleased
+from .._versions import Migrated, refuse_newer, refuse_older, refuse_unreleased
 from .base import Base
 from .log_file import LogFile
 from .rows import Program, one

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ...core import values
+from ...core import checks
 from ...core.clock import Clock, Countdown, SystemClock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
 from ...core.lifecycle import Verb, reclaimed_in_part
@@ -19,10 +19,10 @@ from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...errors import LeaseholdError, NoLease, StaleEpoch, StoreUnavailable, UnknownJob
-from ...process import is_gone, this_process
+from ...liveness import is_gone, this_process
 from ...store import Begun, Pruned, Refusal, Renewal, ids_before
 from ...transaction import is_inside, refuse_inside
-from ..migrating import Migrated
+from .._versions import Migrated
 from ..policy import EVENTS, IDS, PORTION, Pass, Place
 from ..reclaimed import Reclaimed
 from .callers import JoinedVerbs, SqliteTransactions
@@ -372,7 +372,7 @@ class SqliteStore:
 
         Nobody else may have the file open, and nobody is waited for: who uses it has to be stopped first.
         """
-        values.microseconds(wait_seconds, "wait_seconds", zero=True)
+        checks.microseconds(wait_seconds, "wait_seconds", zero=True)
         return self.database.migrate(dry_run=dry_run)
 
     # Readers

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ...core import values
+from ...core import documents, instants
 from ...core.job import Outcome, Settlement, Status, new_child, new_job
 from ...core.retry import Retry
 from ...store import Store
@@ -18,7 +18,7 @@ class Adding(Contract):
 
     def test_c10_a_new_job_is_kept_with_all_that_it_asks_for(self, store: Store, clock: AlarmClock) -> None:
         """What a producer said is what a reader sees and an owner gets."""
-        run_at = values.aware(clock.now() + 7)
+        run_at = instants.aware(clock.now() + 7)
         wish = new_job(
             "invoice-42",
             {"total": 10, "lines": ["ä", None, 1.5, True]},
@@ -221,13 +221,13 @@ class Adding(Contract):
         grant = one(store)
         settle(store, failed(grant))
         clock.advance(grant.lease_us)
-        seen += [store.job("a").meta, values.decode(one(store).spec.meta)]
+        seen += [store.job("a").meta, documents.decode(one(store).spec.meta)]
         clock.advance(grant.lease_us)
         store.reclaim()
         moved = store.transfer("a", store.job("a").epoch, to="bob", by="ann")
         settle(store, completed(moved))
         replayed = store.replay("a", moved.epoch, by="ann")
-        seen += [values.decode(moved.spec.meta), replayed.meta, values.decode(one(store).spec.meta)]
+        seen += [documents.decode(moved.spec.meta), replayed.meta, documents.decode(one(store).spec.meta)]
 
         assert [repr(one_of) for one_of in seen] == [repr(meta)] * 6
 

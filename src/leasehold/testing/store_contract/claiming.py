@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ...core import values
+from ...core import instants
 from ...core.job import Progress, new_job
 from ...core.ownership import Process, Reason
 from ...errors import NoLease, UnknownJob
@@ -30,7 +30,7 @@ class Claiming(Contract):
 
     def test_c13_larger_priority_then_earlier_time_then_insertion(self, store: Store, clock: AlarmClock) -> None:
         """Priority beats time, and time beats insertion, in one batch."""
-        early, late = values.aware(clock.now() - 2), values.aware(clock.now() - 1)
+        early, late = instants.aware(clock.now() - 2), instants.aware(clock.now() - 1)
         store.add(
             [
                 new_job("late", run_at=late),
@@ -82,7 +82,7 @@ class Claiming(Contract):
 
     def test_c13_a_time_in_the_past_comes_before_now(self, store: Store, clock: AlarmClock) -> None:
         """`run_at` orders also when it has long passed."""
-        store.add([new_job("now"), new_job("past", run_at=values.aware(clock.now() - 3600 * SECOND))])
+        store.add([new_job("now"), new_job("past", run_at=instants.aware(clock.now() - 3600 * SECOND))])
 
         assert ids(store.claim("a", limit=2)) == ["past", "now"]
 

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
+from ...core.instants import as_datetime
 from ...core.job import Grant, NewJob, Outcome, Progress, Settlement, Status, new_child, new_job
 from ...core.retry import Retry
-from ...core.values import as_datetime
 from ...errors import Conflict, LeaseholdError, NoLease, Settled, StaleEpoch, UnknownJob
 from ...store import Renewal, Store
 from .support import SECOND, AlarmClock, Contract, all_of, completed, failed, ids, one, released, settle

@@ -7,7 +7,7 @@ import pytest
 from ...core.job import Status, new_job
 from ...core.ownership import Process, Reason
 from ...core.retry import Retry
-from ...process import this_process
+from ...liveness import this_process
 from ...store import Renewal, Store
 from .support import (
     CLAIMS,

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from ...core import values
+from ...core import checks
 from ...core.job import Effect, Grant, Job, NewJob, Outcome, Settlement, new_job
 from ...core.ownership import Event, Ownership, Process
 from ...errors import StaleEpoch
-from ...process import _identify
+from ...liveness import _identify
 from ...store import Refusal, Store
 from ..clock import ManualClock
 
@@ -64,7 +64,7 @@ class AlarmClock(ManualClock):
 
     def advance(self, seconds: float) -> None:
         """Move the clock forward by *seconds*, and wake those who wait for an instant up to then."""
-        self._now += values.microseconds(seconds, "seconds", zero=True)
+        self._now += checks.microseconds(seconds, "seconds", zero=True)
         with self._lock:
             due = {condition for until, condition in self._alarms if until <= self._now}
         for condition in due:

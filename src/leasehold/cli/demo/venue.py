@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ... import Clock, LeaseholdError, Router, StoreIncompatible, StoreUnavailable
-from ...core.values import shown_url
+from ...core.redaction import shown_url
 
 TABLE = "demo_results"
 LOCK_PATIENCE_MS = 10_000  # with whoever looks at the demo's tables just when they are dropped
@@ -22,7 +22,7 @@ MAY_NOT, DEADLOCK = "42501", "40P01"  # as PostgreSQL numbers its errors
 
 
 @dataclass(frozen=True)
-class Place:
+class Venue:
     """A store to play in, and the names of this run in it."""
 
     url: str | None = None
@@ -31,8 +31,8 @@ class Place:
     own: bool = False  # whether the schema is the demo's alone
 
     @classmethod
-    def at(cls, url: str | None) -> Place:
-        """Return a place with names of its own in the store that *url* names."""
+    def at(cls, url: str | None) -> Venue:
+        """Return a venue with names of its own in the store that *url* names."""
         scheme = url.partition(":")[0] if url is not None else "memory"
         if scheme in ("postgresql", "postgres"):
             return cls(url, schema=f"leasehold_demo_{os.urandom(4).hex()}", own=True)

@@ -1,11 +1,11 @@
-"""What callers of the front door ask for, checked: which epoch they saw, which queues, how many."""
+"""Validates the arguments of the verbs of Router and Lease."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ..errors import InvalidArgument
-from . import values
+from . import checks
 from .job import Job, Status
 from .ownership import EPOCH_LIMIT
 from .retention import Retention
@@ -15,14 +15,14 @@ def modules(names: Sequence[str]) -> tuple[str, ...]:
     """Return the modules that a worker is to import."""
     if isinstance(names, str):
         raise InvalidArgument(f"imports is a list of modules: write [{names!r}].")
-    return tuple(values.name(name, "a module's name") for name in names)
+    return tuple(checks.name(name, "a module's name") for name in names)
 
 
 def queues(names: Sequence[str]) -> list[str]:
     """Return the queues to claim from: one at least."""
     if isinstance(names, str):
         raise InvalidArgument(f"queues is a list of names: write [{names!r}].")
-    named = [values.name(queue, "queue") for queue in names]
+    named = [checks.name(queue, "queue") for queue in names]
     if not named:
         raise InvalidArgument("queues is empty, so nothing could ever be claimed: name some, or pass None for all.")
     return named
@@ -31,13 +31,13 @@ def queues(names: Sequence[str]) -> list[str]:
 def seen(job: Job | str, epoch: int | None) -> tuple[str, int]:
     """Return the job's id and the epoch that the operator saw; one or the other must say it."""
     if isinstance(job, Job):
-        return job.id, job.epoch if epoch is None else values.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
+        return job.id, job.epoch if epoch is None else checks.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
     if epoch is None:
         raise InvalidArgument(
             f"say which epoch of job {job!r} you saw: pass epoch=…, or the Job that router.job({job!r}) returns. "
             "A job that has moved since must not be moved again by mistake."
         )
-    return values.name(job, "a job's id"), values.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
+    return checks.name(job, "a job's id"), checks.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
 
 
 def retention(policy: object) -> Retention:
@@ -49,12 +49,12 @@ def retention(policy: object) -> Retention:
 
 def note(text: str | None) -> str | None:
     """Return an operator's note, or None."""
-    return None if text is None else values.text(text, "note")
+    return None if text is None else checks.text(text, "note")
 
 
 def limit(most: int | None) -> int | None:
     """Return how many a reader wants at most; None for all."""
-    return None if most is None else values.whole(most, "limit", least=0, most=2**53)
+    return None if most is None else checks.whole(most, "limit", least=0, most=2**53)
 
 
 def status(named: Status | str) -> Status:
@@ -67,7 +67,7 @@ def status(named: Status | str) -> Status:
 
 def effect(name: object, call: object, in_doubt: object, undone: object) -> bool:
     """Check the arguments of `Lease.once`; return whether an effect in doubt is brought about again."""
-    values.name(name, "the name of an effect")
+    checks.name(name, "the name of an effect")
     if not callable(call):
         raise InvalidArgument(f"once() calls a function with the effect's key, and {call!r} is not callable.")
     if not isinstance(undone, tuple) or not all(isinstance(k, type) and issubclass(k, BaseException) for k in undone):
@@ -88,4 +88,4 @@ def fraction(value: object) -> float | None:
 
 def idle_us(seconds: float | None) -> int | None:
     """Return how long a transaction may be idle, as stores take it."""
-    return None if seconds is None else values.microseconds(seconds, "idle_seconds")
+    return None if seconds is None else checks.microseconds(seconds, "idle_seconds")

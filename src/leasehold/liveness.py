@@ -1,5 +1,5 @@
 """
-Who runs here, and whether somebody who ran on this machine is gone for certain.
+What this process is, and whether another process of this machine has certainly ended.
 
 A process is named by host, boot, pid namespace, process id and start time. Only where all but the last two are our own
 can its death be proved; everything else waits for its deadline.
@@ -7,7 +7,6 @@ can its death be proved; everything else waits for its deadline.
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 from typing import Final
@@ -27,21 +26,6 @@ class _CallingProcess(Process):
 SELF: Final = _CallingProcess("", "", "", 0, 0)
 
 _known: list[Process | None] = []  # this process, once it was asked for; a forked child asks anew
-
-
-_claims = itertools.count()
-_start = ""  # what the ids of all claims of this process begin with
-
-
-def new_claim_id() -> str:
-    """Return an id that no claim has had, in this process or another."""
-    return _start + str(next(_claims))
-
-
-def _begin() -> None:
-    global _start
-    _start = os.urandom(8).hex() + "-"
-    _known.clear()
 
 
 def this_process() -> Process | None:
@@ -103,6 +87,5 @@ def _threads(pid: int) -> int:
         return 2  # unreadable: assume that something still runs
 
 
-_begin()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin)  # its claims count on where its parent's were
+    os.register_at_fork(after_in_child=_known.clear)

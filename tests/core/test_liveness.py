@@ -13,7 +13,7 @@ import pytest
 from tests.patience import PATIENCE_SECONDS
 
 from leasehold.core.ownership import Process
-from leasehold.process import _identify, _stat, is_gone, this_process
+from leasehold.liveness import _identify, _stat, is_gone, this_process
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="this system has no /proc")
 
