@@ -301,6 +301,10 @@ def test_a_long_reply_is_not_silence(proxy: Proxy, stage: Stage) -> None:
         patient = store.database.ask("select pg_sleep(1.4)", patient=True)
     finally:
         store.database.reply_seconds = REPLY_SECONDS
+        # The server sleeps on, with a snapshot that keeps the dead rows of every later test.
+        asleep = "select pg_terminate_backend(pid) from pg_stat_activity where query = 'select pg_sleep(600)'"
+        with psycopg.connect(str(stage.seen.url), autocommit=True) as connection:
+            connection.execute(asleep)
 
     assert (len(rows), len(patient)) == (8, 1)
 

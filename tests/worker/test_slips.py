@@ -198,7 +198,7 @@ def test_help_shows_no_value_that_looks_like_data() -> None:
     assert "process: 'Process | None' = <the calling process>" in shown(Router.claim)
     assert "process: 'Process | None' = <the calling process>" in shown(Router.claim_many)
     assert "parent: 'Lease | None' = <the current lease>" in shown(step.options)
-    assert "work(self, *, concurrency: 'int' = 16" in shown(Router.work)
+    assert "self, *, concurrency: 'int' = 16" in shown(Router.work)
 
 
 def shown(thing: Any) -> str:
