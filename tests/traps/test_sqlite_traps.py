@@ -1,8 +1,8 @@
 """
 Interleavings that broke a straightforward build of such a system, each staged once, under its number.
 
-The numbers are those of the list that the project keeps of them; what each one is, its test says. The suites of the
-contract and of the SQLite file hunt for the same things with more force; here each can be read on its own.
+The numbers are those of docs/explanation/traps.md. The suites of the contract and of the SQLite file stage the same
+interleavings with many processes; here each can be read on its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Traps of workers that are about values; those about runs are told by number in tests/worker."""
+"""Traps of workers that are about values; those about runs are in tests/worker, by number."""
 
 from __future__ import annotations
 

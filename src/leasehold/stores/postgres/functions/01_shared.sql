@@ -16,6 +16,8 @@
 -- All of them are PL/pgSQL: a function in plain SQL that is not inlined is planned anew in each transaction.
 --
 -- The order of locks: leases by seq, then jobs, then places. Claims never wait for any of them.
+--
+-- "Trap 6" is an entry of docs/explanation/traps.md, "P2" a promise of docs/explanation/promises.md.
 
 -- The instant: the caller's, if its store has a clock of its own (a test's), else the server's.
 CREATE OR REPLACE FUNCTION leasehold.instant(p_now bigint) RETURNS bigint
