@@ -8,6 +8,8 @@ not look at them again. Instants and durations are whole microseconds; documents
 Verbs take and return lists, so that many leases cost one transaction. In a reply, a refusal stands as a value where its
 item stood, and the other items are done.
 
+The promises P1 to P9, which the clauses carry, are in docs/explanation/promises.md.
+
 Throughout:
 
 C1.   No epoch is issued twice, and every later ownership of a job, and of a lock key, has a greater epoch than all
