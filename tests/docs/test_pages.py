@@ -18,7 +18,7 @@ import leasehold
 from leasehold import Lease, Router
 
 TOP = Path(__file__).parents[2]
-PAGES = sorted([TOP / "README.md", *(TOP / "docs").rglob("*.md")])
+PAGES = sorted([TOP / "README.md", TOP / "CONTRIBUTING.md", *(TOP / "docs").rglob("*.md")])
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHOWN = re.compile(r"#\s*->\s*(.+)$")
 
@@ -87,12 +87,37 @@ def test_a_wrong_value_on_a_page_is_noticed() -> None:
         run_block("1 + 1  # -> 3\n", {"_shows": shows}, "page")
 
 
+def links_of(page: Path) -> list[tuple[Path, str]]:
+    """The relative links of a page: the file, and the heading in it if the link names one."""
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in link]
+    parts = [link.partition("#") for link in links]
+    return [((page.parent / path).resolve() if path else page, heading) for path, _, heading in parts]
+
+
+def headings_of(page: Path) -> set[str]:
+    """The headings of a page, as GitHub makes links of them."""
+    lines = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
 def test_links_lead_somewhere(page: Path) -> None:
-    """Every relative link names a file that exists."""
-    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()) if "://" not in link]
+    """Every relative link names a file that exists, and a heading that it has."""
+    links = links_of(page)
 
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    assert [str(file) for file, _ in links if not file.exists()] == []
+    assert [(file.name, heading) for file, heading in links if heading and heading not in headings_of(file)] == []
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    """By links, over other pages or at once."""
+    seen, found = set[Path](), [TOP / "README.md"]
+    while found:
+        page = found.pop()
+        seen.add(page)
+        found += [file for file, _ in links_of(page) if file.suffix == ".md" and file not in seen]
+
+    assert [str(page.relative_to(TOP)) for page in PAGES if page not in seen] == []
 
 
 def test_every_error_is_in_the_reference() -> None:
