@@ -79,6 +79,7 @@ PUBLIC = {
 LAYERS = [
     "errors",
     "core",
+    "connections",
     "liveness",
     "transaction",
     "store",

@@ -1,15 +1,16 @@
 """
 Background jobs whose stale owners cannot write.
 
-    errors      everything that leasehold raises on purpose
-    core/       the rules, as functions of values
-    store       CONTRACT: the verbs of a store       stores/   memory, sqlite, postgres
-    lease       what an owner holds
-    tasks/      what a task is: its signature, arguments and their conversion
-    worker/     runs the handlers of tasks: claim, run, settle
-    router      the front door: producers, owners, operators, readers
-    cli/        the command
-    testing/    a clock to move by hand, and the contract as a suite
+    errors        everything that leasehold raises on purpose
+    core/         the rules, as functions of values
+    connections/  a caller's database connection: what it is, its transaction, and how to run statements on it
+    store         CONTRACT: the verbs of a store       stores/   memory, sqlite, postgres
+    lease         what an owner holds
+    tasks/        what a task is: its signature, arguments and their conversion
+    worker/       runs the handlers of tasks: claim, run, settle
+    router        the front door: producers, owners, operators, readers
+    cli/          the command
+    testing/      a clock to move by hand, and the contract as a suite
 """
 
 from importlib import import_module
