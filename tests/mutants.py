@@ -226,8 +226,8 @@ MUTANTS = (
     Mutant(
         "add-joined-priority",
         "A job that is added in a caller's transaction loses its priority.",
-        (Edit("stores/postgres/callers.py", "as_json(wishes(jobs)), _SAVEPOINT,",
-              "as_json([{**wish, 'priority': 0} for wish in wishes(jobs)]), _SAVEPOINT,"),),
+        (Edit("stores/postgres/transactions.py", "as_json(wishes(jobs)), SAVEPOINT,",
+              "as_json([{**wish, 'priority': 0} for wish in wishes(jobs)]), SAVEPOINT,"),),
         (_POSTGRES + "test_c42_an_add_keeps_all_that_is_asked_for",),
     ),
     Mutant(

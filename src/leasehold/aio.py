@@ -19,6 +19,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+from .connections import is_async
 from .errors import Unsupported
 from .store import Store, Transactions
 from .transaction import Joined, is_anything_open, refuse_inside, remember
@@ -184,7 +185,7 @@ def joined(
     On a connection of an event loop the value is a coroutine, which only the async form of a verb may await.
     """
     transactions = transactions_of(store, "connection=…")
-    if transactions.is_async(connection):
+    if is_async(connection):
         if not _awaited.get():
             raise Unsupported(
                 f"{type(connection).__name__} belongs to an event loop: await the async form of this verb (`.aio`)."

@@ -502,10 +502,6 @@ class Transactions(Protocol):
         """The program of `Store.settle`, for one lease; it raises the refusal."""
         ...
 
-    def is_async(self, connection: Any) -> bool:
-        """Return whether *connection* belongs to an event loop, so that only `run_async` can use it."""
-        ...
-
     def run(
         self,
         connection: Any,
@@ -532,5 +528,5 @@ class Transactions(Protocol):
         savepoint: bool = False,
         note: Callable[[Joined], None] = remember,
     ) -> T:
-        """Run *program* likewise, on an async connection."""
+        """Run *program* likewise, on a connection that belongs to an event loop (`connections.is_async`)."""
         ...

@@ -231,13 +231,13 @@ def test_every_text_comes_back_as_it_was_by_the_fast_paths(place: Place, text: s
     store = place.store()
     ids = [text, f"{text} ", f"{text}\\", f'{text}"']
     called: list[str] = []
-    statement = store.database.statement
+    statement = store.database.calls.statement
 
-    def noted(function: str, args: Any) -> tuple[str, list[Any]]:
+    def noted(function: str, args: Any, style: str = "$1") -> tuple[str, list[Any]]:
         called.append(function)
-        return statement(function, args)
+        return statement(function, args, style)
 
-    store.database.statement = noted  # type: ignore[method-assign]
+    store.database.calls.statement = noted  # type: ignore[method-assign]
 
     added = store.add([new_job(id_, {text: id_}, task=text, queue=text) for id_ in ids])
     grants = store.claim(text, limit=2, queues=[text], claim_id=text, process=Process(text, text, text, 1, 2))

@@ -263,7 +263,7 @@ def test_a_role_has_no_right_beside_those_of_its_verbs(world: World, kind: str) 
     assert changed == set()
 
 
-_CALLING = ("store.py", "upkeep.py", "pruning.py", "callers.py", "lost_commits.py", "waiting.py")
+_CALLING = ("store.py", "upkeep.py", "pruning.py", "transactions.py", "lost_commits.py", "waiting.py")
 
 
 def test_what_is_granted_is_what_the_code_asks_for() -> None:
@@ -272,7 +272,7 @@ def test_what_is_granted_is_what_the_code_asks_for() -> None:
     asked = (folder / "statements.sql").read_text()
     code = "".join((folder / name).read_text() for name in _CALLING)
     called = set(re.findall(r"leasehold\.(\w+)\(", asked))
-    called |= set(re.findall(r"(?:_call|\bcall|call_again|\.statement|yield)\(?\s*\"(\w+)\"", code))
+    called |= set(re.findall(r"(?:_call|\b[cC]all|call_again|\.statement)\(?\s*\"(\w+)\"", code))
     called |= set(re.findall(r"_kept\([^\"]*\"(\w+)\"", code))
 
     assert set(re.findall(r"leasehold\.(\w+)\b(?!\()", asked)) == {*KINDS["reader"].relations}

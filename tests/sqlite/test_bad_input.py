@@ -671,6 +671,6 @@ def test_a_connection_to_another_file_is_refused(tmp_path: Path) -> None:
                 InvalidArgument, match=rf"^that connection is to {name}, and this store is in .*jobs\.db"
             ):
                 router.add("b", connection=other)
-        with pytest.raises(Unsupported, match=r"^connection is a builtins\.str, and a SQLite store can join sqlite3"):
+        with pytest.raises(Unsupported, match=r"^connection is a builtins\.str, and what can be joined are sqlite3"):
             router.add("b", connection="jobs.db")
         assert list(router.snapshot()) == ["a"]

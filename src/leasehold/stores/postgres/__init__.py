@@ -9,7 +9,7 @@ The PostgreSQL store.
     settings     what a URL may say
     floors       what a claim may skip
     waiting      how a claim waits for a job
-    callers      the fence and the verbs inside a caller's own transaction
+    transactions the fence and the verbs inside a caller's own transaction
     rows         values to JSON, and rows to values
     sql          reads the files below, and names the schema in them
     schema.sql, migrations/    the tables

@@ -12,7 +12,7 @@ import random
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -23,12 +23,13 @@ from ...core.clock import patience
 from ...core.redaction import shown_url
 from ...errors import InvalidArgument, LeaseholdError, StoreIncompatible, StoreUnavailable
 from .._versions import Migrated
+from .calls import Calls
 from .connection import Connection, is_pooled
 from .faults import cannot_connect, explained, sqlstate_of, without_secrets
 from .rights import check_role
-from .rows import Row, answer
+from .rows import Row
 from .schema import admitted, index_meta, look, make, migrate
-from .sql import Statements, checked, in_schema, statements
+from .sql import Statements, checked, statements
 
 log = logging.getLogger("leasehold")
 
@@ -42,8 +43,6 @@ _TRIES = 5  # of a transaction that was given up
 _GIVEN_UP_SECONDS = 0.02  # at most, before the next try
 # Not done, and may be asked again: a deadlock, a conflict; and a function that a migration has changed while it waited.
 _GIVEN_UP = {"40P01", "40001", "42804", "0A000"}
-_PLACES = [f"${number}" for number in range(100)]
-_LITERALS = {None: "NULL", True: "true", False: "false"}
 _COMMON = {
     "add_alike": "add",
     "claim_next": "claim",
@@ -98,7 +97,7 @@ class Database:
         self.schema = checked(schema)
         self.statements: Statements = statements(schema)
         self.store_id: uuid.UUID | None = None
-        self._quoted = in_schema("leasehold.x", schema).removesuffix("x")
+        self.calls = Calls(schema)
         self._limit = connections
         self._wait_seconds = wait_seconds
         self.reply_seconds = REPLY_SECONDS
@@ -128,12 +127,12 @@ class Database:
 
         *again*: that it may be asked a second time if the first reply was lost.
         """
-        query, params = self.statement(function, args)
+        query, params = self.calls.statement(function, args)
         return self.ask(query, params, function, again=again)
 
     def call_again(self, function: str, *args: Any) -> tuple[list[Row], bool]:
         """Return the rows likewise, and whether a reply was lost before: so it may have happened already."""
-        query, params = self.statement(function, args)
+        query, params = self.calls.statement(function, args)
         return self._asked(query, params, function, again=True, patient=False)
 
     def ask(
@@ -171,21 +170,6 @@ class Database:
             # Not at once: whoever has just restarted is asked by everybody.
             self._pause.wait(pause * random.uniform(0.5, 1))
             pause = min(max(2 * pause, 0.01), _LONGEST_PAUSE_SECONDS)
-
-    def statement(self, function: str, args: Sequence[Any]) -> tuple[str, list[Any]]:
-        """
-        Return the statement that calls one of our functions, and its parameters.
-
-        What is null, true or false is part of the text: a driver takes longer over a parameter than the server over it.
-        """
-        places, params = [], []
-        for arg in args:
-            if arg is None or arg is True or arg is False:
-                places.append(_LITERALS[arg])
-            else:
-                params.append(arg)
-                places.append(_PLACES[len(params)])
-        return f"SELECT {answer(function)} FROM {self._quoted}{function}({', '.join(places)}) AS f", params
 
     def _ask(self, query: str, params: Any, what: str, patient: bool) -> list[Row]:
         with self.connection(patient=patient) as connection:

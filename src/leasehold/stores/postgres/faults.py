@@ -10,6 +10,7 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
+from ...connections import IN_SAVEPOINT
 from ...core.redaction import secrets_of, shown_url
 from ...errors import (
     Conflict,
@@ -93,11 +94,7 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
                 f"need: set default_transaction_isolation for the role or in the URL (options=…). {_NOTHING}"
             )
         case "LH006":
-            return Conflict(
-                "that connection is inside a savepoint: if it is rolled back, the outer transaction would commit "
-                "without what was joined here. Call this outside of it, or pass savepoint=True if you know that it "
-                "will not be."
-            )
+            return Conflict(IN_SAVEPOINT)
         case "LH007":
             return Unsupported(
                 f"{said}: it would keep its lease locked until somebody commits it, over restarts too. Commit in one "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -222,7 +222,7 @@ class FencedConnection(Connection):
             )
 
 
-def begin(connection: FencedConnection, fence: str, params: tuple[Any, ...], *, idle_us: int | None) -> list[Row]:
+def begin(connection: FencedConnection, fence: str, params: Sequence[Any], *, idle_us: int | None) -> list[Row]:
     """Begin a transaction and fence it, in one round trip, on a session without a trace of its last user."""
     if idle_us is not None:
         idle = max(idle_us // 1000, 1)

@@ -20,8 +20,8 @@ from .faults import is_lost, sqlstate_of
 from .rows import stale_epoch
 
 if TYPE_CHECKING:
-    from .callers import PostgresTransactions
     from .database import Database
+    from .transactions import PostgresTransactions
 
 REFUSED_SQLSTATE = "LH001"  # of a fence's refusal inside COMMIT; the facts are in its DETAIL
 _END_SECONDS = 2.0  # for a server to notice that its client is gone

@@ -35,7 +35,6 @@ from ..reclaimed import Reclaimed
 from ..rows import grant_of, job_of
 from . import lost_replies
 from .answers import admitted_children, why_not
-from .callers import PostgresTransactions
 from .database import Database
 from .floors import Floors
 from .parts import in_parts
@@ -57,6 +56,7 @@ from .rows import (
     told,
     wishes,
 )
+from .transactions import PostgresTransactions
 from .upkeep import Upkeep
 from .waiting import Waiting
 

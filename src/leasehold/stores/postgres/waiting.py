@@ -82,7 +82,7 @@ class Waiting:
             self._listener = self._database.connect(Connection)
             if self._database.pooled:
                 raise _Pooled
-        statement = self._database.statement("await_jobs", [self._name, _REGISTERED_US / 1_000_000])
+        statement = self._database.calls.statement("await_jobs", [self._name, _REGISTERED_US / 1_000_000])
         [(channel,)] = self._listener.ask(*statement)
         self._listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         self._registered_us = _timer.now() + _REGISTERED_US // 2

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from ...connections import Statement
 from ...core.job import Added, Effect, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key, new_state
 from ...core.lifecycle import FINISHED, FREED_BY, RECORDED_AS, after, no_effect, setback
 from ...core.options import encode
@@ -14,7 +15,7 @@ from ...errors import UnknownJob
 from ...store import Begun, Refusal, Renewal
 from ..rows import job_of
 from .base import Base
-from .rows import Program, Standing, Step, many, one
+from .rows import Program, Standing, many, one
 
 
 class Owning(Base):
@@ -78,7 +79,7 @@ class Owning(Base):
 
     # Holding
 
-    def holders(self, job_ids: Sequence[str]) -> Step:
+    def holders(self, job_ids: Sequence[str]) -> Statement:
         """The statement whose rows say who holds each job that exists."""
         if len(job_ids) == 1:
             return one(self.sql.holder, job_ids[0])

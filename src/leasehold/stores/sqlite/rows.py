@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from ...connections import Program as Program
+from ...connections import Statement
 from ...core.job import Status
 from ...core.options import decode
 from ...core.ownership import Ownership, Process, Reason
 from ...core.retry import Retry
 
-T = TypeVar("T")
 
-# A program yields statements and is sent their rows. It knows no driver, so it runs on any connection.
-Step = tuple[str, Any, bool]  # a statement, its parameters, and whether they are many sets of parameters
-Program = Generator[Step, list[Any], T]
-
-
-def one(sql: str, *params: Any) -> Step:
+def one(sql: str, *params: Any) -> Statement:
     """A statement to run once."""
     return sql, params, False
 
 
-def many(sql: str, params: Sequence[tuple[Any, ...]]) -> Step:
+def many(sql: str, params: Sequence[tuple[Any, ...]]) -> Statement:
     """A statement to run for each of *params*; it answers nothing."""
     return sql, params, True
 

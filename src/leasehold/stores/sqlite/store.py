@@ -25,13 +25,13 @@ from ...transaction import is_inside, refuse_inside
 from .._versions import Migrated
 from ..policy import EVENTS, IDS, PORTION, Pass, Place
 from ..reclaimed import Reclaimed
-from .callers import JoinedVerbs, SqliteTransactions
 from .claiming import Claiming
 from .database import Database
 from .pruning import Pruning
 from .reading import Reading
 from .rows import Program
 from .sql import statements
+from .transactions import JoinedVerbs, SqliteTransactions
 
 log = logging.getLogger("leasehold")
 

@@ -1,21 +1,16 @@
-"""
-The store's verbs inside a caller's own transaction: sqlite3, Django, and SQLAlchemy's connections and sessions, sync
-and async.
-
-The caller's library is never imported here: it is in `sys.modules` if the caller has an object of it.
-"""
+"""The store's verbs inside a transaction: of the store's own for `lease.transaction()`, or on a caller's connection."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...connections import Connection, driver_error, recognise, recognise_async
 from ...core.clock import Clock
 from ...core.job import Added, NewJob, Progress, Settlement
 from ...errors import (
@@ -26,11 +21,9 @@ from ...errors import (
     StaleEpoch,
     StoreUnavailable,
     UnknownJob,
-    Unsupported,
 )
 from ...store import Refusal, Renewal
 from ...transaction import FORKED, Joined, is_here, refuse_inside, remember
-from .. import django
 from .base import Joining
 from .database import Database, drive, inherited
 from .fenced import ROLLED_BACK, FencedConnection
@@ -217,10 +210,6 @@ class SqliteTransactions:
 
     # On a caller's connection
 
-    def is_async(self, connection: Any) -> bool:
-        """Return whether *connection* belongs to an event loop."""
-        return isinstance(connection, _types("sqlalchemy.ext.asyncio", "AsyncConnection", *_ASYNC_SESSIONS))
-
     def run(
         self,
         connection: Any,
@@ -230,29 +219,9 @@ class SqliteTransactions:
         note: Callable[[Joined], None] = remember,
     ) -> T:
         """Run *program* inside the transaction that *connection* has open, and return its value."""
-        if isinstance(connection, _types("sqlalchemy.orm", "Session", "scoped_session")):
-            connection = connection.connection()
-        callers = connection
-        if (wrapper := django.wrapper_of(connection)) is not None:
-            django.refuse(wrapper, "sqlite", savepoint=savepoint)
-            callers, connection = wrapper, wrapper.connection
-        if isinstance(connection, _types("sqlalchemy", "Connection")):
-            _refuse_nested(connection, savepoint)
-            run: Callable[[str, Any], list[Any]] = lambda sql, params: _rows(connection.exec_driver_sql(sql, params))  # noqa: E731
-        elif isinstance(connection, sqlite3.Connection):
-            run = _Cursor(connection)
-        else:
-            raise _unsupported(connection)
-        if isinstance(connection, FencedConnection):
-            self._database.refuse_replaced(connection.file)
-        else:
-            self._refuse_other_file(run("PRAGMA database_list", ()))
+        callers = recognise(connection)
         try:
-            if _must_begin(connection):
-                run("BEGIN IMMEDIATE", ())
-            if not isinstance(connection, FencedConnection):
-                note(Joined(self.database, callers, _watch(callers)))
-            return _run(_whole(program), run)
+            return callers.run(self._joined(callers, program, savepoint, note))
         except Exception as error:
             raise self._explained(error) from _cause(error)
 
@@ -265,21 +234,35 @@ class SqliteTransactions:
         note: Callable[[Joined], None] = remember,
     ) -> T:
         """Run *program* likewise, on an async connection."""
-        if isinstance(connection, _types("sqlalchemy.ext.asyncio", *_ASYNC_SESSIONS)):
-            connection = await connection.connection()
-        _refuse_nested(connection, savepoint)
-        self._refuse_other_file(_rows(await connection.exec_driver_sql("PRAGMA database_list")))
+        callers = await recognise_async(connection)
         try:
-            if _must_begin(connection):
-                await connection.exec_driver_sql("BEGIN IMMEDIATE")
-            callers = _sync(connection)
-            note(Joined(self.database, callers, _watch(callers), awaited=True))
-            return await _run_async(_whole(program), connection.exec_driver_sql)
+            return await callers.run_async(self._joined(callers, program, savepoint, note))
         except Exception as error:
             raise self._explained(error) from _cause(error)
 
+    def _joined(
+        self, callers: Connection, program: Program[T], savepoint: bool, note: Callable[[Joined], None]
+    ) -> Program[T]:
+        """Return *program* as a part of the transaction that *callers* has open, or begins with it."""
+        callers.require_vendor("sqlite")
+        if not savepoint:
+            callers.require_no_savepoint()
+        _refuse_first_savepoint(callers)
+        lent = callers.handle if isinstance(callers.handle, FencedConnection) else None
+        if lent is None:
+            self._refuse_other_file((yield one("PRAGMA database_list")))
+        else:
+            self._database.refuse_replaced(lent.file)
+        callers.require_transaction()
+        if not callers.in_transaction():
+            # The driver would begin only before a write: by then a migration would have committed, by statements.
+            yield one("BEGIN IMMEDIATE")
+        if lent is None:
+            note(Joined(self.database, callers.handle, callers.watch(), awaited=callers.is_async))
+        return (yield from _whole(program))
+
     def _explained(self, error: BaseException) -> BaseException:
-        return self._database.explained(_original(error))
+        return self._database.explained(driver_error(error))
 
     def _refuse_other_file(self, databases: list[Any]) -> None:
         name, path = next((file for _, name, file in databases if name == "main"), ""), self._database.path
@@ -290,35 +273,6 @@ class SqliteTransactions:
                 f"that connection is to {name or 'a database in memory'}, and this store is in {path}: "
                 "only rows in the same file can commit together."
             )
-
-
-_AUTOCOMMIT = (
-    "that connection has no transaction open, so each statement commits by itself, and nothing would commit or roll "
-    "back together with this: begin one first (sqlite3: execute('BEGIN IMMEDIATE'); SQLAlchemy: engine.begin(), "
-    "without AUTOCOMMIT)."
-)
-
-
-_ASYNC_SESSIONS = ("AsyncSession", "async_scoped_session")
-
-
-class _Cursor:
-    """Runs statements on a sqlite3 connection, whatever its user made of its rows."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        self._cursor = connection.cursor()
-        self._cursor.row_factory = None
-
-    def __call__(self, sql: str, params: Any) -> list[Any]:
-        users, self._connection.text_factory = self._connection.text_factory, str
-        try:
-            if isinstance(params, list):
-                self._cursor.executemany(sql, params)
-                return []
-            return self._cursor.execute(sql, params).fetchall()
-        finally:
-            self._connection.text_factory = users
 
 
 _SAVEPOINT = "leasehold_verb"
@@ -340,104 +294,8 @@ def _whole(program: Program[T]) -> Program[T]:
     return value
 
 
-def _run(program: Program[T], run: Callable[[str, Any], list[Any]]) -> T:
-    step: Callable[[Any], Any] = program.send
-    answer: Any = None
-    try:
-        while True:
-            sql, params, several = step(answer)
-            try:
-                step, answer = program.send, [] if several and not params else run(sql, params)
-            except BaseException as error:
-                step, answer = program.throw, error
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # typed as the program is
-    finally:
-        program.close()
-
-
-async def _run_async(program: Program[T], run: Callable[[str, Any], Awaitable[Any]]) -> T:
-    step: Callable[[Any], Any] = program.send
-    answer: Any = None
-    try:
-        while True:
-            sql, params, several = step(answer)
-            try:
-                step, answer = program.send, [] if several and not params else _rows(await run(sql, params))
-            except BaseException as error:
-                step, answer = program.throw, error
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # typed as the program is
-    finally:
-        program.close()
-
-
-def _rows(result: Any) -> list[Any]:
-    return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
-
-
-def _driver(connection: Any) -> Any:
-    """Return the connection of the driver below SQLAlchemy's layers."""
-    if isinstance(connection, sqlite3.Connection):
-        return connection
-    if django.wrapper_of(connection) is not None:
-        return connection.connection
-    return _sync(connection).connection.driver_connection
-
-
-def _sync(connection: Any) -> Any:
-    """Return SQLAlchemy's own connection, which an async one wraps."""
-    return getattr(connection, "sync_connection", None) or connection
-
-
-def _begins_by_itself(driver: Any) -> bool:
-    """Whether *driver* begins a transaction by itself, before the first write: sqlite3 does unless told otherwise."""
-    return driver.isolation_level is not None and getattr(driver, "autocommit", -1) not in (True, False)
-
-
-def _watch(connection: Any) -> Callable[[Any], bool]:
-    """Return what says whether the transaction that is open on *connection* now still is; it keeps nothing alive."""
-    if isinstance(connection, sqlite3.Connection) or django.wrapper_of(connection) is not None:
-        return _is_open
-    root = weakref.ref(connection.get_transaction())
-
-    def is_open(connection: Any) -> bool:
-        begun: Any = root()
-        return begun is not None and begun.is_active and _is_open(connection)
-
-    return is_open
-
-
-def _is_open(connection: Any) -> bool:
-    try:
-        driver = _driver(connection)
-        # One with autocommit=False begins anew with its COMMIT: whether it is the same transaction cannot be told.
-        return bool(driver.in_transaction) and getattr(driver, "autocommit", None) is not False
-    except Exception:  # closed or dropped, in whatever words the driver has for it
-        return False
-
-
-def _must_begin(connection: Any) -> bool:
-    """
-    Return whether a transaction has to be begun here, since the driver would begin one by itself only before a write.
-
-    By then a migration would have committed, statement by statement.
-    """
-    driver = _driver(connection)
-    if driver.in_transaction:
-        return False
-    if not _begins_by_itself(driver):
-        raise NotInTransaction(_AUTOCOMMIT)
-    return True
-
-
-def _refuse_nested(connection: Any, savepoint: bool) -> None:
-    if not savepoint and connection.in_nested_transaction():
-        raise Conflict(
-            "that connection is inside a savepoint: if it is rolled back, the outer transaction would commit without "
-            "what was joined here. Call this outside of it, or pass savepoint=True if you know that it will not be."
-        )
-    if connection.in_nested_transaction() and _begins_by_itself(_driver(connection)) and not is_here(_sync(connection)):
+def _refuse_first_savepoint(callers: Connection) -> None:
+    if callers.in_savepoint() and callers.begins() and not is_here(callers.handle):
         # A savepoint is no write, so the driver has not begun for it; if it came first, it is the transaction.
         raise Conflict(
             "that connection is inside a savepoint, and sqlite3 may not have begun a transaction around it: its end "
@@ -446,25 +304,8 @@ def _refuse_nested(connection: Any, savepoint: bool) -> None:
         )
 
 
-def _types(module: str, *names: str) -> tuple[type[Any], ...]:
-    loaded: Any = sys.modules.get(module)
-    return tuple(getattr(loaded, name) for name in names if hasattr(loaded, name))
-
-
-def _unsupported(connection: Any) -> Unsupported:
-    return Unsupported(
-        f"connection is a {type(connection).__module__}.{type(connection).__qualname__}, and a SQLite store can join "
-        "sqlite3 connections, Django's, and SQLAlchemy connections and sessions (async ones through .aio)."
-    )
-
-
-def _original(error: BaseException) -> BaseException:
-    inner = getattr(error, "orig", None)
-    return inner if isinstance(inner, sqlite3.Error) else error
-
-
 def _cause(error: BaseException) -> BaseException | None:
-    return error if isinstance(_original(error), sqlite3.Error) else error.__cause__
+    return error if isinstance(driver_error(error), sqlite3.Error) else error.__cause__
 
 
 def _admitted(value: T | Refusal) -> T:

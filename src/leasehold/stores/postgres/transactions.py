@@ -1,8 +1,6 @@
 """
-The fence, and the store's verbs, inside a caller's own transaction: psycopg, Django, and SQLAlchemy's connections and
-sessions.
-
-The caller's library is never imported here: it is in `sys.modules` if the caller has an object of it.
+The fence, and the store's verbs, inside a transaction: of the store's own for `lease.transaction()`, or on a caller's
+connection.
 """
 
 from __future__ import annotations
@@ -12,15 +10,17 @@ import json
 import os
 import sys
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg import pq
-from psycopg.rows import tuple_row
 
+from ... import connections
+from ...connections import Connection, driver_error, recognise, recognise_async
+from ...connections.drivers import is_piped
+from ...connections.psycopg import Psycopg
 from ...core.job import Added, NewJob, Progress, Settlement
 from ...core.redaction import shown_url
 from ...errors import (
@@ -31,38 +31,20 @@ from ...errors import (
 )
 from ...store import Program, Renewal
 from ...transaction import FORKED, Joined, remember
-from .. import django
 from . import lost_commits, refusals
+from .calls import PIPED, SAVEPOINT, Call
 from .database import Database, inherited, outlive_fork
 from .faults import explained, is_lost, sqlstate_of
 from .fenced import ENDED, FencedConnection, begin
-from .libraries import (
-    ASYNC_SESSIONS,
-    ask_on,
-    is_in_transaction,
-    is_piped,
-    refuse_autocommit,
-    rows_of,
-    style_of,
-    types_of,
-    unsupported,
-)
 from .lost_commits import moved, unfinished
 from .refusals import REFUSED_SQLSTATE
-from .rows import Row, add_refusal, added, answer, as_json, refusal_of, settlement, wishes
-from .sql import in_schema
+from .rows import Row, add_refusal, added, as_json, refusal_of, settlement, wishes
 
 if TYPE_CHECKING:
     from .store import PostgresStore
 
 T = TypeVar("T")
-Step = tuple[str, tuple[Any, ...]]  # one of our functions, and its arguments
-Steps = Generator[Step, list[Row], T]
-
-_SAVEPOINT: Any = object()  # stands for what whoever runs a program says about savepoints
-_PIPED: Any = object()  # and for whether it waits for answers
-_SCALAR = {"fence", "has_job", "settled_in"}  # functions that answer with one value
-_NUMBER = "pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text"  # in each row, last: see `_joined`
+Steps = Generator[Call, list[Row], T]
 
 
 class PostgresTransactions:
@@ -76,10 +58,6 @@ class PostgresTransactions:
         self.database = database.key
         self._now = now
         self._trace = trace
-        self._quoted = {
-            style: in_schema("leasehold.x", database.schema, escaped=style == "%s").removesuffix("x")
-            for style in ("%s", "$1")
-        }
         self._begin()
         outlive_fork(self)
         refusals.recorders.add(self)
@@ -136,10 +114,11 @@ class PostgresTransactions:
     def _open(self, connection: FencedConnection, job_id: str, epoch: int, idle_us: int | None) -> None:
         connection.fenced = job_id, epoch
         self._begun.connection = connection
-        _run(
-            self.fence(job_id, epoch),
-            lambda step: begin(connection, *self._statement(step, False), idle_us=idle_us),
-        )
+        call = self._fencing(job_id, epoch, "fence", None)
+        args = call.filled(savepoint=False, piped=False)
+        statement, params = self._database.calls.numbered(call.function, args, "%s")
+        [(refused,)] = begin(connection, statement, params, idle_us=idle_us)
+        self._admit(job_id, epoch, "fence", refused)
 
     def _put(self, connection: FencedConnection) -> None:
         """Undo what the connection has open, and keep it for the next transaction. To do it again is no harm."""
@@ -280,8 +259,8 @@ class PostgresTransactions:
 
     def add(self, jobs: Sequence[NewJob]) -> Program[list[Added]]:
         """The program of `Store.add`."""
-        args = (self._database.store_id, as_json(wishes(jobs)), _SAVEPOINT, self._trace, None, self._now())
-        return added(jobs, (yield "add", args))
+        args = (self._database.store_id, as_json(wishes(jobs)), SAVEPOINT, self._trace, None, self._now())
+        return added(jobs, (yield Call("add", args)))
 
     def fence(self, job_id: str, epoch: int) -> Program[None]:
         """The program that makes the transaction commit only if *epoch* is current."""
@@ -289,14 +268,12 @@ class PostgresTransactions:
 
     def check(self, job_id: str, epoch: int) -> Program[None]:
         """The program that raises the refusal if this transaction has settled the lease."""
-        [(refused,)] = yield "settled_in", (job_id, epoch, self._now())
-        if refused is not None:
-            self._note(job_id, refused)
-            raise refusal_of(job_id, epoch, "check", refused)
+        [(refused,)] = yield Call("settled_in", (job_id, epoch, self._now()))
+        self._admit(job_id, epoch, "check", refused)
 
     def has_job(self, job_id: str) -> Program[bool]:
         """The program that returns whether the job exists, as this transaction sees it."""
-        [(exists,)] = yield "has_job", (job_id,)
+        [(exists,)] = yield Call("has_job", (job_id,))
         return bool(exists)
 
     def renew(self, renewal: Renewal) -> Program[int]:
@@ -315,8 +292,15 @@ class PostgresTransactions:
         yield from self._fence(settlement_.job_id, settlement_.epoch, settlement_.outcome.value, said)
 
     def _fence(self, job_id: str, epoch: int, verb: str, said: str | None) -> Steps[None]:
-        args = (self._database.store_id, job_id, epoch, verb, said, _SAVEPOINT, _PIPED, self._trace, self._now())
-        [(refused,)] = yield "fence", args
+        [(refused,)] = yield self._fencing(job_id, epoch, verb, said)
+        self._admit(job_id, epoch, verb, refused)
+
+    def _fencing(self, job_id: str, epoch: int, verb: str, said: str | None) -> Call:
+        args = (self._database.store_id, job_id, epoch, verb, said, SAVEPOINT, PIPED, self._trace, self._now())
+        return Call("fence", args, (job_id, epoch), settles=None if verb == "progress" else said)
+
+    def _admit(self, job_id: str, epoch: int, verb: str, refused: str | None) -> None:
+        """Raise the refusal that a function has answered with, and have it recorded."""
         if refused is not None:
             self._note(job_id, refused)
             raise refusal_of(job_id, epoch, verb, refused)
@@ -324,23 +308,12 @@ class PostgresTransactions:
     def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> Program[list[Added]]:
         """The program of `Store.add_children`."""
         wished = as_json(wishes(jobs))
-        args = (self._database.store_id, job_id, epoch, wished, _SAVEPOINT, self._trace, self._now())
-        rows = yield "fence_children", args
-        if (refused := add_refusal(rows)) is not None:
-            self._note(job_id, refused)
-            raise refusal_of(job_id, epoch, "add", refused)
+        args = (self._database.store_id, job_id, epoch, wished, SAVEPOINT, self._trace, self._now())
+        rows = yield Call("fence_children", args)
+        self._admit(job_id, epoch, "add", add_refusal(rows))
         return added(jobs, rows)
 
     # On a caller's connection
-
-    def is_async(self, connection: Any) -> bool:
-        """Return whether *connection* belongs to an event loop."""
-        if isinstance(connection, psycopg.Connection):
-            return False
-        return isinstance(
-            connection,
-            (psycopg.AsyncConnection, *types_of("sqlalchemy.ext.asyncio", "AsyncConnection", *ASYNC_SESSIONS)),
-        )
 
     def run(
         self,
@@ -356,99 +329,13 @@ class PostgresTransactions:
         In psycopg's pipeline mode nobody waits for a fence's answer: a refusal is an error of the pipeline.
         """
         self._database.open()
-        if isinstance(connection, types_of("sqlalchemy.orm", "Session", "scoped_session")):
-            connection = connection.connection()
+        callers = recognise(connection)
         try:
-            if isinstance(connection, psycopg.Connection):
-                ask = self._asker(connection, savepoint)
-            elif (wrapper := django.wrapper_of(connection)) is not None:
-                django.refuse(wrapper, "postgresql", savepoint=savepoint)
-                connection = wrapper
-                # Through Django's own cursor, which knows whether this transaction can still be used.
-                with wrapper.cursor() as cursor:
-                    return self._noted(
-                        connection, note, program, lambda step: ask_on(cursor, *self._statement(step, savepoint))
-                    )
-            elif isinstance(connection, types_of("sqlalchemy", "Connection")):
-                refuse_autocommit(connection.connection.dbapi_connection)
-                style = style_of(connection)
-                ask = lambda step: rows_of(  # noqa: E731
-                    connection.exec_driver_sql(*self._statement(step, savepoint, style))
-                )
-            else:
-                raise unsupported(connection)
-            return self._noted(connection, note, program, ask)
+            return callers.run(self._statements(callers, program, savepoint, note))
         except Exception as error:
             self.record()
             said = self._explained(error)
             raise said from _cause(said, error)
-        finally:
-            program.close()
-
-    def _asker(self, connection: psycopg.Connection[Any], savepoint: bool) -> Callable[[Step], list[Row]]:
-        """Return what runs the steps of a program on a connection of psycopg."""
-        piped = is_piped(connection)
-        # Inside `with connection.transaction()` the driver itself knows. (It does not say so to others; if it keeps it
-        # elsewhere one day, the server is asked.)
-        if not (piped and getattr(connection, "_num_transactions", False)):
-            if piped and connection.autocommit:
-                with connection.pipeline():
-                    pass  # waits for what was sent: only then is it known whether a transaction is open
-            refuse_autocommit(connection)
-        cursor = connection.cursor(row_factory=tuple_row)
-
-        def ask(step: Step) -> list[Row]:
-            sql, params = self._statement(step, savepoint, piped=piped)
-            if piped and step[0] == "fence":
-                cursor.execute(sql, params)
-                rows: list[Row] = [(None, None)]  # its answer comes with the pipeline's
-            else:
-                rows = ask_on(cursor, sql, params)
-            if isinstance(connection, FencedConnection) and (said := _said(step, connection.fenced, rows)):
-                connection.said, connection.surely_said = said, not savepoint
-            return rows
-
-        return ask
-
-    def _noted(
-        self, connection: Any, note: Callable[[Joined], None], program: Program[T], ask: Callable[[Step], list[Row]]
-    ) -> T:
-        """Run *program*; if it is a part of the caller's transaction then, say so to *note*."""
-        number: str | None = None
-        epoch: int | None = None
-
-        def numbered(step: Step) -> list[Row]:
-            nonlocal number, epoch
-            rows = ask(step)
-            number = rows[0][-1]
-            epoch = step[1][2] if step[0] == "fence" else epoch
-            return [row[:-1] for row in rows]
-
-        value = _run(program, numbered)
-        if not isinstance(connection, FencedConnection):
-            note(self._joined(connection, number, epoch))
-        return value
-
-    def _joined(self, connection: Any, number: str | None, epoch: int | None, *, awaited: bool = False) -> Joined:
-        """Return the transaction that *connection* has open, which the server knows by *number*, or by its *epoch*."""
-        is_open = lambda still: self._is_open(still, number, epoch)  # noqa: E731
-        return Joined(self.database, connection, is_open, awaited=awaited, number=number)
-
-    def _is_open(self, connection: Any, number: str | None, epoch: int | None) -> bool:
-        if not is_in_transaction(connection):
-            return False
-        if self._database.closed:
-            return True
-        if number is None:
-            # Its fence was sent in a pipeline, and the answer was not read. While that is open, it may not be run yet.
-            return epoch is None or is_piped(connection) or refusals.is_fenced(self._database, epoch)
-        # A pool, or its user, may have begun another transaction on the connection since.
-        try:
-            return refusals.status_of(self._database, number) == "in progress"
-        except StoreUnavailable as error:
-            if sqlstate_of(error.__cause__) != "22023":  # a number that the server does not know, after a crash
-                raise
-            return False
 
     async def run_async(
         self,
@@ -460,72 +347,72 @@ class PostgresTransactions:
     ) -> T:
         """Run *program* likewise, on an async connection."""
         self._database.open()
-        if isinstance(connection, types_of("sqlalchemy.ext.asyncio", *ASYNC_SESSIONS)):
-            connection = await connection.connection()
-        answer: Any = None
-        number: str | None = None
+        callers = await recognise_async(connection)
         try:
-            if isinstance(connection, psycopg.AsyncConnection):
-                callers: Any = connection
-                if is_piped(connection) and connection.autocommit:
-                    async with connection.pipeline():
-                        pass  # as above
-                refuse_autocommit(connection)
-                style = "%s"
-            else:
-                callers = connection.sync_connection
-                refuse_autocommit(callers.connection.dbapi_connection)
-                style = style_of(connection)
-            while True:
-                sql, params = self._statement(program.send(answer), savepoint, style)
-                if isinstance(connection, psycopg.AsyncConnection):
-                    async with connection.cursor(row_factory=tuple_row) as cursor:
-                        rows: list[Row] = list(await (await cursor.execute(sql, params)).fetchall())
-                else:
-                    rows = rows_of(await connection.exec_driver_sql(sql, params))
-                number = rows[0][-1]
-                answer = [row[:-1] for row in rows]
-        except StopIteration as end:
-            note(self._joined(callers, number, None, awaited=True))
-            return end.value  # type: ignore[no-any-return]  # typed as the program is
+            return await callers.run_async(self._statements(callers, program, savepoint, note))
         except Exception as error:
             if self._apart:
                 await asyncio.to_thread(self.record)
             said = self._explained(error)
             raise said from _cause(said, error)
+
+    def _statements(
+        self, callers: Connection, program: Program[T], savepoint: bool, note: Callable[[Joined], None]
+    ) -> connections.Program[T]:
+        """Return *program* as statements on *callers*; if it is a part of the transaction then, say so to *note*."""
+        callers.require_vendor("postgresql")
+        callers.require_transaction()
+        if not savepoint:
+            callers.require_no_savepoint()  # where the library knows; the server knows of the others
+        lent = callers.handle if isinstance(callers.handle, FencedConnection) else None
+        answer: Any = None
+        number: str | None = None
+        epoch: int | None = None
+        try:
+            while True:
+                call = program.send(answer)
+                args = call.filled(savepoint=savepoint, piped=callers.is_piped)
+                sql, params = self._database.calls.numbered(call.function, args, callers.style)
+                if isinstance(callers, Psycopg) and callers.is_piped and call.function == "fence":
+                    callers.send(sql, params)
+                    rows: list[Row] = [(None, None)]  # its answer comes with the pipeline's
+                else:
+                    rows = yield sql, params, False
+                number, answer = rows[0][-1], [row[:-1] for row in rows]
+                if call.fences is not None:
+                    epoch = call.fences[1]
+                if lent is not None and call.settles is not None and call.fences == lent.fenced and rows[0][0] is None:
+                    lent.said, lent.surely_said = call.settles, not savepoint
+        except StopIteration as end:
+            if lent is None:
+                note(self._joined(callers, number, epoch))
+            return end.value  # type: ignore[no-any-return]  # typed as the program is
         finally:
             program.close()
 
-    def _statement(
-        self, step: Step, savepoint: bool, style: str = "%s", *, piped: bool = False
-    ) -> tuple[str, tuple[Any, ...]]:
-        """
-        Return the statement that calls one of our functions, and its parameters.
+    def _joined(self, callers: Connection, number: str | None, epoch: int | None) -> Joined:
+        """Return the transaction that *callers* has open, which the server knows by *number*, or by its *epoch*."""
+        seems_open = callers.watch()
+        is_open = lambda handle: seems_open(handle) and self._is_open(handle, number, epoch)  # noqa: E731
+        return Joined(self.database, callers.handle, is_open, awaited=callers.is_async, number=number)
 
-        What is the same each time is part of the text: a driver takes longer over a parameter than the server over it.
-        """
-        function, args = step
-        places, params = [], []
-        for arg in args:
-            if arg is _SAVEPOINT:
-                arg = savepoint
-            elif arg is _PIPED:
-                arg = piped
-            if arg is None or isinstance(arg, bool):
-                places.append("NULL" if arg is None else str(arg))
-            elif isinstance(arg, uuid.UUID):
-                places.append(f"'{arg}'")
-            else:
-                params.append(arg)
-                places.append(style if style == "%s" else f"${len(params)}")
-        call = f"{self._quoted[style]}{function}({', '.join(places)})"
-        if function in _SCALAR:
-            return f"SELECT {call}, {_NUMBER}", tuple(params)
-        return f"SELECT {answer(function)}, {_NUMBER} FROM {call} AS f", tuple(params)
+    def _is_open(self, handle: Any, number: str | None, epoch: int | None) -> bool:
+        """Return whether the transaction is still open, and not another one on the same connection."""
+        if self._database.closed:
+            return True
+        if number is None:
+            # Its fence was sent in a pipeline, and the answer was not read. While that is open, it may not be run yet.
+            return epoch is None or is_piped(handle) or refusals.is_fenced(self._database, epoch)
+        # A pool, or its user, may have begun another transaction on the connection since.
+        try:
+            return refusals.status_of(self._database, number) == "in progress"
+        except StoreUnavailable as error:
+            if sqlstate_of(error.__cause__) != "22023":  # a number that the server does not know, after a crash
+                raise
+            return False
 
     def _explained(self, error: BaseException) -> BaseException:
-        # What SQLAlchemy and Django raise has the driver's error inside.
-        inside = (getattr(error, "orig", None), error, error.__cause__)
+        inside = (driver_error(error), error.__cause__)  # which is where Django has it
         driver = next((one for one in inside if sqlstate_of(one) is not None), error)
         if isinstance(error, LeaseholdError) or (sqlstate_of(driver) is None and not isinstance(error, psycopg.Error)):
             return error
@@ -540,22 +427,6 @@ class PostgresTransactions:
                 "the same database can commit together."
             )
         return explained(driver, where, schema)
-
-
-def _run(program: Program[T], run: Callable[[Step], list[Row]]) -> T:
-    answer: Any = None
-    try:
-        while True:
-            answer = run(program.send(answer))
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # typed as the program is
-
-
-def _said(step: Step, holder: tuple[str, int] | None, rows: list[Row]) -> str | None:
-    """Return how a step has settled the lease of *holder*, if it has: see `PostgresTransactions._fence`."""
-    function, args = step
-    settles = function == "fence" and args[3] != "progress" and rows[0][0] is None
-    return args[4] if settles and args[1:3] == holder else None
 
 
 def _cause(said: BaseException, error: BaseException) -> BaseException | None:
