@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 
-from leasehold import Conflict, Lease, NotInTransaction, Router, Settled, StaleEpoch, Unsupported
+from leasehold import Conflict, InvalidArgument, Lease, NotInTransaction, Router, Settled, StaleEpoch, Unsupported
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.fenced import FencedConnection
 from leasehold.testing import elsewhere
@@ -227,6 +229,33 @@ def test_a_connection_of_something_else_is_refused(router: Router) -> None:
 
     with pytest.raises(Unsupported, match="psycopg"):
         lease.fence(object())
+
+
+def test_a_connection_to_another_kind_of_database_is_refused(router: Router) -> None:
+    """Whichever library it is of, and before anything is sent."""
+    lease = lease_of(router)
+
+    engine = sqlalchemy.create_engine("sqlite://", poolclass=NullPool)
+    with closing(sqlite3.connect(":memory:")) as plain, engine.connect() as core:
+        for connection in (plain, core):
+            with pytest.raises(InvalidArgument, match="is to sqlite, and postgresql is needed"):
+                lease.fence(connection)
+
+
+@pytest.mark.parametrize("how", ["connection", "session"])
+def test_a_savepoint_that_sqlalchemy_knows_of_is_refused_before_anything_is_sent(router: Router, how: str) -> None:
+    """So that nothing has failed in it, and it goes on."""
+    lease = lease_of(router)
+
+    def verbs(connection: Any) -> None:
+        with connection.begin_nested():
+            with pytest.raises(Conflict, match=r"inside a savepoint.*savepoint=True"):
+                lease.fence(connection)
+            connection.execute(sqlalchemy.text("insert into results values ('inside')"))
+
+    in_sync(router, how, verbs)
+
+    assert written(router) == 2
 
 
 def test_a_snapshot_from_before_the_claim_is_its_own_message(router: Router) -> None:
