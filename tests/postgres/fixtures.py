@@ -137,11 +137,11 @@ class _Keeping(PostgresStore):
 
     def __init__(self, url: str, *, clock: Clock | None, trace: bool, schema: str) -> None:
         super().__init__(url, clock=clock, trace=trace, schema=schema)
-        self.database._idle += _kept.pop(url, [])
+        self.database.pool.idle += _kept.pop(url, [])
 
     def close(self) -> None:
         """Close it, and keep what is idle."""
-        idle = self.database._idle
+        idle = self.database.pool.idle
         _kept[self.database.url] += idle
         idle.clear()
         super().close()

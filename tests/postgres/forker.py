@@ -43,7 +43,7 @@ def sessions(router: Router) -> list[Connection]:
     store = router.store
     assert isinstance(store, PostgresStore)
     listener = store._waiting._listener
-    return [*store.database._idle, *store.transactions._idle, *([] if listener is None else [listener])]
+    return [*store.database.pool.idle, *store.transactions.pool.idle, *([] if listener is None else [listener])]
 
 
 def used(router: Router, name: str) -> list[int]:

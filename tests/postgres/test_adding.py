@@ -121,7 +121,7 @@ def test_the_patience_of_an_add_is_not_that_of_whoever_has_the_session_next(rout
     database = store_of(router).database
     for add in ADDS.values():
         add(router)
-        [connection] = database._idle
+        [connection] = database.pool.idle
         assert patience(connection) == "0"
 
 

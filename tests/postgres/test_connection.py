@@ -8,18 +8,21 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import waiting
 
-from leasehold import StoreUnavailable
+from leasehold import Router, StoreUnavailable
+from leasehold.core.job import new_job
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.connection import Connection, Unanswered
+from leasehold.testing import elsewhere
 
 from .fixtures import Place
-from .staging import Call, until
+from .staging import Call, entered_elsewhere, until
 
 
 @pytest.fixture
@@ -200,11 +203,11 @@ def test_who_waits_for_a_connection_gets_the_next(place: Place) -> None:
     """And not only when its patience is over."""
     database = PostgresStore(place.store().database.url, connections=1, wait_seconds=600).database
     with database.connection() as only:
-        waiting = Call(database.borrow)
-        until(lambda: bool(database._room._waiters))  # type: ignore[attr-defined]  # of the standard library
+        waiting = Call(database.pool.borrow)
+        until(lambda: bool(database.pool._room._waiters))  # type: ignore[attr-defined]  # of the standard library
         assert waiting.waits
     assert waiting.result() is only
-    database.give(only)
+    database.pool.give(only)
     database.close()
 
 
@@ -212,12 +215,36 @@ def test_who_waits_for_a_connection_hears_that_the_store_is_closed(place: Place)
     """All of them, and not only the one who would be next."""
     database = PostgresStore(place.store().database.url, connections=1, wait_seconds=600).database
     with database.connection():
-        waiting = [Call(database.borrow) for _ in range(3)]
-        until(lambda: len(database._room._waiters) == 3)  # type: ignore[attr-defined]  # of the standard library
+        waiting = [Call(database.pool.borrow) for _ in range(3)]
+        until(lambda: len(database.pool._room._waiters) == 3)  # type: ignore[attr-defined]  # of the standard library
         database.close()
         for call in waiting:
             with pytest.raises(StoreUnavailable, match="closed"):
                 call.result()
+
+
+def test_open_blocks_do_not_count_against_the_connections_of_renewals(place: Place) -> None:
+    """Else the owner of a few long blocks would lose their leases while it holds them."""
+    database = place.store().database
+    with Router(f"{database.url}&connections=1&wait_seconds=0.1", schema=database.schema) as router:
+        router.add_many([{"id": name} for name in "abc"])
+        leases = router.claim_many("worker", limit=3)
+        with ExitStack() as blocks:
+            for lease in leases:
+                blocks.enter_context(entered_elsewhere(lease.transaction()))
+            for lease in leases:
+                elsewhere(lease.renew)
+
+
+def test_a_closed_store_begins_no_block(place: Place) -> None:
+    """Its connection would stay open for good."""
+    store = place.store()
+    store.add([new_job("a")])
+    [grant] = store.claim("worker")
+    store.close()
+
+    with pytest.raises(StoreUnavailable, match="closed"):
+        store.transactions.begin(grant.spec.id, grant.epoch)
 
 
 class Struck:
@@ -243,9 +270,9 @@ def test_ctrl_c_in_the_middle_of_a_loan_costs_no_connection(place: Place, monkey
     with database.connection() as kept:
         pass
     with monkeypatch.context() as patched:
-        patched.setattr(database, "_lock", Struck(database._lock))
+        patched.setattr(database.pool, "_lock", Struck(database.pool._lock))
         with pytest.raises(KeyboardInterrupt):
-            database.borrow()
+            database.pool.borrow()
     assert kept.closed
 
     with database.connection() as connection:
@@ -256,8 +283,8 @@ def test_ctrl_c_in_the_middle_of_a_loan_costs_no_connection(place: Place, monkey
 def test_ctrl_c_that_meets_the_next_in_line_wakes_the_one_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was told that there is room, and takes none."""
     database = PostgresStore(place.store().database.url, connections=1, wait_seconds=600).database
-    only = database.borrow()
-    wait_for = database._room.wait_for
+    only = database.pool.borrow()
+    wait_for = database.pool._room.wait_for
 
     def strike(*args: Any) -> Any:
         wait_for(*args)
@@ -265,21 +292,21 @@ def test_ctrl_c_that_meets_the_next_in_line_wakes_the_one_behind(place: Place, m
 
     def struck() -> str:
         try:
-            database.borrow()
+            database.pool.borrow()
         except KeyboardInterrupt:
             return "Ctrl-C"
         return "lent"
 
-    monkeypatch.setattr(database._room, "wait_for", strike)
+    monkeypatch.setattr(database.pool._room, "wait_for", strike)
     first = Call(struck)
-    until(lambda: len(database._room._waiters) == 1)  # type: ignore[attr-defined]  # of the standard library
+    until(lambda: len(database.pool._room._waiters) == 1)  # type: ignore[attr-defined]  # of the standard library
     monkeypatch.undo()
-    second = Call(database.borrow)
-    until(lambda: len(database._room._waiters) == 2)  # type: ignore[attr-defined]  # of the standard library
+    second = Call(database.pool.borrow)
+    until(lambda: len(database.pool._room._waiters) == 2)  # type: ignore[attr-defined]  # of the standard library
 
-    database.give(only)
+    database.pool.give(only)
 
     assert first.result() == "Ctrl-C"
     assert second.result() is only
-    database.give(only)
+    database.pool.give(only)
     database.close()

@@ -96,7 +96,7 @@ def test_a_file_that_may_not_grow() -> None:
         with Router(url, schema="of small files") as router:
             router.add("first")
             assert isinstance(router.store, PostgresStore)
-            [connection] = router.store.database._idle
+            [connection] = router.store.database.pool.idle
             # Above the size of the files of the log, or the server would take it for the end of the world.
             limit = 17 * MEBIBYTE
             try:

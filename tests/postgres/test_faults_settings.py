@@ -230,7 +230,7 @@ def test_sessions_that_idled_too_long_are_replaced(seen: Router) -> None:
     """By the next verb, without a word."""
     with set_up(seen, idle_session_timeout="1000") as router:  # which counts while a session is being set up, too
         for number in range(2):
-            idle = store_of(router).database._idle
+            idle = store_of(router).database.pool.idle
             until(lambda: all(not connection.is_alive() for connection in idle))  # noqa: B023  # called at once
             assert router.add(f"job-{number}").created
 
@@ -446,7 +446,7 @@ def test_a_pool_whose_connections_are_all_in_use(place: Place) -> None:
     with pytest.raises(StoreUnavailable, match=r"all 2 connections to .* for 0\.05 s .* Nothing was changed"):
         full.counts()
 
-    full.database._wait_seconds = 20
+    full.database.pool.wait_seconds = 20
     waiter = Call(full.counts)
     go_on.set()
     assert [call.result()[0].created for call in calls] == [True, True]

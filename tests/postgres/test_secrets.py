@@ -114,7 +114,7 @@ def test_settings_behind_a_password_with_a_question_mark_are_the_stores_own() ->
     """The settings begin behind the host."""
     with Router("postgresql://ann:pa?ss@host/jobs?connections=3&application_name=me") as router:
         assert router.store.database.url == "postgresql://ann:pa?ss@host/jobs?application_name=me"  # type: ignore[attr-defined]
-        assert router.store.database._limit == 3  # type: ignore[attr-defined]
+        assert router.store.database.pool.limit == 3  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("port", ["abc", "99999", "1,other:x", "-1"])

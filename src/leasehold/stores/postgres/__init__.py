@@ -2,7 +2,8 @@
 The PostgreSQL store.
 
     store        the verbs, each one call of a function in the server
-    database     the server: connections, what is asked again when a reply was lost
+    database     calls to the server, and their retry policy      calls   the statements of calls
+    pool         the connections of verbs and of blocks
     faults       what went wrong, in leasehold's words
     schema       makes the schema, and brings it up to date
     rights       which role may do what

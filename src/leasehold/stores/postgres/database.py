@@ -1,23 +1,16 @@
-"""
-The server: connections, and what is asked again when a reply was lost.
-
-Connections are kept for whoever comes next, and made when there is none; nothing here starts a thread.
-"""
+"""Calls to the server: how a connection is set up, and the retry policy for calls whose reply was lost."""
 
 from __future__ import annotations
 
-import logging
-import os
 import random
 import threading
 import uuid
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import sql
 
 from ...core.clock import patience
 from ...core.redaction import shown_url
@@ -26,14 +19,11 @@ from .._versions import Migrated
 from .calls import Calls
 from .connection import Connection, is_pooled
 from .faults import cannot_connect, explained, sqlstate_of, without_secrets
+from .pool import ConnectionT, Pool, outlive_fork
 from .rights import check_role
 from .rows import Row
 from .schema import admitted, index_meta, look, make, migrate
 from .sql import Statements, checked, statements
-
-log = logging.getLogger("leasehold")
-
-T = TypeVar("T")
 
 LEAST_SERVER = 140000
 REPLY_SECONDS = 60.0  # how long a server that we asked something may say nothing
@@ -52,9 +42,6 @@ _READ_COMMITTED = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL RE
 _CHANGED = {"42883", "42P01", "42703", "42704"}  # a function, a table, a column or a type is not there
 
 
-ConnectionT = TypeVar("ConnectionT", bound=Connection)
-
-
 class _Lent:
     """Lends a connection for a block; a class, since a generator takes twice as long over it."""
 
@@ -65,7 +52,7 @@ class _Lent:
         self._patient = patient
 
     def __enter__(self) -> Connection:
-        self._connection = connection = self._database.borrow()
+        self._connection = connection = self._database.pool.borrow()
         connection.reply_seconds = None if self._patient else self._database.reply_seconds
         return connection
 
@@ -76,7 +63,7 @@ class _Lent:
                     self._connection.close()  # the address may lead to a primary by now, and this session never will
                 raise self._database.explained(error) from error
         finally:
-            self._database.give(self._connection)
+            self._database.pool.give(self._connection)
 
 
 class Database:
@@ -98,26 +85,27 @@ class Database:
         self.statements: Statements = statements(schema)
         self.store_id: uuid.UUID | None = None
         self.calls = Calls(schema)
-        self._limit = connections
-        self._wait_seconds = wait_seconds
+        self.pool = Pool(
+            lambda: self.connect(Connection),
+            shown_url(url),
+            most_idle=connections,
+            limit=connections,
+            wait_seconds=wait_seconds,
+        )
         self.reply_seconds = REPLY_SECONDS
         self.prepare_threshold: int | None = 5  # how often a statement is sent before it is prepared; None: never
-        self._closed = False
         self._role: str | None = None  # as whom we are connected
         self.pooled = False  # whether a pooler was found before the server; each new connection is asked
         self._isolated_otherwise = False  # whether sessions begin in another isolation than READ COMMITTED, behind one
         # What a test may arm: it is called with the name of a function before the server is.
         self.point: Callable[[str], None] | None = None
-        self._begin()
+        self.forked()
         outlive_fork(self)
 
-    def _begin(self) -> None:
-        self._lock = threading.Lock()
+    def forked(self) -> None:
+        """Begin anew, in a child process: another thread of its parent may hold the lock."""
         self._pause = threading.Event()  # never set: to wait
         self._opening = threading.Lock()
-        self._room = threading.Condition(self._lock)
-        self._lent = 0  # how many connections are in use
-        self._idle: list[Connection] = []
 
     # Asking
 
@@ -180,7 +168,7 @@ class Database:
                     return _rows(connection, query, params, what)
                 except psycopg.Error as error:
                     if sqlstate_of(error) == "0A000":  # a migration has changed what was prepared, here and elsewhere
-                        self._drop(connection)
+                        self.pool.drop(connection)
                     if sqlstate_of(error) in _CHANGED and (found := look(connection, self.schema)) is not None:
                         admitted(found, self.named)  # a migration under our feet has its own words
                     if sqlstate_of(error) != "LH005":
@@ -203,71 +191,6 @@ class Database:
         A server that says nothing for `reply_seconds` is given up, unless *patient*.
         """
         return _Lent(self, patient)
-
-    def borrow(self) -> Connection:
-        """Return a connection of whoever asks, once there is one; `give` takes it back."""
-        connection, taken = None, False
-        try:
-            with self._lock:
-                self._make_sure_of_room()
-                self._lent += 1
-                taken = True
-                connection = self._idle.pop() if self._idle else None
-            while connection is not None and not connection.is_alive():
-                connection.close()
-                with self._lock:
-                    connection = self._idle.pop() if self._idle else None
-            return connection or self.connect(Connection)
-        except BaseException:  # Ctrl-C too, which may come as soon as the lock is free
-            if taken:
-                self._take_back(None)
-            if connection is not None:
-                connection.close()
-            raise
-
-    def _make_sure_of_room(self) -> None:
-        """Return once a connection may be lent; the lock is held."""
-        self._check_open()
-        if self._lent < self._limit:
-            return
-        try:
-            room = self._room.wait_for(lambda: self._lent < self._limit or self._closed, self._wait_seconds)
-        except BaseException:
-            self._room.notify()  # Ctrl-C may have met the one who was told of the room: then the next is to know
-            raise
-        self._check_open()
-        if not room:
-            raise StoreUnavailable(
-                f"all {self._limit} connections to {shown_url(self.url)} have been in use for "
-                f"{self._wait_seconds:g} s (connections, wait_seconds): fewer threads, or more connections. "
-                "Nothing was changed."
-            )
-
-    def give(self, connection: Connection) -> None:
-        """Take back what was borrowed."""
-        if connection.made_in != os.getpid():
-            inherited.append(connection)
-            return
-        idle = connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
-        if not self._take_back(connection if idle else None):
-            connection.close()
-
-    def _take_back(self, connection: Connection | None) -> bool:
-        """Make room for the next; return whether *connection* is kept for it."""
-        with self._lock:
-            self._lent -= 1
-            self._room.notify()
-            if connection is None or self._closed:
-                return False
-            self._idle.append(connection)
-            return True
-
-    def _drop(self, connection: Connection) -> None:
-        """Close the connection, and those that nobody uses."""
-        with self._lock:
-            dropped, self._idle = [connection, *self._idle], []
-        for one in dropped:
-            one.close()
 
     def connect(self, kind: type[ConnectionT], *, autocommit: bool = True) -> ConnectionT:
         """Return a new connection, set up as this store wants it."""
@@ -377,48 +300,15 @@ class Database:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._closed
+        return self.pool.closed
 
     def close(self) -> None:
         """Close the connections; later verbs raise `StoreUnavailable`."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            self._room.notify_all()
-        for connection in idle:
-            connection.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreUnavailable(f"this store ({shown_url(self.url)}) is closed.")
-
-    def forked(self) -> None:
-        """Begin anew, in a child process."""
-        inherited.extend(self._idle)
-        self._begin()
+        self.pool.close()
 
     def explained(self, error: psycopg.Error) -> BaseException:
         """Return *error* in leasehold's words."""
         return explained(error, shown_url(self.url), self.schema, role=self._role)
-
-
-# The parent's connections are the parent's: to close them in a child would end its sessions. They stay open, unused.
-inherited: list[Any] = []
-_outliving: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def outlive_fork(part: Any) -> None:
-    """Have *part* told, by `forked()`, that it is in a child process now, before anybody can use it there."""
-    _outliving.add(part)
-
-
-def _forked() -> None:
-    for part in list(_outliving):
-        part.forked()
-
-
-if hasattr(os, "register_at_fork"):  # where a process can fork
-    os.register_at_fork(after_in_child=_forked)
 
 
 def _rows(connection: Connection, query: str, params: Any, what: str) -> list[Row]:

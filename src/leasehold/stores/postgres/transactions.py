@@ -33,10 +33,11 @@ from ...store import Program, Renewal
 from ...transaction import FORKED, Joined, remember
 from . import lost_commits, refusals
 from .calls import PIPED, SAVEPOINT, Call
-from .database import Database, inherited, outlive_fork
+from .database import Database
 from .faults import explained, is_lost, sqlstate_of
 from .fenced import ENDED, FencedConnection, begin
 from .lost_commits import moved, unfinished
+from .pool import Pool, inherited, outlive_fork
 from .refusals import REFUSED_SQLSTATE
 from .rows import Row, add_refusal, added, as_json, refusal_of, settlement, wishes
 
@@ -58,20 +59,16 @@ class PostgresTransactions:
         self.database = database.key
         self._now = now
         self._trace = trace
-        self._begin()
+        # Autocommit, for the driver's own BEGIN would be one more round trip: `fenced.begin` sends it with the fence.
+        self.pool = Pool(lambda: database.connect(FencedConnection), shown_url(database.url), most_idle=10)
+        self.forked()
         outlive_fork(self)
         refusals.recorders.add(self)
 
-    def _begin(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[FencedConnection] = []
-        self._begun = threading.local()  # .connection: what this thread has begun and nobody has entered
-        self._apart: deque[tuple[str, str]] = deque()  # refusals that their own transaction could not record
-
     def forked(self) -> None:
         """Begin anew, in a child process; what is left to record is the parent's."""
-        inherited.extend(self._idle)
-        self._begin()
+        self._begun = threading.local()  # .connection: what this thread has begun and nobody has entered
+        self._apart: deque[tuple[str, str]] = deque()  # refusals that their own transaction could not record
 
     # A transaction of ours, for the caller's rows
 
@@ -82,7 +79,7 @@ class PostgresTransactions:
         The server ends it once it was idle for *idle_us*; None: as its own setting says.
         """
         self._database.open()
-        connection = self._take()
+        connection = self.pool.borrow()
         try:
             try:
                 self._open(connection, job_id, epoch, idle_us)
@@ -91,7 +88,7 @@ class PostgresTransactions:
                     raise
                 # Whatever became of it, it is not committed.
                 self._put(connection)
-                connection = self._take()
+                connection = self.pool.borrow()
                 self._open(connection, job_id, epoch, idle_us)
         except BaseException as error:
             said = self._database.explained(error) if isinstance(error, psycopg.Error) else error
@@ -101,15 +98,6 @@ class PostgresTransactions:
             raise said from _cause(said, error)
         connection.lend()
         return connection
-
-    def _take(self) -> FencedConnection:
-        while self._idle:
-            with self._lock:
-                connection = self._idle.pop() if self._idle else None
-            if connection is not None and connection.is_alive():
-                return connection
-        # Autocommit, for the driver's own BEGIN would be one more round trip: `fenced.begin` sends it with the fence.
-        return self._database.connect(FencedConnection)
 
     def _open(self, connection: FencedConnection, job_id: str, epoch: int, idle_us: int | None) -> None:
         connection.fenced = job_id, epoch
@@ -136,11 +124,9 @@ class PostgresTransactions:
         if session.cleared():
             # Behind a pooler, the session that it will be is not the one that it was.
             session.is_used = session.is_used and not self._database.pooled
-            with self._lock:
-                if len(self._idle) < 10:
-                    self._idle.append(session)
-                    return
-        session.close()
+        else:
+            session.close()
+        self.pool.give(session)
 
     def entered(self, connection: FencedConnection) -> None:
         """Forget what this thread has begun: its caller has it now, and will end it."""
@@ -217,10 +203,7 @@ class PostgresTransactions:
 
     def close(self) -> None:
         """Close the idle connections."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self.pool.close()
 
     # What a refused transaction could not record itself
 

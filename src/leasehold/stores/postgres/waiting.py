@@ -19,7 +19,8 @@ from psycopg import sql
 from ...core.clock import SystemClock
 from ...errors import LeaseholdError
 from .connection import Connection
-from .database import Database, inherited, outlive_fork
+from .database import Database
+from .pool import inherited, outlive_fork
 
 log = logging.getLogger("leasehold")
 
