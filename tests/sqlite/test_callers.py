@@ -706,6 +706,17 @@ def test_what_is_no_connection_is_refused(thing: object, router: Router, lease: 
         router.add("b", connection=thing)
 
 
+def test_a_closed_connection_is_the_drivers_own_error(router: Router, lease: Lease, path: str) -> None:
+    """Nothing was asked of the store, so nothing may have happened."""
+    connection = sqlite3.connect(path)
+    connection.close()
+
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        lease.complete(connection=connection)
+
+    lease.check()
+
+
 def test_the_memory_store_says_which_stores_have_transactions() -> None:
     """There is no database that the caller's rows could share."""
     with Router() as router, closing(sqlite3.connect(":memory:")) as connection:

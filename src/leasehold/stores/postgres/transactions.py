@@ -5,7 +5,6 @@ connection.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 from psycopg import pq
 
-from ... import connections
-from ...connections import Connection, driver_error, recognise, recognise_async
+from ...connections import Connection, driver_error
+from ...connections import Program as Statements
 from ...connections.drivers import is_piped
 from ...connections.psycopg import Psycopg
 from ...core.job import Added, NewJob, Progress, Settlement
@@ -30,7 +29,8 @@ from ...errors import (
     StoreUnavailable,
 )
 from ...store import Program, Renewal
-from ...transaction import FORKED, Joined, remember
+from ...transaction import FORKED, Joined
+from ..transactions import DatabaseTransactions, cause
 from . import lost_commits, refusals
 from .calls import PIPED, SAVEPOINT, Call
 from .database import Database
@@ -48,7 +48,7 @@ T = TypeVar("T")
 Steps = Generator[Call, list[Row], T]
 
 
-class PostgresTransactions:
+class PostgresTransactions(DatabaseTransactions):
     """Runs programs in transactions that somebody else ends."""
 
     exclusive = False  # renewals and takeovers go on beside an open transaction
@@ -95,7 +95,7 @@ class PostgresTransactions:
             if isinstance(said, StoreUnavailable):
                 connection.close()  # to a standby, perhaps: the next one may lead to the primary
             self._undo(connection)
-            raise said from _cause(said, error)
+            raise said from cause(said, error)
         connection.lend()
         return connection
 
@@ -127,10 +127,6 @@ class PostgresTransactions:
         else:
             session.close()
         self.pool.give(session)
-
-    def entered(self, connection: FencedConnection) -> None:
-        """Forget what this thread has begun: its caller has it now, and will end it."""
-        self._begun.connection = None
 
     def commit(self, connection: FencedConnection) -> None:
         """
@@ -298,51 +294,11 @@ class PostgresTransactions:
 
     # On a caller's connection
 
-    def run(
-        self,
-        connection: Any,
-        program: Program[T],
-        *,
-        savepoint: bool = False,
-        note: Callable[[Joined], None] = remember,
-    ) -> T:
-        """
-        Run *program* inside the transaction that *connection* has open, and return its value.
-
-        In psycopg's pipeline mode nobody waits for a fence's answer: a refusal is an error of the pipeline.
-        """
-        self._database.open()
-        callers = recognise(connection)
-        try:
-            return callers.run(self._statements(callers, program, savepoint, note))
-        except Exception as error:
-            self.record()
-            said = self._explained(error)
-            raise said from _cause(said, error)
-
-    async def run_async(
-        self,
-        connection: Any,
-        program: Program[T],
-        *,
-        savepoint: bool = False,
-        note: Callable[[Joined], None] = remember,
-    ) -> T:
-        """Run *program* likewise, on an async connection."""
-        self._database.open()
-        callers = await recognise_async(connection)
-        try:
-            return await callers.run_async(self._statements(callers, program, savepoint, note))
-        except Exception as error:
-            if self._apart:
-                await asyncio.to_thread(self.record)
-            said = self._explained(error)
-            raise said from _cause(said, error)
-
     def _statements(
         self, callers: Connection, program: Program[T], savepoint: bool, note: Callable[[Joined], None]
-    ) -> connections.Program[T]:
+    ) -> Statements[T]:
         """Return *program* as statements on *callers*; if it is a part of the transaction then, say so to *note*."""
+        self._database.open()
         callers.require_vendor("postgresql")
         callers.require_transaction()
         if not savepoint:
@@ -410,7 +366,3 @@ class PostgresTransactions:
                 "the same database can commit together."
             )
         return explained(driver, where, schema)
-
-
-def _cause(said: BaseException, error: BaseException) -> BaseException | None:
-    return error.__cause__ if said is error else error

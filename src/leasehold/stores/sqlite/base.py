@@ -205,14 +205,3 @@ class Base:
     def keep(self, event: tuple[Any, ...]) -> Program[None]:
         """Keep an event, as a row of the table."""
         yield one(self.sql.insert_event, *event)
-
-
-class Joining(Base):
-    """The same programs inside a caller's transaction, where a record of the refusal would be rolled back with it."""
-
-    def keep(self, event: tuple[Any, ...]) -> Program[None]:
-        """Keep an event: with the transaction if it is the transaction's doing, else afterwards and apart."""
-        if event[1] in ("refused", "alarm"):
-            self.apart.append(event)
-        else:
-            yield from super().keep(event)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...connections import Connection, driver_error, recognise, recognise_async
+from ...connections import Connection, driver_error
 from ...core.clock import Clock
 from ...core.job import Added, NewJob, Progress, Settlement
 from ...errors import (
@@ -23,8 +23,8 @@ from ...errors import (
     UnknownJob,
 )
 from ...store import Refusal, Renewal
-from ...transaction import FORKED, Joined, is_here, refuse_inside, remember
-from .base import Joining
+from ...transaction import FORKED, Joined, is_here, refuse_inside
+from ..transactions import DatabaseTransactions, cause
 from .database import Database, drive, inherited
 from .fenced import ROLLED_BACK, FencedConnection
 from .owning import Owning
@@ -36,15 +36,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class JoinedVerbs(Joining, Owning):
-    """Producers' and owners' programs, for a caller's transaction."""
+class JoinedVerbs(Owning):
+    """Producers' and owners' programs in a transaction, where a record of a refusal would be rolled back with it."""
+
+    def keep(self, event: tuple[Any, ...]) -> Program[None]:
+        """Keep an event: with the transaction if it is the transaction's doing, else afterwards and apart."""
+        if event[1] in ("refused", "alarm"):
+            self.apart.append(event)
+        else:
+            yield from super().keep(event)
 
     def last_epoch(self) -> Program[int]:
         """Return the last epoch that was issued."""
         return int((yield one(self.sql.last_epoch))[0][0])
 
 
-class SqliteTransactions:
+class SqliteTransactions(DatabaseTransactions):
     """Runs programs in transactions that somebody else ends."""
 
     exclusive = True  # a write transaction holds the file's only write lock
@@ -101,10 +108,6 @@ class SqliteTransactions:
         connection.isolation_level = "IMMEDIATE"
         return connection
 
-    def entered(self, connection: FencedConnection) -> None:
-        """Forget what this thread has begun: its caller has it now, and will end it."""
-        self._begun.connection = None
-
     def commit(self, connection: FencedConnection) -> None:
         """Commit what `begin` opened."""
         if connection.made_in != os.getpid():
@@ -116,7 +119,8 @@ class SqliteTransactions:
             self._database.refuse_replaced(connection.file)  # SQLite would commit to a file that has no name any more
             connection.execute("COMMIT")
         except BaseException as error:
-            raise self._explained(error) from _cause(error)
+            explained = self._explained(error)
+            raise explained from cause(explained, error)
         finally:
             connection.end()
         self._store.changed()
@@ -210,37 +214,7 @@ class SqliteTransactions:
 
     # On a caller's connection
 
-    def run(
-        self,
-        connection: Any,
-        program: Program[T],
-        *,
-        savepoint: bool = False,
-        note: Callable[[Joined], None] = remember,
-    ) -> T:
-        """Run *program* inside the transaction that *connection* has open, and return its value."""
-        callers = recognise(connection)
-        try:
-            return callers.run(self._joined(callers, program, savepoint, note))
-        except Exception as error:
-            raise self._explained(error) from _cause(error)
-
-    async def run_async(
-        self,
-        connection: Any,
-        program: Program[T],
-        *,
-        savepoint: bool = False,
-        note: Callable[[Joined], None] = remember,
-    ) -> T:
-        """Run *program* likewise, on an async connection."""
-        callers = await recognise_async(connection)
-        try:
-            return await callers.run_async(self._joined(callers, program, savepoint, note))
-        except Exception as error:
-            raise self._explained(error) from _cause(error)
-
-    def _joined(
+    def _statements(
         self, callers: Connection, program: Program[T], savepoint: bool, note: Callable[[Joined], None]
     ) -> Program[T]:
         """Return *program* as a part of the transaction that *callers* has open, or begins with it."""
@@ -262,7 +236,10 @@ class SqliteTransactions:
         return (yield from _whole(program))
 
     def _explained(self, error: BaseException) -> BaseException:
-        return self._database.explained(driver_error(error))
+        driver = driver_error(error)
+        # What is wrong with the caller's own connection (closed, of another thread) comes before the first statement.
+        ours = isinstance(driver, sqlite3.Error) and not isinstance(driver, sqlite3.ProgrammingError)
+        return self._database.explained(driver) if ours else error
 
     def _refuse_other_file(self, databases: list[Any]) -> None:
         name, path = next((file for _, name, file in databases if name == "main"), ""), self._database.path
@@ -302,10 +279,6 @@ def _refuse_first_savepoint(callers: Connection) -> None:
             "would commit, and what follows would be unfenced. Call fence() or another verb before the savepoint, "
             "or let the engine emit BEGIN."
         )
-
-
-def _cause(error: BaseException) -> BaseException | None:
-    return error if isinstance(driver_error(error), sqlite3.Error) else error.__cause__
 
 
 def _admitted(value: T | Refusal) -> T:
