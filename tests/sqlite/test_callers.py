@@ -27,6 +27,7 @@ from tests.patience import PATIENCE_SECONDS
 from tests.sqlite.joining import (
     AUTOCOMMITTING,
     CALLERS,
+    AlwaysInside,
     AsyncCore,
     AsyncOrm,
     Caller,
@@ -97,6 +98,13 @@ def lease(router: Router) -> Lease:
 @pytest.fixture(params=CALLERS, ids=lambda kind: kind.__name__)
 def caller(request: pytest.FixtureRequest, path: str) -> Caller:
     """Somebody with rows in the same file, through each driver in turn."""
+    kind: type[Caller] = request.param
+    return kind(path)
+
+
+@pytest.fixture(params=[kind for kind in CALLERS if kind is not AlwaysInside], ids=lambda kind: kind.__name__)
+def ending(request: pytest.FixtureRequest, path: str) -> Caller:
+    """A caller whose driver shows that a transaction has ended, which one with autocommit=False does not."""
     kind: type[Caller] = request.param
     return kind(path)
 
@@ -808,32 +816,51 @@ def test_a_verb_of_somebody_else_inside_a_block_is_told_at_once(router: Router, 
 
 
 def test_a_verb_without_connection_inside_a_joined_transaction_is_told_at_once(
-    caller: Caller, router: Router, lease: Lease
+    ending: Caller, router: Router, lease: Lease
 ) -> None:
     """From the first verb that joined it to its end, the lease's verbs name the transaction that they belong to."""
 
     async def body() -> None:
-        async with caller.connected() as connection:
-            for end in (caller.commit, caller.rollback):
-                await caller.begin(connection)
-                await caller.verbs(lease).fence(connection)
+        async with ending.connected() as connection:
+            for end in (ending.commit, ending.rollback):
+                await ending.begin(connection)
+                await ending.verbs(lease).fence(connection)
                 for verb in (lease.complete, lambda: lease.progress(0.5), lambda: router.add("b")):
                     with pytest.raises(Conflict, match=r"still open|is open here"):
                         verb()
                 with pytest.raises(Conflict, match=r"still open|is open here"):
                     await lease.aio.progress(0.5)
                 lease.check()
-                if not caller.is_async:
+                if not ending.is_async:
                     lease.renew()
                 await end(connection)
                 lease.renew()
-            await caller.begin(connection)
-            await caller.verbs(lease).fence(connection)
-            await caller.rollback(connection)
+            await ending.begin(connection)
+            await ending.verbs(lease).fence(connection)
+            await ending.rollback(connection)
         lease.renew()
 
     asyncio.run(body())
     lease.complete()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has no autocommit=False before Python 3.12")
+def test_a_verb_without_connection_beside_one_with_autocommit_false_waits_and_names_the_remedy(
+    path: str, router: Router, lease: Lease, hasty: Router
+) -> None:
+    """Its driver begins anew with each COMMIT, so the end of the fenced transaction cannot be seen."""
+    impatient = hasty.lease("a", owner=lease.owner)
+
+    async def body() -> None:
+        caller = AlwaysInside(path)
+        async with caller.connected() as connection:
+            impatient.fence(connection)
+            with pytest.raises(StoreUnavailable, match=r"pass connection=…\)\. Nothing was changed"):
+                impatient.complete()
+            await caller.commit(connection)
+            lease.complete()
+
+    asyncio.run(body())
 
 
 def test_a_verb_without_connection_after_a_refused_fence_is_told_at_once(

@@ -66,7 +66,8 @@ class Connection:
         It keeps nothing alive. Where the library cannot tell two transactions apart, a later one counts as this one.
         """
         driver, driver_of = _driver(self.vendor), self.driver_of
-        return lambda handle: driver.is_still_open(driver_of(handle))
+        shows_the_end = driver.shows_the_end(driver_of(self.handle))
+        return lambda handle: shows_the_end and driver.is_still_open(driver_of(handle))
 
     @staticmethod
     def driver_of(handle: Any) -> Any:

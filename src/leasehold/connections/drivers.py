@@ -20,8 +20,12 @@ class Driver:
         info = getattr(driver, "info", None)
         return None if info is None else bool(info.transaction_status != _IDLE)
 
+    def shows_the_end(self, driver: Any) -> bool:
+        """Return whether it can be seen that its transaction has ended; asked on the thread of the connection."""
+        return True
+
     def is_still_open(self, driver: Any) -> bool:
-        """Return whether a transaction is still open, as far as it says: perhaps a later one."""
+        """Return whether a transaction is still open, as far as it says: perhaps a later one. Any thread may ask."""
         return driver is not None and not getattr(driver, "closed", False) and self.has_begun(driver) is not False
 
 
@@ -36,11 +40,14 @@ class SqliteDriver(Driver):
         """Return whether it has a transaction open."""
         return bool(driver.in_transaction)
 
+    def shows_the_end(self, driver: Any) -> bool:
+        """Return False for autocommit=False, which begins anew with its COMMIT."""
+        return getattr(driver, "autocommit", None) is not False
+
     def is_still_open(self, driver: Any) -> bool:
-        """Return whether a transaction is still open, if that can be told."""
+        """Return whether a transaction is still open. Any thread may read `in_transaction`, but not `autocommit`."""
         try:
-            # With autocommit=False it begins anew with its COMMIT: whether it is the same one cannot be told.
-            return self.has_begun(driver) and getattr(driver, "autocommit", None) is not False
+            return self.has_begun(driver)
         except Exception:  # closed or dropped, in whatever words it has for that
             return False
 
