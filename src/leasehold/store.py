@@ -39,6 +39,7 @@ from .core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settl
 from .core.ownership import Event, Ownership, Process
 from .core.queues import Queue
 from .core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
+from .core.workers import WorkerReport, WorkerStatus
 from .errors import StaleEpoch, UnknownJob
 from .transaction import Joined, remember
 
@@ -144,8 +145,30 @@ class Store(Protocol):
         Return the live lease of *owner* on the job; wait up to *wait_us* for it.
 
         C19.  `NoLease`, with who holds it instead, if the job is not leased to *owner*, or not by the end of the wait.
-              Nothing is issued. A waiting call wakes for a transfer, and for a claim by that owner; `wake` does not
-              end it.
+              No epoch is issued; a transfer counts as picked up from here on (C61). A waiting call wakes for a
+              transfer, and for a claim by that owner; `wake` does not end it.
+        """
+        ...
+
+    def transfers(self, owner: str) -> list[tuple[str, int]]:
+        """
+        Return the job id and epoch of each transfer to *owner* that was not picked up, oldest first.
+
+        C61.  A transfer is picked up by `lease`, `accept` or a renewal under its epoch, and by nothing else: `job`,
+              `jobs`, `ownerships` and this verb show it as it is. A claim is picked up by itself.
+        """
+        ...
+
+    def accept(
+        self, owner: str, transfers: Sequence[tuple[str, int]], *, claim_id: str, process: Process | None = None
+    ) -> list[Grant]:
+        """
+        Pick up those of *transfers* that are still *owner*'s, and return their leases.
+
+        C62.  Each is compared and picked up in one atomic step: its lease then has *claim_id* and *process*, and lasts
+              from now on, as does its stall deadline. What has moved since, what is another owner's, and what was
+              picked up before is left out, unless that was under the same *claim_id*: so the call can be repeated
+              after a lost reply, and of two calls with different ids one gets the lease.
         """
         ...
 
@@ -233,6 +256,9 @@ class Store(Protocol):
         C32.  What the job's state forbids is `Conflict`: what the transition table does not list, an effect that is not
               in doubt, a replay whose unique key an unfinished job has. `InvalidArgument` never depends on the state.
         C33.  A transfer to a job whose lock key another job holds is a `Conflict`: P2 has no exception for operators.
+        C60.  If *to* is the name of a live worker, or the given name of exactly one, the new owner is that worker,
+              under its name; if several live workers were given it, that is a `Conflict` that names them. Any other
+              name is the new owner's as it is.
         """
         ...
 
@@ -290,6 +316,22 @@ class Store(Protocol):
         """Have claims take from *queue* again; those that wait wake for what is there (C17, C50)."""
         ...
 
+    # Workers
+
+    def report(self, report: WorkerReport) -> None:
+        """
+        Note that the worker is there, and what it says of itself.
+
+        C59.  `workers` lists it from its first report until `retire`, or for a day after its last report, until the
+              next `tend`. It is alive for 30 seconds after a report, on the store's clock. A report wakes no claim and
+              moves no lease.
+        """
+        ...
+
+    def retire(self, name: str) -> None:
+        """Forget the worker of that name, which has ended (C59); one that is not known changes nothing."""
+        ...
+
     # The store itself
 
     def reclaim(self) -> list[Ownership]:
@@ -297,7 +339,7 @@ class Store(Protocol):
         Take back what expired (`timeout`), does not progress (`stall`), or whose process is gone (`recovery`).
 
         C36.  Each counts a reclaim and gets a new epoch and no owner. The job is due at once; one reclaim more than
-              `max_reclaims`, and it is failed with that reason.
+              `max_reclaims`, and it is failed with that reason. A transfer that was not picked up counts none.
         C37.  Recovery takes back only from a process whose death is proved; without one recorded, there is only time.
         """
         ...
@@ -393,6 +435,10 @@ class Store(Protocol):
 
     def queues(self) -> list[Queue]:
         """Return the queues that are paused, by name."""
+        ...
+
+    def workers(self) -> list[WorkerStatus]:
+        """Return the workers that have reported, by name (C59)."""
         ...
 
     def counts(self) -> Counts:

@@ -21,6 +21,7 @@ PATHS = (
 _BESIDE = "tests/postgres/test_beside.py::"
 _SNAPSHOTS = "tests/postgres/test_snapshots.py::"
 _ADDING = "tests/postgres/test_adding.py::"
+_PICKING_UP = "tests/postgres/test_picking_up.py::"
 _TRAPS = "tests/postgres/test_traps.py::"
 _ALIKE = "tests/differential/test_stores_alike.py::"
 
@@ -224,6 +225,24 @@ TABLE: dict[str, dict[str, tuple[str, ...] | str]] = {
             "test_c41_a_stale_owners_transaction_does_not",
         ),
         "after a settlement at REPEATABLE READ": (_OVER, _SOME_OVER),
+    },
+    "accept": {
+        "one item": (
+            "test_c62_an_accepted_transfer_lasts_from_now_on",
+            "test_c62_a_wrong_name_or_epoch_is_left_out",
+            "test_c62_what_has_moved_since_is_left_out",
+        ),
+        "several alike": ("test_c62_what_was_picked_up_before_is_left_out",),
+        "several unlike": ("test_c62_what_was_picked_up_before_is_left_out",),
+        "the fast claim": "- it is about transfers, which no claim grants",
+        "waits for a lock": (
+            _PICKING_UP + "test_an_accept_that_meets_an_operator_waits_for_it",
+            _PICKING_UP + "test_of_two_accepts_the_later_one_waits_for_the_first",
+        ),
+        "in a caller's transaction": _NO_CONNECTION,
+        "after a settlement at REPEATABLE READ": (
+            _PICKING_UP + "test_a_transfer_that_a_snapshot_settled_is_neither_shown_nor_accepted",
+        ),
     },
     "add_children": {
         "one item": (

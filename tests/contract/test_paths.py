@@ -16,8 +16,9 @@ TOP = Path(__file__).resolve().parent.parent.parent
 SETTLE = {"complete", "fail", "release"}
 # What neither an owner nor an operator calls to change a job.
 OTHERS = {"transactions", "wake", "claimed", "lease", "check", "verify", "close"}
+OTHERS |= {"transfers", "report", "retire"}
 OTHERS |= {"reclaim", "take_reclaimed", "prune", "tend", "advance"}  # upkeep
-READERS = {"job", "jobs", "ownerships", "effects", "events", "queues", "counts"}
+READERS = {"job", "jobs", "ownerships", "effects", "events", "queues", "workers", "counts"}
 
 
 def test_the_table_has_every_verb_that_writes() -> None:

@@ -16,7 +16,7 @@ from leasehold.core.lifecycle import (
     after,
     judge_error,
     judge_reclaim,
-    reclaim_error,
+    judge_taken_back,
 )
 from leasehold.core.ownership import Reason
 from leasehold.core.retry import Retry
@@ -108,14 +108,23 @@ def test_one_reclaim_more_than_the_budget_is_final() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "reason", "message"),
+    ("reclaims", "reason", "message"),
     [
-        (Verb.RECLAIM, Reason.TIMEOUT, "the lease of 'w' expired; reclaimed"),
-        (Verb.RECLAIM, Reason.STALL, "'w' made no progress in time; reclaimed"),
-        (Verb.RECLAIM, Reason.RECOVERY, "the process of 'w' is gone; reclaimed"),
-        (Verb.EXHAUST, Reason.TIMEOUT, "the lease of 'w' expired; that was reclaim 4, and max_reclaims is 3"),
+        (2, Reason.TIMEOUT, "the lease of 'w' expired; reclaimed"),
+        (2, Reason.STALL, "'w' made no progress in time; reclaimed"),
+        (2, Reason.RECOVERY, "the process of 'w' is gone; reclaimed"),
+        (3, Reason.TIMEOUT, "the lease of 'w' expired; that was reclaim 4, and max_reclaims is 3"),
     ],
 )
-def test_a_reclaimed_job_keeps_a_sentence(verb: Verb, reason: Reason, message: str) -> None:
+def test_a_reclaimed_job_keeps_a_sentence(reclaims: int, reason: Reason, message: str) -> None:
     """Who had it, what happened, and whether that was the end."""
-    assert reclaim_error(verb, reason, "w", 4, Retry(max_reclaims=3)) == message
+    judged = judge_taken_back(reason, "w", reclaims, Retry(max_reclaims=3), picked_up=True)
+
+    assert judged == (Verb.EXHAUST if reclaims == 3 else Verb.RECLAIM, reclaims + 1, message)
+
+
+def test_a_transfer_that_was_never_picked_up_costs_nothing() -> None:
+    """Whatever is left of the budget."""
+    judged = judge_taken_back(Reason.TIMEOUT, "w", 3, Retry(max_reclaims=3), picked_up=False)
+
+    assert judged == (Verb.RECLAIM, 3, "the lease of 'w' expired; it was never picked up")

@@ -78,7 +78,7 @@ BREAKAGES: dict[str, tuple[str, list[str]]] = {
         [r"job 'leased' is unfinished and in 2 places"],
     ),
     "parked and leased": (
-        "insert into leases select (parked), nextval('epochs'), 0, 1, 1, 0, 'w', 'claim', null, null, 'k'",
+        "insert into leases select (parked), nextval('epochs'), 0, 1, 1, 0, true, 'w', 'claim', null, null, 'k'",
         [r"job 'parked' is unfinished and in 2 places", r"job 'parked' runs without its lock"],
     ),
     "done, and ready": (
@@ -87,7 +87,7 @@ BREAKAGES: dict[str, tuple[str, list[str]]] = {
     ),
     "a place without a job": ("insert into ready values ('q', 0, 0, 999)", [r"row 999 is in a place and not a job"]),
     "a lease without a job": (
-        "insert into leases select 999, nextval('epochs'), 0, 1, 1, 0, 'w', 'claim'",
+        "insert into leases select 999, nextval('epochs'), 0, 1, 1, 0, true, 'w', 'claim'",
         [r"row 999 is a lease that ended, and nothing says that it is to be removed"],
     ),
     "a lease that has ended, for ever": (

@@ -125,7 +125,7 @@ def test_every_function_that_a_verb_calls_is_cut_somewhere() -> None:
         "has_job",  # in a transaction, before a second child of one name
         "fence_children",  # in a caller's transaction, whose connection is the caller's
         "known_processes",  # below, with the sweep
-        *("prune_due", "prune_events", "prune_ids"),  # below, with upkeep
+        *("prune_due", "prune_events", "prune_ids", "forget_workers"),  # below, with upkeep
         "record_refusal",  # below
         "recover",  # below, with the sweep
         "was_said",  # asked after the cut of "commit with a completion"
@@ -163,7 +163,7 @@ def test_a_sweep_that_is_cut_among_the_processes_that_are_gone(
 
 
 @pytest.mark.parametrize("where", [Where.BEFORE, Where.AFTER], ids=lambda where: where.name.lower())
-@pytest.mark.parametrize("asks", [".prune_due(", ".prune_events(", ".prune_ids("])
+@pytest.mark.parametrize("asks", [".prune_due(", ".prune_events(", ".prune_ids(", ".forget_workers("])
 def test_upkeep_that_is_cut_while_it_prunes_is_for_the_next_one(
     proxy: Proxy, stage: Stage, asks: str, where: Where
 ) -> None:

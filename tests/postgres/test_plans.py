@@ -164,6 +164,21 @@ def test_an_owners_verbs_read_their_own_leases(crowded: PostgresStore) -> None:
     assert counted(crowded, lambda: crowded.settle(failed[50:]), 400) == {}
 
 
+def test_a_worker_that_asks_for_its_transfers_reads_no_lease_of_a_claim(crowded: PostgresStore) -> None:
+    """Their index has no entry for what was claimed: to ask costs the same, however many leases the worker has."""
+    claim(crowded, 500)
+    undisturbed(crowded)
+    assert counted(crowded, lambda: crowded.transfers("worker")) == {}
+
+    crowded.add([new_job("handed")])
+    grant = crowded.transfer("handed", 0, to="worker", by="ops")
+    undisturbed(crowded)
+
+    assert counted(crowded, lambda: crowded.transfers("worker"), 2) == {}
+    assert counted(crowded, lambda: crowded.accept("worker", [("handed", grant.epoch)], claim_id="mine"), 10) == {}
+    assert counted(crowded, lambda: crowded.transfers("worker"), 1) == {}
+
+
 def test_a_reclaim_reads_what_is_over(crowded: PostgresStore) -> None:
     """By the deadline, and by nothing else."""
     claim(crowded, 50, lease_us=1)

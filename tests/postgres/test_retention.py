@@ -15,7 +15,7 @@ from leasehold.liveness import this_process
 from leasehold.store import EVENTS_AT_ONCE, Renewal
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.rows import wishes
-from leasehold.stores.postgres.store import PATIENCE_MS
+from leasehold.stores.postgres.workers import PATIENCE_MS
 
 from .fixtures import Place
 from .staging import Call, Session, session, until_blocked

@@ -24,6 +24,8 @@ from leasehold import Router, StaleEpoch, StoreIncompatible
 from leasehold.cli import store as command
 from leasehold.cli.app import run
 from leasehold.core.job import Outcome, Progress, Settlement, new_job
+from leasehold.core.workers import WorkerReport
+from leasehold.liveness import this_process
 from leasehold.store import Renewal, Store, Transactions
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.rights import KINDS, grantees
@@ -109,6 +111,20 @@ class Case:
         self.epoch = grant.epoch
         return self
 
+    def handed(self) -> Case:
+        """The job, transferred to an owner with its name, and not picked up."""
+        self.owner.add([new_job(self.id, queue=self.id)])
+        self.epoch = self.owner.transfer(self.id, 0, to=self.id, by="ann").epoch
+        return self
+
+    def report(self) -> WorkerReport:
+        """A worker with its name."""
+        return WorkerReport(self.id, self.id, None, None, (), 1, 0, 0)
+
+    def reported(self) -> None:
+        """Have such a worker report."""
+        self.owner.report(self.report())
+
     def begun(self) -> Case:
         """The job, leased, with an effect in doubt."""
         self.claimed()
@@ -151,6 +167,13 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
     "claim": (W, lambda it: it.owner.add([new_job(it.id, queue=it.id)]), lambda s, it: s.claim("w", queues=[it.id])),
     "claimed": (W, Case.claimed, lambda store, it: store.claimed(it.id)),
     "lease": (W, Case.claimed, lambda store, it: store.lease(it.id, "worker")),
+    "transfers": (W, Case.handed, lambda store, it: store.transfers(it.id)),
+    "accept": (
+        W,
+        Case.handed,
+        lambda s, it: s.accept(it.id, [(it.id, it.epoch)], claim_id=it.id, process=this_process()),
+    ),
+    "lease: of a transfer": (W, Case.handed, lambda store, it: store.lease(it.id, it.id)),
     "check": (W, Case.claimed, lambda store, it: store.check([(it.id, it.epoch)])),
     "renew": (W, Case.claimed, lambda store, it: store.renew([Renewal(it.id, it.epoch, None)])),
     "progress": (W, Case.claimed, lambda s, it: s.progress([Progress(it.id, it.epoch, 0.5, "n", "{}")])),
@@ -165,6 +188,14 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
     "finish": (OP, Case.claimed, lambda s, it: s.finish(it.id, it.epoch, by="ann", result="1")),
     "pause": (OP, lambda it: it, lambda s, it: s.pause(it.id, by="ann", note="why")),
     "resume": (OP, lambda it: it.owner.pause(it.id, by="ann"), lambda s, it: s.resume(it.id, by="ann")),
+    "report": (W, lambda it: it, lambda store, it: store.report(it.report())),
+    "retire": (W, Case.reported, lambda store, it: store.retire(it.id)),
+    "workers": (W | R, Case.reported, lambda store, it: store.workers()),
+    "transfer: to a worker": (
+        OP,
+        lambda it: it.claimed().reported(),
+        lambda s, it: s.transfer(it.id, it.epoch, to=it.id, by="ann"),
+    ),
     "queues": (W | R, lambda it: it.owner.pause(it.id, by="ann"), lambda store, it: store.queues()),
     "resolve": (OP, Case.begun, lambda s, it: s.resolve(it.id, it.epoch, "charge", by="ann", outcome="1")),
     "reclaim": (W | OP, lambda it: it, lambda store, it: store.reclaim()),
@@ -263,7 +294,7 @@ def test_a_role_has_no_right_beside_those_of_its_verbs(world: World, kind: str) 
     assert changed == set()
 
 
-_CALLING = ("store.py", "upkeep.py", "pruning.py", "transactions.py", "lost_commits.py", "waiting.py")
+_CALLING = ("store.py", "workers.py", "upkeep.py", "pruning.py", "transactions.py", "lost_commits.py", "waiting.py")
 
 
 def test_what_is_granted_is_what_the_code_asks_for() -> None:
@@ -427,7 +458,7 @@ def test_grant_and_revoke(world: World, capsys: pytest.CaptureFixture[str]) -> N
     try:
         code, text = said(capsys, "grant", owner, *options, "--as", "producer", "--as", "reader")
         assert (code, text) == (0, f"{role} has the rights of: producer, reader.\n")
-        assert rights(world, role)[0] == {"add", "add_alike", "counted", "known_queues", "broken"}
+        assert rights(world, role)[0] == {"add", "add_alike", *KINDS["reader"].functions}
         assert said(capsys, "grant", owner, *options, "--as", "worker", "--json")[0] == 0
         assert rights(world, role)[0] == {*KINDS["worker"].functions, "add", "add_alike", "broken"}
     finally:

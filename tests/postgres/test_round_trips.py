@@ -16,6 +16,7 @@ from .verbs import VERBS, Stage, Verb
 MORE = {
     "reclaim": ["reclaim", "reclaim", "read", "end_fenced"],
     "jobs behind one": ["read", "read"],
+    "lease, its pick-up": ["read", "pick_up"],  # once for each transfer
     "queues": ["read", "read"],  # those that are paused, and those that have jobs
 }
 # Of a block, the beginning with its fence is one, and the COMMIT another; neither is one of the verbs' own connections.

@@ -17,6 +17,7 @@ from psycopg import sql
 from leasehold import Lease, Router
 from leasehold.core.clock import SystemClock
 from leasehold.core.job import Outcome, Settlement
+from leasehold.core.workers import WorkerReport
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.floors import Floors
 from leasehold.testing import ManualClock
@@ -138,6 +139,20 @@ def _claimed(stage: Stage) -> Any:
     return grant
 
 
+def _handed(stage: Stage) -> Any:
+    """A job that was transferred to an owner with its name, and not picked up."""
+    stage.seen.add(stage.job, queue=stage.job)
+    return stage.seen.store.transfer(stage.job, 0, to=stage.job, by="ann", lease_us=60_000_000)
+
+
+def _report(stage: Stage) -> WorkerReport:
+    return WorkerReport(stage.job, stage.job, None, None, (), 1, 0, 0)
+
+
+def _listed(stage: Stage) -> int:
+    return sum(worker.name == stage.job for worker in stage.seen.store.workers())
+
+
 def _finished(stage: Stage) -> Any:
     stage.seen.add(stage.job, queue=stage.job)
     lease = stage.seen.claim("worker", queues=[stage.job])
@@ -201,6 +216,8 @@ READERS = [
     _read("counts", ".counted(", lambda router, name: router.counts().queues[name]),
     _read("lease", ".lease_of(", lambda router, name: router.lease(name, owner="worker").epoch),
     _read("queues", ".known_queues(", lambda router, name: [it for it in router.queues() if it.name == name]),
+    _read("workers", ".known_workers(", lambda router, name: [it for it in router.store.workers() if it.name == name]),
+    _read("transfers", ".transfers_to(", lambda router, name: router.store.transfers(name)),
     _read("verify", ".broken(", lambda router, name: router.verify()),
     Verb(
         "leases of a claim",
@@ -463,6 +480,44 @@ VERBS = [
         lambda stage: stage.seen.pause(stage.lease().queue, by="ann"),
         lambda stage, _: stage.router.resume(stage.job, by="ann"),
         lambda stage, _: 1 - _paused(stage),
+    ),
+    Verb(
+        "accept",
+        ".accept(",
+        ANSWERS,
+        ANSWERS,
+        _handed,
+        lambda stage, grant: (
+            stage.router.store.accept(stage.job, [(stage.job, grant.epoch)], claim_id=stage.job)[0].epoch
+        ),
+        lambda stage, grant: len(stage.seen.store.claimed(stage.job)),
+    ),
+    Verb(
+        "lease, its pick-up",
+        ".pick_up(",
+        ANSWERS,
+        ANSWERS,
+        _handed,
+        lambda stage, grant: stage.router.lease(stage.job, owner=stage.job).epoch,
+        lambda stage, grant: 1 - len(stage.seen.store.transfers(stage.job)),
+    ),
+    Verb(
+        "report",
+        ".report_worker(",
+        ANSWERS,
+        ANSWERS,
+        lambda stage: _report(stage),
+        lambda stage, report: stage.router.store.report(report),
+        lambda stage, _: _listed(stage),
+    ),
+    Verb(
+        "retire",
+        ".retire_worker(",
+        ANSWERS,
+        ANSWERS,
+        lambda stage: stage.seen.store.report(_report(stage)),
+        lambda stage, _: stage.router.store.retire(stage.job),
+        lambda stage, _: 1 - _listed(stage),
     ),
     *READERS,
 ]

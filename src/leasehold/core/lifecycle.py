@@ -105,14 +105,25 @@ def judge_reclaim(reclaims: int, retry: Retry) -> Verb:
     return Verb.RECLAIM if reclaims <= retry.max_reclaims else Verb.EXHAUST
 
 
-def reclaim_error(verb: Verb, reason: Reason, owner: str, reclaims: int, retry: Retry) -> str:
-    """Return the sentence that a reclaimed job keeps as its last error."""
+class Reclaim(NamedTuple):
+    """What a reclaim leaves of the job's budget, the verb that it amounts to, and the job's last error."""
+
+    verb: Verb
+    reclaims: int
+    error: str
+
+
+def judge_taken_back(reason: Reason, owner: str, reclaims: int, retry: Retry, *, picked_up: bool) -> Reclaim:
+    """Judge a lease that the store takes back, from the budget as it was. A transfer not picked up costs nothing."""
     what = {
         Reason.TIMEOUT: f"the lease of {owner!r} expired",
         Reason.STALL: f"{owner!r} made no progress in time",
         Reason.RECOVERY: f"the process of {owner!r} is gone",
     }[reason]
-    return _reclaimed(verb, what, reclaims, retry)
+    if not picked_up:
+        return Reclaim(Verb.RECLAIM, reclaims, f"{what}; it was never picked up")
+    verb = judge_reclaim(reclaims + 1, retry)
+    return Reclaim(verb, reclaims + 1, _reclaimed(verb, what, reclaims + 1, retry))
 
 
 def _reclaimed(verb: Verb, what: str, reclaims: int, retry: Retry) -> str:

@@ -6,13 +6,16 @@ import threading
 from collections.abc import Callable
 
 from ..core.retention import Retention
+from ..core.workers import FORGET_AFTER_US
 
 PRUNE_EVERY_US = 60_000_000  # a pass that has come to its end is followed by the next one after this
 PORTION = 1_000
 KEPT = "kept"  # jobs that say themselves how long they are kept
 EVENTS = "events"
 IDS = "ids"
-_STEPS = ("done", "failed", "cancelled", KEPT, EVENTS, IDS)
+WORKERS = "workers"  # that are dead
+_STEPS = ("done", "failed", "cancelled", KEPT, EVENTS, IDS, WORKERS)
+_FIXED_US = {KEPT: 0, WORKERS: FORGET_AFTER_US}  # what no retention says
 
 # Looks at one portion of that kind, from where the last one ended, and removes what may go; returns where the next one
 # begins, None at the end.
@@ -44,7 +47,7 @@ class Pass:
             self._ended_us = None
             while self._step < len(_STEPS):
                 kind = _STEPS[self._step]
-                keep_us = 0 if kind == KEPT else retention.keep_us(kind)
+                keep_us = _FIXED_US[kind] if kind in _FIXED_US else retention.keep_us(kind)
                 following = None if keep_us is None else step(kind, keep_us, self._from)
                 if following is not None:
                     self._from = following

@@ -8,12 +8,14 @@ views `seen` and `granted` have these columns in this order, which a test compar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..core.job import Grant, Job, NewJob, Status
 from ..core.options import decode
 from ..core.ownership import Process, Reason
+from ..core.workers import WorkerStatus
 
 REASONS: dict[str, Reason] = {reason.value: reason for reason in Reason}
 
@@ -145,4 +147,21 @@ def grant_of(row: Sequence[Any]) -> Grant:
         lease.granted_at,
         lease.expires_at,
         lease.lasts_us,
+    )
+
+
+def worker_of(row: Sequence[Any], alive: bool) -> WorkerStatus:
+    """Return the worker of a row of the table `workers`."""
+    name, given_name, process, queues, tasks, concurrency, running, started_us, seen_us = row
+    return WorkerStatus(
+        name,
+        given_name,
+        None if process is None else Process(*json.loads(process)),
+        None if queues is None else tuple(json.loads(queues)),
+        tuple(json.loads(tasks)),
+        concurrency,
+        running,
+        started_us,
+        seen_us,
+        alive,
     )

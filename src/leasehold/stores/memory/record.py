@@ -19,6 +19,7 @@ class Record:
 
     __slots__ = (
         "attempt",
+        "awaited",
         "checkpoint",
         "chosen",
         "created_us",
@@ -59,6 +60,7 @@ class Record:
         self.tally = tally  # how many jobs of its queue stand where, by the order of the statuses
         self.status = PENDING
         self.epoch = 0
+        self.awaited = 0  # the epoch of a transfer that was not picked up; of no meaning under another epoch
         self.reason = _CLAIM
         self.run_us = run_us
         self.attempt = self.errors = self.reclaims = 0
@@ -81,6 +83,11 @@ class Record:
     def narrow(self) -> bool:
         """Whether the job was pruned, and only its id, status, epoch and end are kept."""
         return self.spec.document == PRUNED
+
+    @property
+    def awaits_pick_up(self) -> bool:
+        """Whether the job was transferred, and its new owner has not asked for it so far."""
+        return self.status is RUNNING and self.awaited == self.epoch
 
     def job(self) -> Job:
         """The job as a reader sees it."""

@@ -25,9 +25,8 @@ from ...core.lifecycle import (
     RECORDED_AS,
     Verb,
     after,
-    judge_reclaim,
+    judge_taken_back,
     only_its_id,
-    reclaim_error,
     setback,
 )
 from ...core.ownership import (
@@ -41,6 +40,7 @@ from ...core.ownership import (
     sane,
 )
 from ...core.queues import Queue
+from ...core.workers import WorkerStatus
 from ...errors import LeaseholdError, Settled, StaleEpoch, StoreUnavailable, UnknownJob
 from ...liveness import this_process
 from ...store import Refusal
@@ -87,6 +87,8 @@ class State:
         self._finished: deque[Record] = deque()
         self._narrow: list[tuple[int, int, str]] = []  # a heap, by when the job finished
         self._tallies: dict[str, list[int]] = {}
+        self._transfers: dict[int, Record] = {}  # by seq: they may wait to be picked up, and no others do
+        self._workers: dict[str, WorkerStatus] = {}
         self._processes: set[Process] = set()  # others that have claimed, until they are found gone
         self._recovered_us = 0
         self._events: list[Event] = []
@@ -355,9 +357,9 @@ class State:
         assert record.grant is not None
         self._begin(record)
         owner, retry = record.grant.owner, record.spec.retry
-        record.reclaims += 1
-        verb = judge_reclaim(record.reclaims, retry)
-        record.last_error = reclaim_error(verb, reason, owner, record.reclaims, retry)
+        verb, record.reclaims, record.last_error = judge_taken_back(
+            reason, owner, record.reclaims, retry, picked_up=not record.awaits_pick_up
+        )
         status = after(verb, record.status, record.spec.id)
         ended = self._archive(record, reason, now, by=STORE, note=record.last_error)
         self._let_go(record)
@@ -511,7 +513,7 @@ class State:
         """Put every job where its record says that it is."""
         self._ready, self._scheduled, self._parked = Ready(self._paused), Scheduled(), Parked()
         self._expiries, self._stalls, self._starts = Deadlines(), Deadlines(), Deadlines()
-        self._held, self._unique = {}, {}
+        self._held, self._unique, self._transfers = {}, {}, {}
         self._next = 0  # look at everything
         for tally in self._tallies.values():
             tally[:] = [0] * len(Status)
@@ -542,6 +544,8 @@ class State:
                 self._wait(record, now)
                 continue
             assert grant is not None
+            if record.awaits_pick_up:
+                self._transfers[record.seq] = record
             self._expiries.push(record.expires_us, [record])
             if record.stalls_us is not None:
                 self._stalls.push(record.stalls_us, [record])

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from ...core.clock import Clock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key
-from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, no_lease, unique_taken
+from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, unique_taken
 from ...core.ownership import Event, Ownership, Process, Reason, draw_epochs
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
@@ -20,14 +20,14 @@ from ..policy import Pass
 from ..reclaimed import Reclaimed
 from . import upkeep
 from .record import AT_DONE, AT_PENDING, AT_RUNNING, DONE, ORDER, PENDING, RUNNING, Record, count_moved
-from .state import State
+from .transfers import Transfers
 from .turn import inside, turn
 from .verifying import broken
 
 _COMPLETE = Outcome.COMPLETE
 
 
-class MemoryStore(State):
+class MemoryStore(Transfers):
     """Keeps jobs in this process: every clause of the contract but durability."""
 
     transactions = None
@@ -123,26 +123,6 @@ class MemoryStore(State):
         return sorted(granted, key=lambda grant: grant.epoch)
 
     @turn
-    def lease(self, job_id: str, owner: str, *, wait_us: int = 0) -> Grant:
-        """Return the live lease of *owner* on the job; wait up to *wait_us* for it."""
-        now = self._now()
-        until = now + wait_us
-        while not self._closed:
-            record = self._find(job_id)
-            holder = record.grant.owner if record.grant is not None and record.status is RUNNING else None
-            if holder == owner:
-                return self._live(record)
-            if now >= until:
-                raise no_lease(job_id, record.status, holder, record.epoch, owner)
-            self._expecting += 1
-            try:
-                before, now = now, self._sleep(until)
-            finally:
-                self._expecting -= 1
-            until -= max(before - now, 0)
-        raise StoreUnavailable("this store was closed while the call waited for a lease.")
-
-    @turn
     def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:
         """Return for each (job id, epoch) None if it is current, else the refusal that a write would meet."""
         now = self._now()
@@ -165,6 +145,7 @@ class MemoryStore(State):
                 self._expiries.push(expires, [record])
                 self._look(expires)
             record.expires_us = expires
+            record.awaited = 0
             if self._trace:
                 self._note("renewed", record, now)
             reply.append(expires)
@@ -284,43 +265,6 @@ class MemoryStore(State):
         self._conclude(record, name, epoch, outcome)
 
     # Operators
-
-    @turn
-    def transfer(
-        self,
-        job_id: str,
-        epoch: int,
-        *,
-        to: str,
-        by: str,
-        note: str | None = None,
-        lease_us: int | None = None,
-        default_lease_us: int = 30_000_000,
-    ) -> Grant:
-        """Give the job to *to* under a new epoch."""
-        now = self._now()
-        record = self._seen(job_id, epoch, Verb.TRANSFER, now, by)
-        key = record.spec.lock
-        holder = self._held.get(key) if key is not None else None
-        if key is not None and holder is not None and holder is not record:
-            raise lock_held(job_id, key, holder.spec.id, holder.epoch)
-        self._begin(record)
-        was = record.grant.owner if record.grant else None
-        if record.status is RUNNING:
-            self._archive(record, Reason.MANUAL, now, by=by, note=note)
-            self._let_go(record, wake=False)
-            record.attempt += 1
-            self._move(record, PENDING)  # for an instant: a grant begins there
-        else:
-            self._leave(record)
-        if key is not None:
-            self._held[key] = record
-        record.reason = Reason.MANUAL
-        [grant] = self._grant([record], to, lease_us, default_lease_us, None, None, now)
-        self._note("transferred", record, now, owner=to, was=was, by=by, note=note)
-        self._undo = None
-        self._wake_claims()
-        return grant
 
     def cancel(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
         """End the job as cancelled; its owner, if any, is refused from now on."""

@@ -12,7 +12,7 @@ from ...core.ownership import RECOVERY_EVERY_US, Ownership, Reason
 from ...core.retention import Retention
 from ...liveness import is_gone
 from ...store import EVENTS_AT_ONCE, Pruned, ids_before
-from ..policy import EVENTS, IDS, KEPT, PORTION, Place
+from ..policy import EVENTS, IDS, KEPT, PORTION, WORKERS, Place
 from .record import ORDER, Record
 
 if TYPE_CHECKING:
@@ -102,6 +102,9 @@ def prune_due(state: State, now: int, retention: Retention, kind: str, keep_us: 
         return place if prune_ids(state, before_us, PORTION) else None
     if kind == EVENTS:
         _prune_events(state, before_us)
+        return None
+    if kind == WORKERS:
+        state._workers = {name: one for name, one in state._workers.items() if one.seen_us > before_us}
         return None
     horizon = now if kind == KEPT else before_us
     # An entry that a replay has left behind says nothing about those after it.

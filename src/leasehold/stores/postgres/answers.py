@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ...core.job import Added, NewJob, Status
 from ...core.lifecycle import Verb, after, lock_held, no_effect, only_its_id, unique_taken
+from ...core.workers import several_workers
 from ...errors import Conflict
 from .rows import Row, add_refusal, added, refusal_of
 
@@ -32,6 +33,8 @@ def why_not(job_id: str, epoch: int, verb: str, answer: str, *, name: str = "") 
         return lock_held(job_id, facts["lock"], facts["holder"], facts["epoch"])
     if "unique" in facts:
         return unique_taken(job_id, facts["unique"], facts["holder"])
+    if "workers" in facts:
+        return several_workers(job_id, facts["to"], facts["workers"])
     if "begun" in facts:
         return no_effect(job_id, name)
     if "known" in facts:

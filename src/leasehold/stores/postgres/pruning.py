@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...core.retention import Retention
-from ..policy import EVENTS, IDS, PORTION, Place
+from ..policy import EVENTS, IDS, PORTION, WORKERS, Place
 
 PATIENCE_MS = 1_000  # with a lock that another transaction holds; the next tend tries again
 
@@ -18,6 +18,9 @@ def prune_due(
     if kind == IDS:
         [(count,)] = call("prune_ids", keep_us, PORTION, PATIENCE_MS)
         return place if count else None
+    if kind == WORKERS:
+        call("forget_workers", keep_us, PATIENCE_MS)
+        return None
     if kind == EVENTS:
         [(_, following)] = call("prune_events", keep_us, place[0], PORTION, PATIENCE_MS)
     else:

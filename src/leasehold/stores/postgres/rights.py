@@ -68,6 +68,13 @@ KINDS = {
             "record_refusal",
             "counted",
             "known_queues",
+            "transfers_to",
+            "pick_up",
+            "accept",
+            "report_worker",
+            "retire_worker",
+            "forget_workers",
+            "known_workers",
         )
     ),
     "operator": Kind(
@@ -86,6 +93,8 @@ KINDS = {
             "prune_due",
             "prune_events",
             "prune_ids",
+            "forget_workers",
+            "known_workers",
             "record_refusal",
             "advance",
             "counted",
@@ -93,7 +102,7 @@ KINDS = {
         ),
         _READ,
     ),
-    "reader": Kind(("counted", "known_queues", "broken"), _READ),
+    "reader": Kind(("counted", "known_queues", "known_workers", "broken"), _READ),
 }
 
 # One right of each kind by which a role that has it is known as that. (An operator is a reader too.)

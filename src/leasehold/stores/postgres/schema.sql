@@ -152,6 +152,7 @@ CREATE TABLE leasehold.leases (
     expires_at  bigint NOT NULL,
     lease_us    bigint NOT NULL,
     updated_at  bigint NOT NULL,
+    picked_up   boolean NOT NULL DEFAULT true,  -- false: transferred, and its owner has yet to ask for it
     owner       text COLLATE "C" NOT NULL,
     reason      text NOT NULL,
     claim_id    text,
@@ -167,6 +168,7 @@ CREATE TABLE leasehold.leases (
 CREATE INDEX leases_expiry ON leasehold.leases (expires_at);
 CREATE INDEX leases_stall ON leasehold.leases (stalls_at) WHERE stalls_at IS NOT NULL;
 CREATE UNIQUE INDEX leases_lock ON leasehold.leases (lock) WHERE lock IS NOT NULL;
+CREATE INDEX leases_transferred ON leasehold.leases (owner) WHERE NOT picked_up;
 
 -- Apart from the job, so that a long checkpoint is not rewritten with every other change.
 CREATE TABLE leasehold.checkpoints (
@@ -200,6 +202,21 @@ CREATE TABLE leasehold.processes (
     started    bigint NOT NULL,
     UNIQUE (pid, started, namespace, boot, host)
 );
+
+-- Workers that have reported. name is the owner's name of their leases; process, queues and tasks are JSON.
+CREATE TABLE leasehold.workers (
+    name         text COLLATE "C" PRIMARY KEY,
+    given_name   text COLLATE "C" NOT NULL,
+    process      text,
+    queues       text,  -- null: all
+    tasks        text NOT NULL,
+    concurrency  integer NOT NULL,
+    running      integer NOT NULL,
+    started_at   bigint NOT NULL,
+    seen_at      bigint NOT NULL
+) WITH (fillfactor = 50);
+
+CREATE INDEX workers_given_name ON leasehold.workers (given_name);
 
 -- Ownerships that ended in any other way than with a completion. settlement is what the owner said, if it was the owner.
 CREATE TABLE leasehold.ownerships (

@@ -30,7 +30,10 @@ SELECT seq FROM leasehold.jobs WHERE id = %(id)s;
 SELECT * FROM leasehold.claim_leases(%(claim_id)s);
 
 -- name: lease
-SELECT l.status, l.holder, l.current, (l.lease).* FROM leasehold.lease_of(%(id)s, %(owner)s) AS l;
+SELECT l.status, l.holder, l.current, l.picked_up, (l.lease).* FROM leasehold.lease_of(%(id)s, %(owner)s) AS l;
+
+-- name: transfers
+SELECT * FROM leasehold.transfers_to(%(owner)s);
 
 -- name: ownerships
 -- The ended ones, then the one that lasts or that completed the job; a first row says that the job exists.

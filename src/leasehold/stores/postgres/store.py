@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ...core import checks
-from ...core.clock import Clock, Countdown, SystemClock
+from ...core.clock import Clock, SystemClock
 from ...core.job import (
     Added,
     Counts,
@@ -23,7 +23,7 @@ from ...core.job import (
     effect_key,
     new_state,
 )
-from ...core.lifecycle import Verb, no_lease
+from ...core.lifecycle import Verb
 from ...core.ownership import Event, Ownership, Process, sane
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
@@ -59,19 +59,18 @@ from .rows import (
 from .transactions import PostgresTransactions
 from .upkeep import Upkeep
 from .waiting import Waiting
+from .workers import NO_PROCESS, PATIENCE_MS, Workers
 
 log = logging.getLogger("leasehold")
 
 T = TypeVar("T")
 
 BATCH_PATIENCE_MS = 200  # of a batch, with somebody else's lock; then it is split, and only who collides waits
-PATIENCE_MS = 10_000  # of a single one
 _POLL_BY_HAND_SECONDS = 0.005  # where the clock is moved by hand, nobody tells us that it was
-_NOBODY = (None,) * 5  # of a process
 _AGAIN = 20  # how often a claim that met others looks again at once
 
 
-class PostgresStore(Upkeep):
+class PostgresStore(Upkeep, Workers):
     """Keeps jobs in one schema of a PostgreSQL database, which many machines may share."""
 
     def __init__(
@@ -138,7 +137,7 @@ class PostgresStore(Upkeep):
         named = None if queues is None else sorted(set(queues))
         woken = self._woken
         text = array(named) if named else None if named is None else "{}"
-        asked = (text, lease_us, default_lease_us, claim_id, *(process or _NOBODY))
+        asked = (text, lease_us, default_lease_us, claim_id, *(process or NO_PROCESS))
         plain = limit == 1 and not self._trace
         until, again = self._timer.now() + wait_us, 0  # how long to wait is the caller's affair, and on its clock
         while True:
@@ -184,20 +183,6 @@ class PostgresStore(Upkeep):
     def claimed(self, claim_id: str) -> list[Grant]:
         """Return the live leases that the claim *claim_id* granted."""
         return [grant_of(row) for row in self._read(self.database.statements.claimed, claim_id=claim_id)]
-
-    def lease(self, job_id: str, owner: str, *, wait_us: int = 0) -> Grant:
-        """Return the live lease of *owner* on the job; wait up to *wait_us* for it."""
-        countdown = Countdown(self._timer, wait_us)
-        while True:
-            rows = self._read(self.database.statements.lease, id=job_id, owner=owner)
-            if not rows:
-                raise UnknownJob(job_id)
-            status, holder, epoch, *grant = rows[0]
-            if holder == owner:
-                return grant_of(grant)
-            if (left := countdown.left()) <= 0:
-                raise no_lease(job_id, status, holder, epoch, owner)
-            self._pause(left)
 
     def _pause(self, us: int) -> None:
         """Wait until something may have changed, up to *us*."""

@@ -13,9 +13,8 @@ from ...core.lifecycle import (
     NOT_STARTED,
     Verb,
     after,
-    judge_reclaim,
+    judge_taken_back,
     lock_held,
-    reclaim_error,
     unique_taken,
 )
 from ...core.ownership import STORE, Ownership, Process, Reason
@@ -25,11 +24,12 @@ from ...store import Refusal
 from ..rows import grant_of, job_of, spec_of, state_of
 from .owning import Owning
 from .rows import Program, Standing, number_of, one
+from .workers import Workers
 
 SWEPT_AT_ONCE = 1_000
 
 
-class Moving(Owning):
+class Moving(Owning, Workers):
     """What happens to a job without its owner."""
 
     # The store itself
@@ -68,11 +68,11 @@ class Moving(Owning):
         held = yield from self.standing(job_id)
         assert held is not None
         ended = held.ownership(reason.value, now, STORE, None)
-        reclaims = held.reclaims + 1
-        verb = judge_reclaim(reclaims, held.retry)
+        verb, reclaims, error = judge_taken_back(
+            reason, ended.owner, held.reclaims, held.retry, picked_up=bool(held.picked_up)
+        )
         status = after(verb, held.status, job_id)
         final = status in FINISHED
-        error = reclaim_error(verb, reason, ended.owner, reclaims, held.retry)
         yield from self.archive(held, reason, now, by=STORE, note=error)
         epoch = yield from self.draw(1, now)
         yield from self.back(
@@ -127,6 +127,7 @@ class Moving(Owning):
                 for holder, holder_epoch, _ in (yield one(self.sql.lock_holder, held.lock)):
                     raise lock_held(job_id, held.lock, holder, holder_epoch)
             yield from self.leave(held)
+        to = yield from self.recipient(job_id, to, now)
         moved = {
             "seq": held.seq,
             "attempt": held.attempt + running,
@@ -140,7 +141,7 @@ class Moving(Owning):
         spec = spec_of(row)
         stall_us, lasts = spec.stall_us, lease_us or spec.lease_us or default_lease_us
         yield one(
-            self.sql.insert_lease,
+            self.sql.insert_transfer,
             held.seq,
             issued,
             to,

@@ -69,13 +69,15 @@ class Reading(Base):
         rows = yield one(self.sql.grants, claim_id)
         return [grant_of(row) for row in rows]
 
-    def lease(self, job_id: str, owner: str) -> Program[Grant]:
-        """Return the live lease of *owner* on the job."""
-        job = yield from self.job(job_id)
-        if job.owner != owner:
-            raise no_lease(job_id, job.status, job.owner, job.epoch, owner)
+    def lease(self, job_id: str, owner: str) -> Program[tuple[Grant, bool]]:
+        """Return the live lease of *owner* on the job, and whether it was picked up."""
+        held = yield from self.standing(job_id)
+        if held is None:
+            raise UnknownJob(job_id)
+        if held.owner != owner:
+            raise no_lease(job_id, held.status, held.owner, held.epoch, owner)
         [row] = yield one(self.sql.grant, job_id)
-        return grant_of(row)
+        return grant_of(row), bool(held.picked_up)
 
     def ownerships(self, job_id: str) -> Program[list[Ownership]]:
         """Return every ownership of the job."""

@@ -57,6 +57,8 @@ class Standing(NamedTuple):
     progress: float | None
     note: str | None
     narrow: int
+    claim_id: str | None
+    picked_up: int | None
 
     @property
     def status(self) -> Status:

@@ -119,12 +119,14 @@ CREATE TABLE leasehold_leases (
     updated_at  INTEGER NOT NULL,
     progress    REAL,
     note        TEXT,
+    picked_up   INTEGER NOT NULL DEFAULT 1 CHECK (picked_up IN (0, 1)),  -- 0: transferred, and its owner has yet to ask
     CHECK ((stalls_at IS NULL) = (stall_us IS NULL))
 ) STRICT;
 
 CREATE INDEX leasehold_leases_expiry ON leasehold_leases (expires_at);
 CREATE INDEX leasehold_leases_stall ON leasehold_leases (stalls_at) WHERE stalls_at IS NOT NULL;
 CREATE UNIQUE INDEX leasehold_leases_lock ON leasehold_leases (lock) WHERE lock IS NOT NULL;
+CREATE INDEX leasehold_leases_transferred ON leasehold_leases (owner) WHERE picked_up = 0;
 
 -- Apart from the job, so that a long checkpoint is not rewritten with every other change.
 CREATE TABLE leasehold_checkpoints (
@@ -152,6 +154,19 @@ CREATE TABLE leasehold_processes (
     pid        INTEGER NOT NULL,
     started    INTEGER NOT NULL
 ) STRICT;
+
+-- Workers that have reported. name is the owner's name of their leases; process, queues and tasks are JSON.
+CREATE TABLE leasehold_workers (
+    name         TEXT PRIMARY KEY CHECK (name <> ''),
+    given_name   TEXT NOT NULL,
+    process      TEXT,
+    queues       TEXT,  -- null: all
+    tasks        TEXT NOT NULL,
+    concurrency  INTEGER NOT NULL,
+    running      INTEGER NOT NULL,
+    started_at   INTEGER NOT NULL,
+    seen_at      INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 
 -- Ownerships that ended in any other way than with a completion. settlement is what the owner said, if it was the owner.
 CREATE TABLE leasehold_ownerships (

@@ -169,6 +169,25 @@ INSERT INTO leasehold_leases (
     epoch, owner, reason, claim_id, process, granted_at, expires_at, lease_us, updated_at, seq
 ) SELECT ? + key, ?, ?, ?, ?, ?, ?, ?, ?, value FROM json_each(?);
 
+-- name: insert_transfer
+-- The same for one that was transferred: its owner has yet to pick it up.
+INSERT INTO leasehold_leases (
+    seq, epoch, owner, reason, claim_id, process, lock, granted_at, expires_at, lease_us, stalls_at, stall_us, updated_at,
+    picked_up
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0);
+
+-- name: transfers
+SELECT j.id, l.epoch FROM leasehold_leases AS l CROSS JOIN leasehold_jobs AS j ON j.seq = l.seq
+WHERE l.owner = ? AND l.picked_up = 0 ORDER BY l.epoch;
+
+-- name: pick_up
+UPDATE leasehold_leases SET picked_up = 1 WHERE seq = ?;
+
+-- name: accept
+UPDATE leasehold_leases
+SET picked_up = 1, claim_id = :claim_id, process = :process, expires_at = :now + lease_us, stalls_at = :now + stall_us
+WHERE seq = :seq;
+
 -- name: delete_leases
 DELETE FROM leasehold_leases WHERE seq IN (SELECT value FROM json_each(?));
 
@@ -176,7 +195,8 @@ DELETE FROM leasehold_leases WHERE seq IN (SELECT value FROM json_each(?));
 DELETE FROM leasehold_leases WHERE seq = ?;
 
 -- name: insert_process
-INSERT INTO leasehold_processes (id, host, boot, namespace, pid, started) VALUES (?, ?, ?, ?, ?, ?);
+INSERT INTO leasehold_processes (id, host, boot, namespace, pid, started) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO NOTHING;
 
 -- name: processes
 SELECT host, boot, namespace, pid, started FROM leasehold_processes ORDER BY id;
@@ -186,6 +206,30 @@ DELETE FROM leasehold_processes WHERE id = ?;
 
 -- name: delete_idle_processes
 DELETE FROM leasehold_processes WHERE id NOT IN (SELECT process FROM leasehold_leases WHERE process IS NOT NULL);
+
+-- name: report
+INSERT INTO leasehold_workers (name, given_name, process, queues, tasks, concurrency, running, started_at, seen_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE
+SET given_name = excluded.given_name, process = excluded.process, queues = excluded.queues, tasks = excluded.tasks,
+    concurrency = excluded.concurrency, running = excluded.running, seen_at = excluded.seen_at;
+
+-- name: retire
+DELETE FROM leasehold_workers WHERE name = ?;
+
+-- name: workers
+SELECT name, given_name, process, queues, tasks, concurrency, running, started_at, seen_at FROM leasehold_workers
+ORDER BY name;
+
+-- name: named_workers
+-- The workers that a name may stand for, and when they were seen last. They are few.
+SELECT name, seen_at FROM leasehold_workers WHERE name = :name OR given_name = :name;
+
+-- name: forgettable_workers
+SELECT EXISTS (SELECT 1 FROM leasehold_workers WHERE seen_at <= ?);
+
+-- name: forget_workers
+DELETE FROM leasehold_workers WHERE seen_at <= ?;
 
 
 -- name: holder
@@ -202,7 +246,7 @@ CROSS JOIN leasehold_jobs AS j ON j.id = wanted.value
 LEFT JOIN leasehold_leases AS l ON l.seq = j.seq;
 
 -- name: renew
-UPDATE leasehold_leases SET expires_at = ? WHERE seq = ?;
+UPDATE leasehold_leases SET expires_at = ?, picked_up = 1 WHERE seq = ?;
 
 -- name: progress
 UPDATE leasehold_leases
@@ -248,7 +292,7 @@ SELECT rank, run_at, seq FROM leasehold_parked WHERE lock = ? AND queue = ? ORDE
 -- A job with its lease, if any: what a decision about its next step needs.
 SELECT j.seq, j.id, j.status, j.queue, j.priority, j.run_at, j.lock, j.unique_key, j.max_errors, j.max_reclaims,
        j.attempt, j.errors, j.reclaims, j.epoch, j.reason, j.last_error, j.owner, j.granted_at, j.expires_at, j.settlement, j.finished_at,
-       l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, l.progress, l.note, j.narrow
+       l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, l.progress, l.note, j.narrow, l.claim_id, l.picked_up
 FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
 WHERE j.id = ?;
 

@@ -18,12 +18,13 @@ from ...core.lifecycle import Verb, reclaimed_in_part
 from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
+from ...core.workers import WorkerReport, WorkerStatus
 from ...errors import LeaseholdError, NoLease, StaleEpoch, StoreUnavailable, UnknownJob
 from ...liveness import is_gone, this_process
 from ...store import Begun, Pruned, Refusal, Renewal, ids_before
 from ...transaction import is_inside, refuse_inside
 from .._versions import Migrated
-from ..policy import EVENTS, IDS, PORTION, Pass, Place
+from ..policy import EVENTS, IDS, PORTION, WORKERS, Pass, Place
 from ..reclaimed import Reclaimed
 from .claiming import Claiming
 from .database import Database
@@ -200,11 +201,29 @@ class SqliteStore:
             if seen != version or left <= 0:
                 version = seen
                 try:
-                    return self.database.read(self._verbs.lease(job_id, owner))
+                    grant, picked_up = self.database.read(self._verbs.lease(job_id, owner))
                 except NoLease:
                     if left <= 0:
                         raise
+                else:
+                    # Inside a transaction of the caller's nothing else can be written; the first renewal marks it, too.
+                    if not picked_up and not is_inside(self.database.key):
+                        self._pick_up(job_id, grant.epoch)
+                    return grant
             self._pause()
+
+    def _pick_up(self, job_id: str, epoch: int) -> None:
+        self._write(lambda now: self._verbs.pick_up(job_id, epoch))
+
+    def transfers(self, owner: str) -> list[tuple[str, int]]:
+        """Return the job id and epoch of each transfer to *owner* that was not picked up, oldest first."""
+        return self.database.read(self._verbs.transfers(owner))
+
+    def accept(
+        self, owner: str, transfers: Sequence[tuple[str, int]], *, claim_id: str, process: Process | None = None
+    ) -> list[Grant]:
+        """Pick up those of *transfers* that are still *owner*'s, and return their leases."""
+        return self._write(lambda now: self._verbs.accept(owner, transfers, claim_id, process, now))
 
     def _pause(self) -> None:
         """Wait until this process writes, or until it is time to look whether another one has."""
@@ -296,6 +315,18 @@ class SqliteStore:
         """Have claims take from *queue* again."""
         return self._write(lambda now: self._verbs.resume(queue, by, now))
 
+    # Workers
+
+    def report(self, report: WorkerReport) -> None:
+        """Note that the worker is there, and what it says of itself."""
+        # Without `changed`. A waiting claim notices the commit by the file's data version and reads, as for every
+        # commit; since no job is due, it opens no transaction to write.
+        self.database.write(lambda now: self._verbs.report(report, now), self._verbs)
+
+    def retire(self, name: str) -> None:
+        """Forget the worker of that name, which has ended."""
+        self.database.write(lambda now: self._verbs.retire(name), self._verbs)
+
     # The store itself
 
     def reclaim(self) -> list[Ownership]:
@@ -346,6 +377,10 @@ class SqliteStore:
         before_us, ids_us = now - keep_us, ids_before(now, retention.keep_us(IDS))
         if kind == IDS:
             return place if self._write(lambda now: verbs.prune_ids(before_us, PORTION)) else None
+        if kind == WORKERS:
+            if self.database.read(verbs.may_forget_workers(before_us)):
+                self.database.write(lambda now: verbs.forget_workers(before_us), verbs)
+            return None
         if kind == EVENTS:
             numbers, following = self.database.read(verbs.due_events(before_us, place[0], PORTION))
             if numbers:
@@ -414,6 +449,10 @@ class SqliteStore:
     def queues(self) -> list[Queue]:
         """Return the queues that are paused, by name."""
         return self.database.read(self._verbs.configured())
+
+    def workers(self) -> list[WorkerStatus]:
+        """Return the workers that have reported, by name."""
+        return self.database.read(self._verbs.workers(self._clock.now()))
 
     def counts(self) -> Counts:
         """Return how many jobs stand where."""

@@ -28,6 +28,7 @@ _TOPICS = (
     "owning",
     "paths",
     "pausing",
+    "picking_up",
     "reading",
     "reclaiming",
     "recording",
@@ -52,6 +53,7 @@ from .operating import Operating  # noqa: E402
 from .owning import Owning  # noqa: E402
 from .paths import Paths  # noqa: E402
 from .pausing import Pausing  # noqa: E402
+from .picking_up import PickingUp  # noqa: E402
 from .reading import Reading  # noqa: E402
 from .reclaiming import Reclaiming  # noqa: E402
 from .recording import Recording  # noqa: E402
@@ -79,6 +81,7 @@ class StoreContract(
     Effects,
     Operating,
     Pausing,
+    PickingUp,
     Transitions,
     Reclaiming,
     Starting,

@@ -26,6 +26,14 @@ def _completed(store: Store) -> int:
     return grant.epoch
 
 
+def _picked_up(store: Store) -> Store:
+    """Have its owner ask for the lease: one that was transferred and not picked up is not exhausted."""
+    owner = store.job("a").owner
+    if owner is not None:
+        store.lease("a", owner)
+    return store
+
+
 # Every way to stand somewhere: how a new job "a" gets there.
 STANDINGS: dict[str, tuple[Status, Arrange]] = {
     "pending": (Status.PENDING, lambda store, clock: None),
@@ -61,7 +69,7 @@ OPERATORS: dict[Verb, Callable[[Store, int], object]] = {
 STORES: dict[Verb, Callable[[Store, AlarmClock], object]] = {
     Verb.CLAIM: lambda store, clock: store.claim("c", limit=10),
     Verb.RECLAIM: expire,
-    Verb.EXHAUST: expire,
+    Verb.EXHAUST: lambda store, clock: expire(_picked_up(store), clock),
 }
 
 

@@ -56,6 +56,12 @@ BEGIN
 END
 $lh$;
 
+-- Whether a worker that reported last at p_seen counts as alive: core.workers.DEAD_AFTER_US.
+CREATE OR REPLACE FUNCTION leasehold.is_alive(p_seen bigint, p_now bigint) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $lh$
+    SELECT p_now - p_seen < 30000000
+$lh$;
+
 -- Keeps an event.
 CREATE OR REPLACE FUNCTION leasehold.record(
     p_kind text, p_job_id text, p_now bigint, p_epoch bigint, p_owner text, p_facts jsonb

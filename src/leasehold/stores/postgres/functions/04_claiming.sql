@@ -26,20 +26,26 @@ BEGIN
     IF j.seq IS NULL OR l.epoch <= j.epoch THEN
         RETURN NULL;  -- ended already, by a caller's transaction
     END IF;
-    v_final := j.reclaims + 1 > j.max_reclaims;
-    v_error := leasehold.reclaim_error(CASE p_reason
+    -- A transfer that was never picked up costs the job nothing.
+    v_final := l.picked_up AND j.reclaims + 1 > j.max_reclaims;
+    v_error := CASE p_reason
         WHEN 'timeout' THEN format('the lease of %s expired', leasehold.shown(l.owner))
         WHEN 'stall' THEN format('%s made no progress in time', leasehold.shown(l.owner))
         ELSE format('the process of %s is gone', leasehold.shown(l.owner))
-    END, j);
+    END;
+    IF l.picked_up THEN
+        v_error := leasehold.reclaim_error(v_error, j);
+    ELSE
+        v_error := v_error || '; it was never picked up';
+    END IF;
     v_fenced := leasehold.is_fenced(l.epoch);
     PERFORM leasehold.archive(l, p_reason, p_now, 'leasehold', v_error, NULL);
     v_run_at := CASE WHEN v_final THEN j.run_at ELSE least(j.run_at, p_now) END;
     v_epoch := nextval('leasehold.epochs');
     UPDATE leasehold.jobs SET
         status = CASE WHEN v_final THEN 'failed' ELSE 'unfinished' END,
-        epoch = v_epoch, reason = p_reason, attempt = j.attempt + (NOT v_final)::integer, reclaims = j.reclaims + 1,
-        last_error = v_error, run_at = v_run_at, progress = coalesce(l.progress, progress), note = coalesce(l.note, note),
+        epoch = v_epoch, reason = p_reason, attempt = j.attempt + (NOT v_final)::integer,
+        reclaims = j.reclaims + l.picked_up::integer, last_error = v_error, run_at = v_run_at, progress = coalesce(l.progress, progress), note = coalesce(l.note, note),
         updated_at = p_now, finished_at = CASE WHEN v_final THEN p_now END
     WHERE seq = l.seq;
     IF v_final THEN

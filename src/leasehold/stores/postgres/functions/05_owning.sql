@@ -68,8 +68,8 @@ BEGIN
             WHERE seq = r.seq AND epoch = r.epoch AND epoch > r.job_epoch FOR NO KEY UPDATE SKIP LOCKED
         ) AS l;
     END IF;
-    -- The deadline and nothing else. A fence's FOR KEY SHARE neither waits for this nor is waited for.
-    UPDATE leasehold.leases AS l SET expires_at = a.until
+    -- The deadline, and that the owner is there. A fence's FOR KEY SHARE neither waits for this nor is waited for.
+    UPDATE leasehold.leases AS l SET expires_at = a.until, picked_up = true
     FROM (
         SELECT DISTINCT ON (place) place, until FROM unnest(v_ords, v_places, v_until) AS a(ord, place, until)
         ORDER BY place, ord DESC

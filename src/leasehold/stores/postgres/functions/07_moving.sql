@@ -48,6 +48,27 @@ BEGIN
 END
 $lh$;
 
+-- Whom a transfer to that name is for: the live worker of that name, or else the only one that was given it, or else an
+-- owner of that name. several: the live workers that were given it, if they are many. Their rows are locked, so that one
+-- that ends now goes after this transfer, and finds it.
+CREATE OR REPLACE FUNCTION leasehold.recipient(p_to text, p_now bigint, OUT owner text, OUT several text[])
+LANGUAGE plpgsql AS $lh$
+#variable_conflict use_column
+BEGIN
+    owner := p_to;
+    PERFORM FROM leasehold.workers WHERE name = p_to AND leasehold.is_alive(seen_at, p_now) FOR KEY SHARE;
+    IF NOT FOUND THEN
+        several := ARRAY(
+            SELECT name FROM leasehold.workers WHERE given_name = p_to AND leasehold.is_alive(seen_at, p_now) FOR KEY SHARE
+        );
+        IF cardinality(several) < 2 THEN
+            owner := coalesce(several[1], p_to);
+            several := NULL;
+        END IF;
+    END IF;
+END
+$lh$;
+
 -- The verb `transfer`. Answers with the grant, or with why not.
 CREATE OR REPLACE FUNCTION leasehold.transfer(
     p_id text, p_epoch bigint, p_to text, p_by text, p_note text, p_lease_us bigint, p_default_us bigint,
@@ -67,6 +88,7 @@ DECLARE
     v_lasts bigint;
     v_fenced bigint[];
     v_epoch bigint;
+    v_to record;
     v_answer leasehold.transferred;
 BEGIN
     PERFORM leasehold.trust_epochs(v_now);
@@ -86,6 +108,10 @@ BEGIN
     ELSIF l.seq IS NULL AND j.lock IS NOT NULL THEN
         SELECT json_build_object('lock', j.lock, 'holder', x.id, 'epoch', y.epoch) INTO v_answer.answer
         FROM leasehold.leases AS y JOIN leasehold.jobs AS x ON x.seq = y.seq AND y.epoch > x.epoch WHERE y.lock = j.lock;
+    END IF;
+    SELECT * INTO v_to FROM leasehold.recipient(p_to, v_now);
+    IF v_answer.answer IS NULL AND v_to.several IS NOT NULL THEN
+        v_answer.answer := json_build_object('workers', v_to.several, 'to', p_to);
     END IF;
     IF v_answer.answer IS NOT NULL THEN
         RETURN NEXT v_answer;
@@ -110,13 +136,13 @@ BEGIN
     v_lasts := coalesce(p_lease_us, j.lease_us, p_default_us);
     -- Without the process: whoever moves a job is not the process that will run it, so its exit must prove nothing.
     INSERT INTO leasehold.leases (
-        seq, epoch, owner, reason, lock, granted_at, expires_at, lease_us, stalls_at, stall_us, updated_at
+        seq, epoch, owner, reason, lock, granted_at, expires_at, lease_us, stalls_at, stall_us, updated_at, picked_up
     ) VALUES (
-        j.seq, nextval('leasehold.epochs'), p_to, 'manual', j.lock, v_now, v_now + v_lasts, v_lasts, v_now + j.stall_us,
-        j.stall_us, v_now
+        j.seq, nextval('leasehold.epochs'), v_to.owner, 'manual', j.lock, v_now, v_now + v_lasts, v_lasts,
+        v_now + j.stall_us, j.stall_us, v_now, false
     ) RETURNING epoch INTO v_epoch;
     PERFORM leasehold.record(
-        'transferred', p_id, v_now, v_epoch, p_to, jsonb_build_object('was', l.owner, 'by', p_by, 'note', p_note)
+        'transferred', p_id, v_now, v_epoch, v_to.owner, jsonb_build_object('was', l.owner, 'by', p_by, 'note', p_note)
     );
     PERFORM leasehold.wake();
     RETURN QUERY SELECT NULL::text, v_fenced, g FROM leasehold.granted AS g WHERE g.id = p_id;

@@ -12,13 +12,14 @@ $lh$;
 
 -- The verb `lease`: how the job stands, and its lease if the owner is who asks. No row: there is no such job.
 CREATE OR REPLACE FUNCTION leasehold.lease_of(p_id text, p_owner text)
-RETURNS TABLE (status text, holder text, current bigint, lease leasehold.granted)
+RETURNS TABLE (status text, holder text, current bigint, picked_up boolean, lease leasehold.granted)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
 SET plan_cache_mode = force_generic_plan AS $lh$
 BEGIN
     RETURN QUERY
-    SELECT s.status, s.owner, s.epoch, g FROM leasehold.seen AS s
+    SELECT s.status, s.owner, s.epoch, l.picked_up, g FROM leasehold.seen AS s
+    LEFT JOIN leasehold.leases AS l ON l.seq = s.seq AND l.epoch = s.epoch
     LEFT JOIN leasehold.granted AS g ON g.id = s.id AND g.owner = p_owner WHERE s.id = p_id;
 END
 $lh$;
