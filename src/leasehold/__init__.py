@@ -22,6 +22,7 @@ from .core.ownership import Ending, Event, Ownership, Process, Reason
 from .core.queues import Queue
 from .core.retention import Retention
 from .core.retry import Retry
+from .core.workers import WorkerStatus
 from .errors import (
     Conflict,
     InDoubt,
@@ -97,6 +98,7 @@ __all__ = [
     "UnknownJob",
     "Unsupported",
     "Worker",
+    "WorkerStatus",
     "current_lease",
 ]
 

@@ -52,6 +52,7 @@ class AsyncRouter(Facade):
     effects = threaded(Router.effects)
     events = threaded(Router.events)
     queues = threaded(Router.queues)
+    workers = threaded(Router.workers)
     counts = threaded(Router.counts)
     close = threaded(Router.close)
 

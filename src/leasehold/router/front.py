@@ -39,6 +39,7 @@ from ..tasks.hooks import Hook
 from ..worker.events import Listeners
 from . import operators
 from . import queues as queue_verbs
+from . import workers as worker_verbs
 from .results import id_of, pauses, result_of
 
 if TYPE_CHECKING:  # imported where they are used: who only adds jobs does without tasks, and most do without a worker
@@ -320,6 +321,8 @@ class Router:
         """
         Return the live lease of *owner* on the job, in whatever process, waiting for it up to *wait_seconds*.
 
+        This picks up a job that was transferred to *owner*: from here on, its expiry counts a reclaim.
+
         Raises `NoLease`, which says who holds it instead, and `UnknownJob`.
         """
         wait_us = checks.microseconds(wait_seconds, "wait_seconds", zero=True)
@@ -441,6 +444,7 @@ class Router:
     resolve = operators.resolve
     pause = queue_verbs.pause
     resume = queue_verbs.resume
+    workers = worker_verbs.workers
 
     def reclaim(self) -> list[Ownership]:
         """

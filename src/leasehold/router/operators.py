@@ -26,8 +26,12 @@ def transfer(
     """
     Give the job to *to* under a new epoch, and return the new owner's lease. Whoever had it is refused.
 
+    If *to* is the name of a live worker, or the given name (`--name`) of exactly one, that worker picks the job up
+    within a second and runs it as soon as a slot is free; the lease's owner is the worker's own name. Any other name is
+    an owner's, which gets the job from `router.lease`. A lease that expires before it was picked up counts no reclaim.
+
     Raises `StaleEpoch` if the job has moved since *epoch* or the `Job` was read, `UnknownJob`, and `Conflict` if it
-    is finished or another job holds its lock.
+    is finished, if another job holds its lock, or if several live workers were given that name.
     """
     job_id, seen = inputs.seen(job, epoch)
     grant = alone(router.store).transfer(

@@ -199,7 +199,7 @@ class Watch(Sleeper):
             if run.stopped_us is not None:
                 if now >= run.stopped_us + STOP_WITHIN_US:
                     self._keeper.outlived(run)
-            elif run.waits:
+            elif run.may_go_back:
                 if now >= run.came_us + _BEGIN_WITHIN_US:
                     self._keeper.waited(run)
             elif limit is not None and now >= limit:

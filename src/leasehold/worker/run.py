@@ -31,12 +31,16 @@ class Run:
         "renew_us",
         "stopped_us",
         "task",
+        "transferred",
         "verdict",
     )
 
-    def __init__(self, lease: Lease, task: Task[..., ..., Any], sent_us: int, now: int) -> None:
+    def __init__(
+        self, lease: Lease, task: Task[..., ..., Any], sent_us: int, now: int, *, transferred: bool = False
+    ) -> None:
         self.lease = lease
         self.task = task
+        self.transferred = transferred  # to this very worker: it waits for a slot, however long, and is renewed
         self.came_us = now  # when it came, on the worker's steady clock, as are the others
         # The deadline runs from the sending of what the store has acknowledged: the store's own is not earlier. Of a
         # claim that has waited it is not known when that was; then a renewal, sent at once, says more.
@@ -69,7 +73,12 @@ class Run:
     @property
     def needs_no_renewal(self) -> bool:
         """Whether it waits, and its lease lasts longer than it will wait."""
-        return not self._taken and self.lease._grant.lease_us >= _LONG_US
+        return not self._taken and not self.transferred and self.lease._grant.lease_us >= _LONG_US
+
+    @property
+    def may_go_back(self) -> bool:
+        """Whether it waits, and may be handed back to the others if that takes too long."""
+        return not self._taken and not self.transferred
 
     @property
     def limit_us(self) -> int | None:
@@ -93,3 +102,12 @@ class Run:
             self._moves = self.lease._moves
             self._moved_us = now
         return now - self._moved_us >= stall_us
+
+    def nears_stall(self, now: int) -> bool:
+        """Return whether a third of its `stall_seconds` has passed since it last moved."""
+        stall_us = self.lease._grant.spec.stall_us
+        return stall_us is not None and now - self._moved_us >= stall_us // 3
+
+    def moved(self, now: int) -> None:
+        """Count its `stall_seconds` from *now* on."""
+        self._moved_us = now

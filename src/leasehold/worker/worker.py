@@ -4,7 +4,8 @@ The worker: claim → run → settle.
     claim      claiming: while there is room, in batches
     run        dispatching: as many at a time as there are slots; threads, loops, processes: one module for each kind
     settle     settling: what many handlers have said, in one transaction
-    meanwhile  keeping: leases are renewed, and noticed to be lost; progress: what handlers report is written
+    meanwhile  keeping: leases are renewed, and noticed to be lost; progress: what handlers report is written;
+               presence: the worker reports itself, and picks up what is transferred to it
 
 This module has the decisions. Whatever ends a run takes it out of `_executing`, and only who succeeds in that may
 have it settled: so each is settled once.
@@ -27,8 +28,10 @@ from ..core.clock import FAR, Clock, SteadyClock
 from ..core.job import Grant, Settlement
 from ..core.retention import DEFAULT_RETENTION, Retention
 from ..core.wording import counted
+from ..core.workers import WorkerReport
 from ..errors import Conflict, Settled, Unsupported
 from ..lease import Lease
+from ..liveness import this_process
 from ..store import Refusal, Store
 from ..tasks.hooks import Hooks
 from ..tasks.task import AnyTask, Kind
@@ -40,6 +43,7 @@ from .keeping import Renewer, Watch
 from .lifespan import Lifespan
 from .log import log
 from .loops import Loop
+from .presence import Presence
 from .processes import Killed, Processes, Unguarded
 from .progress import ProgressWriter
 from .reporting import TAKEN, Reporter, Tally
@@ -95,7 +99,8 @@ class Worker:
         grace_seconds: float = 25.0,
         steady: Clock | None = None,
     ) -> None:
-        self.owner = _unique(checks.optional_name(name, "a worker's name") or socket.gethostname())
+        self.given_name = checks.optional_name(name, "a worker's name") or socket.gethostname()
+        self.owner = _unique(self.given_name)
         self.concurrency = checks.whole(concurrency, "concurrency", least=1, most=MOST)
         self.queues = queues
         self._shop = shop
@@ -111,6 +116,7 @@ class Worker:
         self._outliving = threading.Lock()  # two who notice the same must not undo each other's step
         self._changed = threading.Event()  # a run has ended, or somebody is in a hurry
         self._desk: SimpleQueue[str] = SimpleQueue()  # what `run` waits for; a signal handler may put into it
+        self.closing = False  # from the beginning of `stop`: nothing begins any more
         self._started = False
         self._started_us = 0
         self._hurried = False
@@ -140,6 +146,7 @@ class Worker:
         self._renewer = Renewer(self._store, steady, self._in_flight, self)
         self._watch = Watch(steady, self._in_flight, self)
         self._tender = Tender(self._store, self._shop.retention, self.swept)
+        self._presence = Presence(self._store, self, self._report, steady)
         self._claimer = Claimer(
             self._store, self, steady, self._claimed_all, lease_us=self._shop.lease_us, until_empty=until_empty
         )
@@ -151,7 +158,7 @@ class Worker:
             self._lifespan.is_over = True
             loops.close()
             raise
-        for thread in (self._settler, self._renewer, self._watch, self._claimer, self._tender):
+        for thread in (self._settler, self._renewer, self._watch, self._claimer, self._tender, self._presence):
             thread.start()
         log.info("worker %s works on %s, %d at a time", self.owner, _named(self.queues), self.concurrency)
 
@@ -169,12 +176,14 @@ class Worker:
 
     def _stop(self, grace: int) -> None:
         until = self._steady.now() + grace
+        self.closing = True
         self._claimer.stop()
         for run in self._runs():
             if run.began_us is None:
                 self.waited(run)
         if not self._wait_for_handlers(until):
             self._hand_back()
+        self._presence.end()
         if not self._settler.close(_LAST_SECONDS):
             self.unsettled = len(self._in_flight)
             left = counted(self.unsettled, "job is not settled, and waits", "jobs are not settled, and wait")
@@ -351,8 +360,8 @@ class Worker:
         """Return whether nothing is in flight here."""
         return not self._in_flight
 
-    def begin(self, grants: Sequence[Grant], sent_us: int) -> None:
-        """Begin what a claim has got; what nobody here can handle goes back."""
+    def begin(self, grants: Sequence[Grant], sent_us: int, *, transferred: bool = False) -> None:
+        """Begin what a claim or a transfer has got; what nobody here can handle goes back."""
         tasks, store, reports, now = self._shop.tasks, self._store, self._progress, self._steady.now()
         runs: list[Run] = []
         soonest = now + 1_000_000
@@ -364,7 +373,7 @@ class Worker:
             if task is None:
                 self._unhandled(Run(lease, _NOBODY, sent_us, now))
                 continue
-            run = Run(lease, task, sent_us, now)
+            run = Run(lease, task, sent_us, now, transferred=transferred)
             if grant.attempt and grant.reason in TAKEN:
                 self._reporter.took_over(run)
             self._in_flight[grant.epoch] = self._executing[grant.epoch] = run
@@ -374,6 +383,9 @@ class Worker:
         self._dispatcher.start(runs)
         self._renewer.wake_by(soonest)
         self._watch.wake_by(soonest)
+        if self.closing and transferred:  # `stop` may have looked before they were there
+            for run in runs:
+                self.waited(run)
 
     def _unhandled(self, run: Run) -> None:
         # Another worker may know it, or this one after the deploy that is under way.
@@ -385,6 +397,23 @@ class Worker:
     def _runs(self) -> list[Run]:
         return list(self._executing.copy().values())
 
+    def waiting_transfers(self) -> list[Run]:
+        """Return what was transferred here and waits for a slot."""
+        return [run for run in self._runs() if run.transferred and run.waits]
+
+    def _report(self) -> WorkerReport:
+        """Return what this worker says of itself."""
+        return WorkerReport(
+            self.owner,
+            self.given_name,
+            this_process(),
+            None if self.queues is None else tuple(self.queues),
+            tuple(sorted(self._shop.tasks)),
+            self.concurrency,
+            sum(not run.waits for run in self._runs()),
+            max(self._steady.now() - self._started_us, 0),
+        )
+
     def swept(self) -> None:
         """Notice what upkeep has failed in this process."""
         self._observers.swept()
@@ -393,6 +422,8 @@ class Worker:
 
     def _began(self, run: Run) -> None:
         run.began_us = self._steady.now()
+        if run.transferred:
+            run.moved(run.began_us)
         self._reporter.began(run)
 
     def _ended(self, run: Run, end: End) -> None:
@@ -457,7 +488,9 @@ class Worker:
         self._reporter.lost(run, refusal)
         if refusal is not None:
             self._stop_run(run, None)
-        elif run.task.kind is not Kind.THREAD:  # which cannot be stopped, so let it end: the store will tell
+        elif (
+            run.waits or run.task.kind is not Kind.THREAD
+        ):  # which cannot be stopped, so let it end: the store will tell
             self._stop_run(run, released(lease))
 
     def outran(self, run: Run) -> None:
