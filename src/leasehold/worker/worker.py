@@ -488,10 +488,9 @@ class Worker:
         self._reporter.lost(run, refusal)
         if refusal is not None:
             self._stop_run(run, None)
-        elif (
-            run.waits or run.task.kind is not Kind.THREAD
-        ):  # which cannot be stopped, so let it end: the store will tell
+        elif run.waits or run.task.kind is not Kind.THREAD:
             self._stop_run(run, released(lease))
+        # Else it runs on a thread, which cannot be stopped, so let it end: the store will tell.
 
     def outran(self, run: Run) -> None:
         """Stop the handler and record an error: it has had its `run_seconds`."""
