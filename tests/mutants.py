@@ -34,6 +34,7 @@ _BESIDE = "tests/postgres/test_beside.py::"
 _POSTGRES = "tests/contract/test_postgres.py::TestPostgresStore::"
 _SQLITE = "tests/contract/test_sqlite.py::TestSqliteStore::"
 _SNAPSHOTS = "tests/postgres/test_snapshots.py::"
+_PICKING_UP = "tests/postgres/test_picking_up.py::"
 _OVER = _SNAPSHOTS + "test_after_a_settlement_at_repeatable_read_the_lease_is_over"
 
 
@@ -199,7 +200,7 @@ MUTANTS = (
         "A transfer draws its epoch before it holds the key.",
         (Edit(_SQL + "07_moving.sql", "    SELECT lock INTO v_lock FROM leasehold.jobs WHERE id = p_id;\n",
               "    v_epoch := nextval('leasehold.epochs');\n    SELECT lock INTO v_lock FROM leasehold.jobs WHERE id = p_id;\n"),
-         Edit(_SQL + "07_moving.sql", "j.seq, nextval('leasehold.epochs'), p_to,", "j.seq, v_epoch, p_to,")),
+         Edit(_SQL + "07_moving.sql", "j.seq, nextval('leasehold.epochs'), v_to.owner,", "j.seq, v_epoch, v_to.owner,")),
         (_BESIDE + "test_a_transfer_draws_its_epoch_once_it_holds_the_key",),
     ),
     Mutant(
@@ -450,7 +451,7 @@ MUTANTS = (
     Mutant(
         "thread-run-again",
         "A thread that ended well past its deadline, and whose job nobody took, is run again.",
-        (Edit("worker/worker.py", "elif run.task.kind is not Kind.THREAD:  # which", "else:  # a thread"),),
+        (Edit("worker/worker.py", "elif run.waits or run.task.kind is not Kind.THREAD:", "else:"),),
         ("tests/worker/test_renewing.py::"
          "test_trap_19_nobody_acknowledges_until_the_deadline_and_the_handler_is_told",),
     ),
@@ -465,6 +466,78 @@ MUTANTS = (
         "A process whose main thread has ended counts as gone.",
         (Edit("liveness.py", '(status in "ZX" and _threads(process.pid) <= 1)', 'status in "ZX"'),),
         ("tests/core/test_liveness.py::test_a_process_whose_main_thread_has_ended_is_not_gone",),
+    ),
+    # Transfers, and their pick-up
+    Mutant(
+        "lease-unmarked",
+        "On PostgreSQL, a lease that its owner asks for is not picked up.",
+        (Edit("stores/postgres/workers.py", "if not picked_up:\n", "if False:\n"),),
+        (_POSTGRES + "test_c61_its_owner_picks_a_transfer_up",),
+    ),
+    Mutant(
+        "sqlite-lease-unmarked",
+        "On SQLite, a lease that its owner asks for is not picked up.",
+        (Edit("stores/sqlite/store.py", "if not picked_up and not is_inside(self.database.key):", "if False:"),),
+        (_SQLITE + "test_c61_its_owner_picks_a_transfer_up",),
+    ),
+    Mutant(
+        "unmarked-reclaim",
+        "On PostgreSQL, an expiry before the pick-up counts a reclaim.",
+        (Edit(_SQL + "04_claiming.sql", "reclaims = j.reclaims + l.picked_up::integer", "reclaims = j.reclaims + 1"),),
+        (_POSTGRES + "test_c36_a_transfer_that_was_not_picked_up_counts_no_reclaim",),
+    ),
+    Mutant(
+        "sqlite-unmarked-reclaim",
+        "In memory and on SQLite, an expiry before the pick-up counts a reclaim.",
+        (Edit("core/lifecycle.py", "    if not picked_up:\n", "    if False:\n"),),
+        (_SQLITE + "test_c36_a_transfer_that_was_not_picked_up_counts_no_reclaim",),
+    ),
+    Mutant(
+        "accept-owner",
+        "On PostgreSQL, a transfer is accepted under another owner's name.",
+        (Edit(_SQL + "10_workers.sql", "AND owner = p_owner AND (NOT picked_up", "AND (NOT picked_up"),),
+        (_POSTGRES + "test_c62_a_wrong_name_or_epoch_is_left_out",),
+    ),
+    Mutant(
+        "accept-epoch",
+        "On PostgreSQL, a transfer is accepted under an epoch that has ended.",
+        (Edit(_SQL + "10_workers.sql", "WHERE seq = t.seq AND epoch = t.epoch AND owner", "WHERE seq = t.seq AND owner"),
+         Edit(_SQL + "10_workers.sql", "WHERE g.id = t.id AND g.epoch = t.epoch;", "WHERE g.id = t.id;")),
+        (_POSTGRES + "test_c62_what_has_moved_since_is_left_out",),
+    ),
+    Mutant(
+        "accept-twice",
+        "Two threads of one worker's name both accept a transfer.",
+        (Edit(_SQL + "10_workers.sql", " AND (NOT picked_up OR claim_id = p_claim_id);", ";"),),
+        (_PICKING_UP + "test_of_two_accepts_the_later_one_waits_for_the_first",),
+    ),
+    Mutant(
+        "sqlite-accept-stale",
+        "On SQLite, a transfer is accepted under a stale name or epoch.",
+        (Edit("stores/sqlite/workers.py", "if (held.lease_epoch, held.owner) != (epoch, owner):",
+              "if held.lease_epoch is None:"),),
+        (_SQLITE + "test_c62_a_wrong_name_or_epoch_is_left_out",),
+    ),
+    Mutant(
+        "retire-at-once",
+        "A worker retires beside a transfer to it, and does not find it.",
+        (Edit(_SQL + "07_moving.sql", "WHERE name = p_to AND leasehold.is_alive(seen_at, p_now) FOR KEY SHARE;",
+              "WHERE name = p_to AND leasehold.is_alive(seen_at, p_now);"),),
+        (_PICKING_UP + "test_a_worker_that_retires_waits_for_a_transfer_to_it",),
+    ),
+    Mutant(
+        "transfer-goes-back",
+        "A full worker hands back what was transferred to it, as it does what it has claimed ahead.",
+        (Edit("worker/run.py", "        return not self._taken and not self.transferred\n",
+              "        return not self._taken\n"),),
+        ("tests/worker/test_presence.py::test_a_full_worker_keeps_what_is_transferred_to_it_until_a_slot_is_free",),
+    ),
+    Mutant(
+        "report-wakes-claims",
+        "On SQLite, a claim that waits takes the write lock whenever another process commits.",
+        (Edit("stores/sqlite/store.py", "                if ready:\n                    return True\n",
+              "                return True\n"),),
+        ("tests/sqlite/test_workers.py::test_a_report_makes_no_waiting_claim_write",),
     ),
 )  # fmt: skip  # an edit reads best with its two texts below each other
 

@@ -31,6 +31,7 @@ from leasehold.testing.hunt.judge import (
     Issued,
     Judge,
     Paused,
+    PickedUp,
     Refused,
     Report,
     Token,
@@ -94,6 +95,14 @@ def test_a_claim_from_a_paused_queue_is_found(reports: list[Paused], found: bool
         assert [finding.what.partition(":")[0] for finding in judge.findings] == (
             ["a claim took from a paused queue"] if found else []
         )
+
+
+def test_a_transfer_that_was_accepted_twice_is_found() -> None:
+    """Under two claim ids; to repeat a call is no second one, nor is to ask for one's lease again."""
+    once = PickedUp("a", 1, "x")
+
+    assert judged(once, once, PickedUp("a", 1, None), PickedUp("b", 2, "y")) == []
+    assert [what.partition(":")[0] for what in judged(once, PickedUp("a", 1, "y"))] == ["a transfer was accepted twice"]
 
 
 def test_a_front_answers_as_a_search_through_all_points_would() -> None:
@@ -209,7 +218,7 @@ def test_the_judge_compares_the_jobs_with_what_was_told() -> None:
 # Short hunts
 
 
-NAMES = ("fenced commits", "refused commits", "takeovers", "claims", "settles", "jobs")
+NAMES = ("fenced commits", "refused commits", "takeovers", "claims", "settles", "jobs", "pick-ups")
 
 
 def hunted(url: str) -> Result:
@@ -285,6 +294,10 @@ MUTANTS = {
                 "WHERE seq = r.seq AND epoch > r.job_epoch",
             )
         ],
+    ),
+    "an accept of what was picked up before": (
+        "accept",
+        [("AND (NOT picked_up OR claim_id = p_claim_id)", "")],
     ),
     "children under any epoch": (
         "add_children",

@@ -5,18 +5,19 @@ everything is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, TypeVar
 
 from hypothesis.stateful import RuleBasedStateMachine
 from tests.stateful import promises
 from tests.stateful.beside import Beside, Sqlite
-from tests.stateful.draws import POOL, SECOND, Aim, Saying
+from tests.stateful.draws import GIVEN, OWNERS, POOL, SECOND, WORKERS, Aim, Saying
 from tests.stateful.promises import Ledger, Snapshot, Step
 
 from leasehold.core.job import Grant, NewJob, Outcome, Settlement, Status, new_child
 from leasehold.core.lifecycle import FINISHED
 from leasehold.core.ownership import Process, Reason
+from leasehold.core.workers import WorkerReport
 from leasehold.errors import Conflict, LeaseholdError, StaleEpoch, UnknownJob
 from leasehold.store import Store
 from leasehold.stores.memory import MemoryStore
@@ -37,6 +38,8 @@ class Both(RuleBasedStateMachine):
         self.stores: list[Store] = []
         self.ledger = Ledger()
         self.stalls: dict[str, int] = {}  # when each running job stalls: no reader shows it
+        self.awaited: dict[str, tuple[int, str]] = {}  # transfers that were not picked up: their epochs and owners
+        self.accepts: set[tuple[str, str, int]] = set()  # claim ids, and what was accepted under each
         self.said: list[Settlement] = []  # and accepted
         self.keys: list[dict[tuple[str, str], str]] = [{}, {}]
         self.step = Step()
@@ -95,6 +98,8 @@ class Both(RuleBasedStateMachine):
         """The other store shows the same as memory, and is sound."""
         other = Snapshot.of(self.stores[1], self.now)
         promises.same_state(after, other)
+        self.seen = after
+        self.shown_transfers(self.stores)
         assert self.stores[1].verify() == []
         for keys, snapshot in zip(self.keys, (after, other), strict=True):
             for effect in (effect for found in snapshot.effects.values() for effect in found):
@@ -127,6 +132,60 @@ class Both(RuleBasedStateMachine):
             self.step.refusals.append(answer)
         return False
 
+    # Workers, and what is transferred to them
+
+    def awaits(self, job_id: str) -> bool:
+        """Whether the job was transferred under its current epoch, and not picked up."""
+        epoch, _ = self.awaited.get(job_id, (0, ""))
+        return self.seen.may_write(job_id, epoch)
+
+    def picked_up(self, job_id: str) -> None:
+        self.awaited.pop(job_id, None)
+
+    def shown_transfers(self, stores: Sequence[Store]) -> None:
+        """Each owner is shown what was transferred to it and not picked up, and nothing else (C61)."""
+        for owner in {*OWNERS, *WORKERS, *GIVEN}:
+            waiting = [(job_id, epoch) for job_id, (epoch, to) in self.awaited.items() if to == owner]
+            expected = sorted((one for one in waiting if self.awaits(one[0])), key=lambda one: one[1])
+            for store in stores:
+                assert store.transfers(owner) == expected
+
+    def recipients(self, to: str) -> list[str]:
+        """The names that a transfer to *to* may be for: one of them, or it is a conflict (C60)."""
+        alive = [worker for worker in self.seen.workers if self.now - worker.seen_us < 30 * SECOND]
+        if to in [worker.name for worker in alive]:
+            return [to]
+        return [worker.name for worker in alive if worker.given_name == to] or [to]
+
+    def reported(self, report: WorkerReport) -> None:
+        self.done(lambda store: store.report(report))
+        [worker] = [one for one in self.stores[0].workers() if one.name == report.name]
+        assert (worker.seen_us, worker.alive, worker.given_name) == (self.now, True, report.given_name)
+
+    def accepted(self, owner: str, holders: list[tuple[str, int]], claim_id: str) -> None:
+        """What is still the owner's and was not picked up is accepted, and what this id has accepted before (C62)."""
+        may = [
+            (job_id, epoch)
+            for job_id, epoch in holders
+            if self.seen.may_write(job_id, epoch)
+            and self.seen.jobs[job_id].owner == owner
+            and (self.awaits(job_id) or (claim_id, job_id, epoch) in self.accepts)
+        ]
+        grants = self.done(lambda store: store.accept(owner, holders, claim_id=claim_id, process=None))
+        assert [(grant.spec.id, grant.epoch) for grant in grants] == may
+        for grant in grants:
+            assert (grant.claim_id, grant.expires_us) == (claim_id, self.now + grant.lease_us)
+            self.accepts.add((claim_id, grant.spec.id, grant.epoch))
+            self.step.moved.add(grant.spec.id)
+            self.picked_up(grant.spec.id)
+            self.moves(grant.spec)
+
+    def charged(self, overdue: Iterable[str]) -> None:
+        """What was taken back has cost a reclaim, unless it was never picked up (C36)."""
+        for job_id in overdue:
+            was, job = self.seen.jobs[job_id], self.stores[0].job(job_id)
+            assert job.reclaims == was.reclaims + (not self.awaits(job_id))
+
     # Owners
 
     def overdue(self) -> dict[str, Reason]:
@@ -148,6 +207,7 @@ class Both(RuleBasedStateMachine):
                 owner, limit=limit, queues=queues, lease_us=lease_us, claim_id=f"claim of {owner}", process=process
             )
         )
+        self.charged(overdue)
         self.step.taken_back, self.step.granted = dict(overdue), grants
         self.step.moved = {*overdue, *(grant.spec.id for grant in grants)}
         for grant in grants:
@@ -261,8 +321,9 @@ class Both(RuleBasedStateMachine):
         answer = self.ask(verb)
         if self.operated("transferred", job_id, epoch, note, answer):
             assert isinstance(answer, Grant)
-            assert (answer.owner, answer.reason, answer.process) == (to, Reason.MANUAL, None)
+            assert ([answer.owner], answer.reason, answer.process) == (self.recipients(to), Reason.MANUAL, None)
             self.step.granted = [answer]
+            self.awaited[job_id] = answer.epoch, answer.owner
             self.moves(answer.spec)
 
     # The store itself
@@ -275,12 +336,13 @@ class Both(RuleBasedStateMachine):
     def taken_back(self, more: dict[str, Reason]) -> None:
         overdue = {**more, **self.overdue()}
         ended = self.done(lambda store: store.reclaim())
+        self.charged(overdue)
         assert {ownership.job_id: ownership.ended for ownership in ended} == overdue
         self.step.taken_back, self.step.moved = dict(overdue), set(overdue)
         for job_id in overdue:
             was, job = self.seen.jobs[job_id], self.stores[0].job(job_id)
-            assert (job.reclaims, job.errors) == (was.reclaims + 1, was.errors)
-            assert job.status is (Status.FAILED if job.reclaims > was.retry.max_reclaims else Status.PENDING)
+            spent = job.reclaims > max(was.reclaims, was.retry.max_reclaims)
+            assert (job.status, job.errors) == (Status.FAILED if spent else Status.PENDING, was.errors)
             assert job.status is Status.FAILED or job.run_us <= self.now, f"{job} is not due at once"  # C36
 
     def prune(self, keep_us: int, limit: int) -> None:

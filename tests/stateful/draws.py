@@ -14,6 +14,8 @@ IDS = tuple("abcdefghijklmnop")
 CHILDREN = ("x", "y")
 POOL = (*IDS, *(f"{parent}/{child}" for parent in IDS for child in CHILDREN))
 OWNERS = ("ann", "bob", "cy")
+WORKERS = ("w1", "w2", "w3")
+GIVEN = ("bob", "shop")  # names that workers are given; one of them is an owner's too
 QUEUES = ("default", "mail")
 
 
@@ -69,6 +71,7 @@ sayings = st.builds(
     st.sampled_from([0, 0, 7 * SECOND]),
 )
 owners = st.sampled_from(OWNERS)
+recipients = st.sampled_from([*OWNERS, *WORKERS, *GIVEN])
 lasting = st.sampled_from([None, None, 3 * SECOND, 60 * SECOND])
 notes = st.sampled_from([None, "because"])
 effects = st.sampled_from(["charge", "charge", "mail"])

@@ -12,6 +12,7 @@ from leasehold.core.job import Counts, Effect, Grant, Job, Status
 from leasehold.core.lifecycle import FINISHED
 from leasehold.core.ownership import Event, Ownership, Reason
 from leasehold.core.queues import Queue
+from leasehold.core.workers import WorkerStatus
 from leasehold.errors import LeaseholdError, Settled, StaleEpoch, UnknownJob
 from leasehold.store import Begun, Store
 
@@ -33,6 +34,7 @@ class Snapshot:
     events: list[Event]
     counts: Counts
     queues: list[Queue]
+    workers: list[WorkerStatus]
 
     @classmethod
     def of(cls, store: Store, now: int) -> Snapshot:
@@ -46,6 +48,7 @@ class Snapshot:
             store.events(),
             store.counts(),
             store.queues(),
+            store.workers(),
         )
 
     def may_write(self, job_id: str, epoch: int) -> bool:
@@ -142,6 +145,7 @@ def same_state(memory: Snapshot, other: Snapshot) -> None:
     same(here - there, there - here)
     same(memory.counts, other.counts)
     same(memory.queues, other.queues)
+    same(memory.workers, other.workers)
 
 
 def _recorded(event: Event) -> tuple[object, ...]:

@@ -2,10 +2,10 @@
 Random verbs on a memory store and, beside it, on SQLite or PostgreSQL: they answer the same, and keep every promise.
 
 Several owners add, claim, renew, progress, settle, bring about effects and die; operators transfer, cancel, finish,
-replay, requeue and resolve, and pause queues; time jumps; the file, or the schema, is reopened. Epochs are presented
-that are current, ended, another job's, from the future, or of no job at all. Each answer is foretold from what readers
-saw before the step, and `promises` looks at everything after it. At the end of a run, every job that is left can still
-be claimed and completed.
+replay, requeue and resolve, and pause queues; workers report, retire, and pick up what is transferred to them; time
+jumps; the file, or the schema, is reopened. Epochs are presented that are current, ended, another job's, from the
+future, or of no job at all. Each answer is foretold from what readers saw before the step, and `promises` looks at
+everything after it. At the end of a run, every job that is left can still be claimed and completed.
 
 What this is worth was tried by breaking the stores on purpose. Where both were broken alike, so that they still agree,
 the check named here went red:
@@ -19,6 +19,9 @@ the check named here went red:
     a refusal is not recorded                              p9_the_loser_is_told
     operators need not name the current epoch              refused_with_the_facts
     the record of a transfer drops the note                p8_operators_are_recorded
+    an expiry before the pick-up counts a reclaim          charged
+    a lease that is asked for is not picked up             shown_transfers, or charged
+    accept compares no owner                               accepted
 
 Where only one of them was broken:
 
@@ -41,9 +44,11 @@ from tests.postgres.fixtures import NEWEST, url_of
 from tests.stateful.beside import Postgres, Sqlite
 from tests.stateful.both import Both
 from tests.stateful.draws import (
+    GIVEN,
     IDS,
     QUEUES,
     SECOND,
+    WORKERS,
     Aim,
     Saying,
     aims,
@@ -53,6 +58,7 @@ from tests.stateful.draws import (
     notes,
     outcomes,
     owners,
+    recipients,
     sayings,
     specs,
 )
@@ -60,6 +66,7 @@ from tests.stateful.draws import (
 from leasehold.core.job import NewJob, Progress, Settlement, Status, new_child, new_job
 from leasehold.core.ownership import Reason
 from leasehold.core.queues import Queue
+from leasehold.core.workers import WorkerReport
 from leasehold.errors import LeaseholdError, StaleEpoch
 from leasehold.liveness import this_process
 from leasehold.store import Begun, Renewal, Store
@@ -125,7 +132,7 @@ class StoresAgree(Both):
         held = [grant.spec.id for grant in self.step.granted]
         self.look()
         if moves and held:
-            self.transferred(held[0], self.seen.jobs[held.pop(0)].epoch, "bob", None, None)
+            self.transferred(held[0], self.seen.jobs[held.pop(0)].epoch, "cy", None, None)
             self.look()
         self.taken_back(dict.fromkeys(held, Reason.RECOVERY))
 
@@ -143,6 +150,7 @@ class StoresAgree(Both):
         for renewal, answer in zip(renewals, self.done(lambda store: store.renew(renewals)), strict=True):
             if self.judged(renewal.job_id, renewal.epoch, answer):
                 self.step.moved.add(renewal.job_id)
+                self.picked_up(renewal.job_id)
                 assert renewal.lease_us is None or answer == self.now + renewal.lease_us
 
     @owned
@@ -202,9 +210,32 @@ class StoresAgree(Both):
 
     # Operators
 
-    @rule(aim=aims(), running=st.booleans(), to=owners, note=notes, lease_us=lasting)
+    @rule(aim=aims(), running=st.booleans(), to=recipients, note=notes, lease_us=lasting)
     def transfer(self, aim: Aim, running: bool, to: str, note: str | None, lease_us: int | None) -> None:
         self.transferred(*self.meant(aim, running=running), to, note, lease_us)
+
+    @rule(
+        verb=st.sampled_from(["report", "report", "retire", "accept", "accept", "accept", "accept its own"]),
+        name=st.sampled_from(WORKERS),
+        given_name=st.sampled_from(GIVEN),
+        to=recipients,
+        aimed=st.lists(aims(), min_size=1, max_size=3, unique_by=lambda aim: aim.n),
+        claim_id=st.sampled_from(["accept 1", "accept 2"]),
+    )
+    def worker(self, verb: str, name: str, given_name: str, to: str, aimed: list[Aim], claim_id: str) -> None:
+        """Workers come and go, and pick up what was transferred to them, or to somebody else, or to nobody."""
+        match verb:
+            case "report":
+                self.reported(WorkerReport(name, given_name, None, ("mail",), ("work",), 4, len(aimed), 0))
+            case "retire":
+                self.done(lambda store: store.retire(name))
+            case "accept":
+                holders = list(dict.fromkeys(self.meant(aim) for aim in aimed))
+                self.accepted(to, holders, f"{claim_id} {len(self.accepts)}" if len(aimed) > 1 else claim_id)
+            case "accept its own":
+                owners = {owner for job_id, (_, owner) in self.awaited.items() if self.awaits(job_id)}
+                for owner in sorted(owners)[:1]:
+                    self.accepted(owner, self.stores[0].transfers(owner), f"own {len(self.ledger.issued)}")
 
     @rule(
         aim=aims(), running=st.booleans(), verb=st.sampled_from(["cancel", "finish", "replay", "requeue"]), note=notes
@@ -297,6 +328,8 @@ class StoresAgree(Both):
         assert all(self.seen.may_write(grant.spec.id, grant.epoch) and grant.owner == owner for grant in claimed)
         lease = self.ask(lambda store: store.lease(job_id, owner))
         assert isinstance(lease, LeaseholdError) != (job_id in self.seen.jobs and self.seen.jobs[job_id].owner == owner)
+        if not isinstance(lease, LeaseholdError):
+            self.picked_up(job_id)
 
 
 NORMAL = settings(

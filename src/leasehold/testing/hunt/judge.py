@@ -76,6 +76,14 @@ class Paused(NamedTuple):
     job_id: None = None
 
 
+class PickedUp(NamedTuple):
+    """A transfer was picked up: under a claim id by a worker, or, without one, by whoever asked for the lease."""
+
+    job_id: str
+    epoch: int
+    claim_id: str | None
+
+
 class Token(NamedTuple):
     """Something with a name of its own was to be written: it is there, it must not be, or nobody knows (None)."""
 
@@ -101,7 +109,7 @@ class Counted(NamedTuple):
     many: int
 
 
-Report = Issued | Ended | Accepted | Refused | Paused | Token | Finding | Counted
+Report = Issued | Ended | Accepted | Refused | Paused | PickedUp | Token | Finding | Counted
 
 
 class EffectRow(NamedTuple):
@@ -170,6 +178,7 @@ class Judge:
         self._issues: list[Issued] = []
         self._checkpoints: dict[str, _Checkpoint] = {}
         self._pauses: defaultdict[str, list[Paused]] = defaultdict(list)
+        self.accepted: dict[int, PickedUp] = {}  # by epoch: the transfers that a worker has accepted
         self._said: set[str] = set()
 
     def find(self, what: str, job_id: str | None = None, traceback: str | None = None) -> None:
@@ -201,6 +210,8 @@ class Judge:
                     self._hear_refusal(report)
                 case Paused():
                     self._pauses[report.queue].append(report)
+                case PickedUp():
+                    self._hear_pick_up(report)
                 case Token():
                     self.tokens[report.token] = report
                 case Finding():
@@ -246,6 +257,13 @@ class Judge:
     def _hear_refusal(self, refused: Refused) -> None:
         if refused.current < refused.epoch:
             self.find(f"{_shown(refused)}: the store has forgotten an epoch that it issued.", refused.job_id)
+
+    def _hear_pick_up(self, new: PickedUp) -> None:
+        if new.claim_id is None:
+            return  # an owner may ask for its lease as often as it likes
+        before = self.accepted.setdefault(new.epoch, new)
+        if before.claim_id != new.claim_id:
+            self.find(f"a transfer was accepted twice: {_shown(before)}; {_shown(new)}.", new.job_id)
 
     def _subjects(self, job_id: str, lock: str | None) -> list[_Subject]:
         return [self._jobs[job_id]] if lock is None else [self._jobs[job_id], self._locks[lock]]

@@ -15,14 +15,17 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ...core.ids import new_claim_id
 from ...core.job import NewJob, Outcome, Progress, Settlement, Status, new_child, new_job
 from ...core.retry import Retry
-from ...errors import Conflict, StaleEpoch, UnknownJob
+from ...core.workers import WorkerReport
+from ...errors import Conflict, NoLease, StaleEpoch, UnknownJob
 from ...lease import Lease
+from ...liveness import this_process
 from ...router import Router
 from ...store import Renewal
 from .effects import Effects, another, draw
-from .judge import Accepted, Counted, Ended, Finding, Issued, Paused, Refused, Report, Token
+from .judge import Accepted, Counted, Ended, Finding, Issued, Paused, PickedUp, Refused, Report, Token
 from .tables import tables_of
 
 QUEUES = ("fast", "slow", "default")
@@ -137,6 +140,8 @@ class Party:
         self.waiting = waiting
         self.stop = stop
         self._lock = threading.Lock()
+        self.worker = f"worker-{orders.number}"
+        self.given_name = f"given-{orders.number // 2}"  # two processes share one, so some transfers are conflicts
         self._held: dict[tuple[str, int], Held] = {}
         self._known: list[str] = []  # ids of jobs, for the operators
 
@@ -166,6 +171,12 @@ class Party:
         with self._lock:
             held = list(self._held.values())
         return rng.sample(held, min(len(held), rng.randint(1, most)))
+
+    def recipient(self, rng: random.Random) -> str:
+        """Return the name of some worker or thread, whether or not it is there, or one that workers were given."""
+        number = rng.randrange(self.orders.number + 2)
+        thread = rng.randrange(self.orders.threads)
+        return rng.choice((f"worker-{number}", f"worker-{number}", f"given-{number // 2}", f"owner-{number}-{thread}"))
 
     def size(self) -> int:
         """How many leases there are."""
@@ -200,7 +211,8 @@ class Hunter:
             self.progress: 4,
             self.child: 2,
             self.reclaim: 1,
-            self.transfer: 4,
+            self.transfer: 6,
+            self.pick_up: 16,
             self.override: 3,
             self.pause_queue: 1,
             self.idle: 2,
@@ -405,12 +417,50 @@ class Hunter:
         job = self._router.job(job_id)
         if job.status is not Status.RUNNING:
             return
+        to = self._name if self._rng.random() < 0.3 else self._party.recipient(self._rng)
+        seconds = self._rng.uniform(0.05, 0.5 if to == self._name else 2.0)
         asked = self._tick()
         try:
-            lease = self._router.transfer(job, to=self._name, by="hunt", lease_seconds=self._rng.uniform(0.05, 0.5))
+            lease = self._router.transfer(job, to=to, by="hunt", lease_seconds=seconds)
         except (StaleEpoch, Conflict):
             return  # it has moved, or has ended
-        self._got(lease, asked, self._tick(), "transfer")
+        told = self._tick()
+        if lease.owner == self._name:
+            self._got(lease, asked, told, "transfer")
+        else:  # its owner, a thread or a worker of some process, picks it up; or nobody does
+            lock = (lease.payload or {}).get("lock")
+            checkpoint = (lease.checkpoint or {}).get("epoch", 0)
+            self._say(Issued(job_id, lock, lease.epoch, asked, told, "transfer", lease.owner, checkpoint))
+            self._say(Counted("takeovers", 1))
+
+    def pick_up(self) -> None:
+        """
+        Pick up what was transferred to this process's worker, or to this thread.
+
+        The threads of a process share the worker's name: of two that accept the same transfer, one gets it.
+        """
+        name = self._party.worker
+        if self._rng.random() < 0.2:
+            report = WorkerReport(name, self._party.given_name, this_process(), None, (), 1, 0, 0)
+            self._store.report(report)
+        owner = name if self._rng.random() < 0.7 else self._name
+        transfers = self._store.transfers(owner)
+        if not transfers:
+            return
+        if owner == name:
+            grants = self._store.accept(owner, transfers, claim_id=new_claim_id(), process=this_process())
+            if self._rng.random() < 0.1 and self._store.accept(owner, transfers, claim_id=new_claim_id()):
+                self._say(Finding("a transfer was accepted twice, under two claim ids"))
+        else:
+            grants = []
+            for job_id, _ in transfers:
+                with suppress(NoLease):
+                    grants.append(self._store.lease(job_id, owner))
+        for grant in grants:
+            self._say(PickedUp(grant.spec.id, grant.epoch, grant.claim_id))
+            lease = Lease(self._store, grant)
+            self._party.take_in(Held(lease, (lease.payload or {}).get("lock")))
+        self._say(Counted("pick-ups", len(grants)))
 
     def override(self) -> None:
         """Cancel a job, complete it by hand, requeue or replay it."""

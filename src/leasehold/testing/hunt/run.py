@@ -242,6 +242,7 @@ class _Hunt:
         jobs = list(self._jobs())
         self.judge.judge_jobs((_token(job), job.id) for job in jobs)
         self._judge_completions(jobs, rows)
+        self._judge_pick_ups()
         # As the store has recorded them: hunters see those only that they bring about themselves.
         self.judge.counts["takeovers"] = sum(
             event.facts.get("was") is not None
@@ -276,6 +277,13 @@ class _Hunt:
                 self.judge.find(
                     f"job {job_id}: a row completes it under epoch {epoch}, and its record does not.", job_id
                 )
+
+    def _judge_pick_ups(self) -> None:
+        """What a worker has accepted did not expire as something that was never picked up."""
+        for picked_up in self.judge.accepted.values():
+            for held in self._router.ownerships(picked_up.job_id):
+                if held.epoch == picked_up.epoch and held.note is not None and "never picked up" in held.note:
+                    self.judge.find(f"a pick-up was forgotten: {picked_up}, and then {held}.", picked_up.job_id)
 
     def evidence(self, finding: Finding) -> Evidence:
         """Return *finding* with all that is known about its job."""
