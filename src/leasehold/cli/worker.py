@@ -52,7 +52,11 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str
     show_default=True,
     help="Worker processes, each with that concurrency.",
 )
-@click.option("--name", metavar="NAME", help="What its owner name begins with; the host's name if not given.")
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="What its owner name begins with, and jobs can be transferred to; the host's name if not given.",
+)
 @click.option(
     "--grace-seconds",
     metavar="SECONDS",
