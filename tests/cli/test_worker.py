@@ -78,7 +78,9 @@ def test_at_sigterm_it_finishes_what_runs(tmp_path: Path, router: Router) -> Non
 
         assert working.ends() == 0, working.said
     assert {router.job(id).status for id in ids} == {Status.DONE}
-    assert router.job(late).epoch == 0, "nothing is claimed any more"
+    # A claim that was under way at the signal may have got it, and has handed it back.
+    assert router.job(late).status == Status.PENDING
+    assert {held.ended for held in router.ownerships(late)} <= {"release"}
 
 
 def test_a_second_signal_hands_back_at_once(tmp_path: Path, router: Router) -> None:
