@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .core.clock import Clock
 from .core.job import Added, Counts, Effect, Job, JobOptions, JobSettings, NewJob, Status
 from .core.ownership import Ending, Event, Ownership, Process, Reason
+from .core.parking import Parked
 from .core.queues import Queue
 from .core.retention import Retention
 from .core.retry import Retry
@@ -78,6 +79,7 @@ __all__ = [
     "NotFinished",
     "NotInTransaction",
     "Ownership",
+    "Parked",
     "Process",
     "Pruned",
     "Queue",

@@ -24,15 +24,16 @@ C5.   A refused write is `StaleEpoch` with the epoch presented, the current epoc
       event of kind `refused` with the same facts. It also names who moved the job and the note; and of a finished
       job, its status, when it finished and by whom, as far as the record of ownerships says.
 C6.   A presented epoch above the highest that the store has issued is refused, and recorded as `alarm`.
-C7.   Every unfinished job is in exactly one of: waiting to be claimed, parked behind a lock key, leased. `verify`
-      returns a sentence for every violation of this and of C2, and nothing else.
+C7.   Every unfinished job is in exactly one of: waiting to be claimed, parked (behind a lock key, or behind a task that
+      its claimer did not know), leased. `verify` returns a sentence for every violation of this and of C2, and nothing
+      else. Lock keys and tasks have namespaces of their own.
 C8.   A verb that raises has changed nothing, unless it is `StoreUnavailable` with `outcome_unknown`: then it may have.
 C9.   The store's clock is the only one that counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from .core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
@@ -111,22 +112,32 @@ class Store(Protocol):
         claim_id: str | None = None,
         process: Process | None = None,
         wait_us: int = 0,
+        tasks: Collection[str] | None = None,
     ) -> list[Grant]:
         """
         Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first.
 
+        *tasks* are those that the caller can handle, "" for jobs without one; None: all of them.
+
         C13.  Order: larger priority first, then earlier `run_at`, then insertion; only jobs that are due.
-        C14.  A job whose lock key is held is passed over and parked: it is never lost, it never holds up the jobs
-              behind it, and it waits to be claimed again once the key is free.
+        C14.  A job whose lock key is held is passed over and parked behind the key, as its `Job.parked` says: it is
+              never lost, it never holds up the jobs behind it, and it waits to be claimed again once the key is free.
         C15.  The lease lasts *lease_us*, else what the job asks for, else *default_lease_us*.
         C16.  A grant's reason says why the job was free: `claim` the first time, else what freed it.
         C17.  First, what has expired or stalled is reclaimed (see `reclaim`). A waiting claim wakes for an add, for a
-              job that becomes due, and for the next deadline.
+              job that becomes due, for one that is parked behind a task that it knows, and for the next deadline.
         C56.  A job with `start_within_us` that was not claimed for the first time within it, counted from when it was
               due, is cancelled in the same way: by the store, with the reason `cancellation`, a new epoch and a note in
               the event. Once it was claimed, or moved by an operator, that deadline is void.
         C18.  The leases of one *claim_id* can be asked for with `claimed`, by an owner whose reply was lost.
         C45.  `wake` makes a claim of this store object that waits return soon, with nothing.
+        C57.  A due job whose task is not among *tasks* is passed over and parked behind the name of its task, once, and
+              its `Job.parked` says by whose claim. That issues no epoch, and counts against no budget. It never holds
+              up others: if its lock key is free, the first of its queue that is parked behind the key waits to be
+              claimed.
+        C58.  A claim that knows the task takes the job from behind it as if it were waiting to be claimed: in the order
+              of C13, together with all others, unless its queue is paused. If its lock key is held, it is parked behind
+              the key instead (C14).
 
         Not promised: that the previous owner has stopped. It has only lost the right to write.
         """
@@ -208,9 +219,10 @@ class Store(Protocol):
         C24.  A completion and its `then` jobs commit together; a refused one adds none.
         C25.  A failure counts an error: the job goes back, due after the settlement's delay, until `max_errors` is
               reached or the owner said not to retry; then it is failed.
-        C26.  A release puts the job back, due after its delay, and counts against no budget. Without a delay, a job
-              that goes back keeps its place, and is due. A crash (the process that handled the job has died, and the
-              owner says how) counts a reclaim, as in C36; the job keeps as its last error how the process ended.
+        C26.  A release puts the job back, due after its delay, and counts against no budget; the job keeps the error
+              of the release, if it has one, as its last error. Without a delay, a job that goes back keeps its place,
+              and is due. A crash (the process that handled the job has died, and the owner says how) counts a reclaim,
+              as in C36; the job keeps as its last error how the process ended.
         C27.  The epoch stays the owner's. Repeating the same settlement under the same epoch succeeds and changes
               nothing, whatever has happened since; a different one is refused with `Settled`.
         C28.  Whatever ends a lease frees its lock key, and of each queue the first job parked behind it waits to be

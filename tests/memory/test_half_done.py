@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable
@@ -52,8 +53,8 @@ class Scene:
         return self.grants["held"]
 
     def seen(self) -> Any:
-        """All that readers see, but for events."""
-        jobs = self.store.jobs()
+        """All that readers see, but for events, and what a due job is parked behind: what was struck parks anew."""
+        jobs = [dataclasses.replace(job, parked=None) for job in self.store.jobs()]
         return jobs, [self.store.ownerships(job.id) for job in jobs], self.store.counts()
 
     def drained(self) -> None:

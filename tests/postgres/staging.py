@@ -43,7 +43,7 @@ class Session:
 
     def claim(self, limit: int = 10) -> list[str]:
         """Claim, and stay in the transaction; return the ids of what was got."""
-        rows = self.call("claim", "other", limit, None, None, 30_000_000, None, *[None] * 12, False)
+        rows = self.call("claim", "other", limit, None, None, None, 30_000_000, None, *[None] * 12, False)
         return [id_ for row in rows for id_ in row[2] or ()]
 
 

@@ -400,7 +400,7 @@ def test_a_transfer_draws_its_epoch_once_it_holds_the_key(store: PostgresStore) 
 
         moving = Call(lambda: store.transfer("second", 0, to="b", by="ops"))
         until_blocked(store, moving)
-        rows = other.call("claim", "other", 1, None, None, 30_000_000, None, *[None] * 12, False)
+        rows = other.call("claim", "other", 1, None, None, None, 30_000_000, None, *[None] * 12, False)
         [epoch] = [epoch for row in rows for epoch in row[1] or ()]
         first = f'[{{"id":"first","epoch":{epoch},"outcome":"complete","result":"1","said":"x"}}]'
         assert other.call("settle", first, PATIENCE_MS, False) == []
@@ -441,7 +441,7 @@ def test_a_clock_that_would_use_up_the_epochs_is_refused_by_the_server(store: Po
     store.add([new_job("a")])
     asked: dict[str, tuple[Any, ...]] = {
         "add": (store.database.store_id, "[]", True, False, PATIENCE_MS),
-        "claim": ("other", 1, None, None, 30_000_000, None, *[None] * 12, False),
+        "claim": ("other", 1, None, None, None, 30_000_000, None, *[None] * 12, False),
         "transfer": ("a", 0, "b", "ops", None, None, 30_000_000, PATIENCE_MS),
     }
     with session(store) as other, pytest.raises(psycopg.Error) as refused:

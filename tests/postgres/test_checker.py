@@ -37,6 +37,8 @@ def populated(place: Place) -> PostgresStore:
     [leased] = store.claim("worker", queues=["r"])
     store.add([new_job("parked", queue="r", lock="key")])
     assert store.claim("worker", queues=["r"]) == []
+    store.add([new_job("unknown", queue="u", task="new")])
+    assert store.claim("worker", queues=["u"], tasks=["old"]) == []
     store.add([new_job("done", queue="d", unique="was")])
     [done] = store.claim("worker", queues=["d"])
     store.settle([Settlement("done", done.epoch, Outcome.COMPLETE, result="1")])
@@ -57,7 +59,22 @@ FREE = r"jobs of queue 'r' are parked behind lock 'key', which is free"
 BREAKAGES: dict[str, tuple[str, list[str]]] = {
     "in no place": ("delete from ready where seq = (ready)", [r"job 'ready' is unfinished and in 0 places"]),
     "scheduled, and nowhere": ("delete from scheduled", [r"job 'later' is unfinished and in 0 places"]),
-    "parked, and nowhere": ("delete from parked", [r"job 'parked' is unfinished and in 0 places"]),
+    "parked, and nowhere": (
+        "delete from parked where kind = 'lock'",
+        [r"job 'parked' is unfinished and in 0 places"],
+    ),
+    "behind a task, and nowhere": (
+        "delete from parked where kind = 'task'",
+        [r"job 'unknown' is unfinished and in 0 places"],
+    ),
+    "behind another task": (
+        "update parked set behind = 'x' where kind = 'task'",
+        [r"job 'unknown' waits in the wrong place"],
+    ),
+    "behind nothing that there is": (
+        "update parked set kind = 'x', behind = 'x' where kind = 'task'",
+        [r"job 'unknown' waits in the wrong place"],
+    ),
     "leased, and nowhere": (
         "delete from leases",
         [
@@ -70,7 +87,7 @@ BREAKAGES: dict[str, tuple[str, list[str]]] = {
         [r"job 'ready' is unfinished and in 2 places"],
     ),
     "ready and parked": (
-        "insert into parked select 'key', queue, rank, run_at, seq from ready where seq = (ready)",
+        "insert into parked select 'lock', 'key', queue, rank, run_at, seq, 'key', 'w' from ready where seq = (ready)",
         [r"job 'ready' is unfinished and in 2 places", WRONG],
     ),
     "leased and ready": (
@@ -96,7 +113,8 @@ BREAKAGES: dict[str, tuple[str, list[str]]] = {
         [r"row \d+ is a lease that ended, and nothing says that it is to be removed"],
     ),
     "parked behind a free key": (
-        "update parked set lock = 'free'; update jobs set lock = 'free' where id = 'parked'",
+        "update parked set lock = 'free', behind = 'free' where seq = (parked); "
+        "update jobs set lock = 'free' where id = 'parked'",
         [r"jobs of queue 'r' are parked behind lock 'free', which is free"],
     ),
     "a lease without its lock": (

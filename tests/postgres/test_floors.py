@@ -246,7 +246,7 @@ def test_trap_2_also_a_short_claim_is_never_an_asynchronous_commit(store: Postgr
     floors = store._floors.lent()
     assert floors is not None
     *looked, [queue], [rank], [run_at], [seq] = floors
-    asked = ("other", None, None, 30_000_000, None, *[None] * 5)
+    asked = ("other", None, None, None, 30_000_000, None, *[None] * 5)
     with session(store) as other:
         other.connection.execute("set session synchronous_commit = off")
         other.connection.commit()

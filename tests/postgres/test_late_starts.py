@@ -43,7 +43,7 @@ def test_what_somebody_has_just_taken_is_not_cancelled(place: Place) -> None:
         now = clock.now()
         other.execute(
             sql.SQL(
-                "select * from {}.claim('w', 1, null, null, 1000000000, null, null, null, null, null, null, "
+                "select * from {}.claim('w', 1, null, null, null, 1000000000, null, null, null, null, null, null, "
                 "null, null, null, null, null, null, null, false, {})"
             ).format(schema, now)
         )

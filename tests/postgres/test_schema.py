@@ -106,7 +106,7 @@ def test_twenty_first_starts_at_once_make_one_store(server_url: str, nowhere: st
 
 @pytest.mark.parametrize(
     ("version", "advice"),
-    [(10**6, "newer leasehold"), (1, "from before the first release .* a new schema")],
+    [(10**6, "newer leasehold"), (2, "from before the first release .* a new schema")],
 )
 def test_another_version_is_refused(place: Place, version: int, advice: str) -> None:
     """A newer one says to install it, one that was never released to begin anew; nothing is changed."""

@@ -116,9 +116,9 @@ def test_the_schema_is_the_sum_of_its_migrations() -> None:
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:
-    """The first that was released has number 2."""
+    """The first that was released has number 3."""
     versions = [step.version for step in migrations("leasehold")]
-    assert versions == list(range(2, len(versions) + 2))
+    assert versions == list(range(3, len(versions) + 3))
 
 
 def test_two_stores_and_the_users_tables_share_a_file(path: Path) -> None:
@@ -202,6 +202,10 @@ OFTEN = [
     "stalled",
     "prunable",
     "first_parked",
+    "parked_lanes",
+    "parked_heads",
+    "heads",
+    "chosen",
     "holders",
     "standing",
     "job",
@@ -228,7 +232,17 @@ OFTEN = [
     "transferred",
     "override",
 ]
-ORDERED = ["candidates", "expired", "stalled", "look", "queues", "prunable", "first_parked"]
+ORDERED = [
+    "candidates",
+    "expired",
+    "stalled",
+    "look",
+    "queues",
+    "prunable",
+    "first_parked",
+    "parked_lanes",
+    "parked_heads",
+]
 
 
 @pytest.mark.parametrize("name", OFTEN)

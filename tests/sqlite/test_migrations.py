@@ -70,12 +70,13 @@ def test_an_older_file_is_left_as_it_is_and_says_what_to_do(path: Path, newer: s
     assert dump(path) == before
 
 
-def test_a_file_from_before_the_first_release_is_refused_with_what_to_do(path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_from_before_the_first_release_is_refused_with_what_to_do(path: Path, version: int) -> None:
     """No migration begins there, so `store migrate` says the same."""
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("update leasehold_store set schema_version = 1")
+        connection.execute(f"update leasehold_store set schema_version = {version}")
     before = dump(path)
-    message = r"has version 1, from before the first release of leasehold \(version 2\), .*: use a new file"
+    message = rf"has version {version}, from before the first release of leasehold \(version 3\), .*: use a new file"
 
     with Router(f"sqlite:///{path}") as router:
         with pytest.raises(StoreIncompatible, match=message):

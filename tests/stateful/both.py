@@ -199,12 +199,24 @@ class Both(RuleBasedStateMachine):
         return overdue
 
     def claimed(
-        self, owner: str, limit: int, queues: list[str] | None, lease_us: int | None, process: Process | None
+        self,
+        owner: str,
+        limit: int,
+        queues: list[str] | None,
+        lease_us: int | None,
+        process: Process | None,
+        tasks: tuple[str, ...] | None = None,
     ) -> None:
         overdue = self.overdue()
         grants = self.done(
             lambda store: store.claim(
-                owner, limit=limit, queues=queues, lease_us=lease_us, claim_id=f"claim of {owner}", process=process
+                owner,
+                limit=limit,
+                queues=queues,
+                lease_us=lease_us,
+                claim_id=f"claim of {owner}",
+                process=process,
+                tasks=tasks,
             )
         )
         self.charged(overdue)
@@ -218,8 +230,9 @@ class Both(RuleBasedStateMachine):
             assert (grant.granted_us, grant.expires_us) == (self.now, self.now + grant.lease_us)
             assert grant.checkpoint == job.checkpoint_document  # C22
             assert job.queue not in self.seen.paused()  # C49
+            assert tasks is None or (job.task or "") in tasks  # C57
             self.moves(grant.spec)
-        self.first_come_first_served([grant.spec.id for grant in grants], limit, queues)
+        self.first_come_first_served([grant.spec.id for grant in grants], limit, queues, tasks)
 
     def moves(self, spec: NewJob) -> None:
         """A lease begins, or the work moves: the stall deadline runs from here."""
@@ -227,13 +240,17 @@ class Both(RuleBasedStateMachine):
         if spec.stall_us is not None:
             self.stalls[spec.id] = self.now + spec.stall_us
 
-    def first_come_first_served(self, granted: list[str], limit: int, queues: list[str] | None) -> None:
-        """Grants go by rank, and what was due and free is left waiting only behind a full batch (C13, C14)."""
+    def first_come_first_served(
+        self, granted: list[str], limit: int, queues: list[str] | None, tasks: tuple[str, ...] | None
+    ) -> None:
+        """Grants go by rank; what was due, known and free is left waiting only behind a full batch (C13, C14, C57)."""
         after = Snapshot.of(self.stores[0], self.now)
         ranks = [after.rank(job_id) for job_id in granted]
         assert ranks == sorted(ranks)
         firsts = set[tuple[str | None, str]]()
         for job in after.due():
+            if tasks is not None and (job.task or "") not in tasks:
+                continue
             # Behind a key that is free, the first of each queue must be waiting to be claimed, and only that one.
             first = job.lock is None or (job.lock not in after.held() and (job.lock, job.queue) not in firsts)
             firsts.add((job.lock, job.queue))

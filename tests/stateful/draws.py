@@ -19,6 +19,9 @@ GIVEN = ("bob", "shop")  # names that workers are given; one of them is an owner
 QUEUES = ("default", "mail")
 
 
+TASKS = ("", "old"), ("new",), ("new", ""), ()  # of claims that do not know all of them
+
+
 class Aim(NamedTuple):
     """Which job, under which epoch: resolved when the step runs, so that most steps hit something."""
 
@@ -43,6 +46,7 @@ def specs(ids: tuple[str, ...]) -> st.SearchStrategy[NewJob]:
         new_job,
         st.sampled_from(ids),
         st.sampled_from([None, 1]),
+        task=st.sampled_from([None, None, "old", "new"]),
         queue=st.sampled_from(QUEUES),
         priority=st.sampled_from([0, 0, 5]),
         delay_seconds=st.sampled_from([None, None, None, None, 7, 40]),

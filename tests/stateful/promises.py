@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
-from leasehold.core.job import Counts, Effect, Grant, Job, Status
+from leasehold.core.job import Added, Counts, Effect, Grant, Job, Status
 from leasehold.core.lifecycle import FINISHED
 from leasehold.core.ownership import Event, Ownership, Reason
 from leasehold.core.queues import Queue
@@ -38,15 +38,29 @@ class Snapshot:
 
     @classmethod
     def of(cls, store: Store, now: int) -> Snapshot:
-        """Read everything."""
-        jobs = {job.id: job for job in store.jobs()}
+        """
+        Read everything, but for what a job is parked behind: how far a claim looks ahead is its store's affair.
+
+        Whatever is said of that must fit the job (C14, C57).
+        """
+        seen = store.jobs()
+        for job in seen:
+            if job.parked is not None:
+                assert (job.status, job.run_us <= now) == (Status.PENDING, True), job
+                assert job.parked.behind == (job.lock if job.parked.kind == "lock" else job.task or ""), job.parked
+        jobs = {job.id: plain(job) for job in seen}
+        counts = store.counts()
+        parked = Counter((job.task or "", job.queue) for job in seen if job.parked and job.parked.kind == "task")
+        assert {
+            (task, queue): count for task, queues in counts.parked.items() for queue, count in queues.items()
+        } == parked
         return cls(
             now,
             jobs,
             {job_id: store.ownerships(job_id) for job_id in jobs},
             {job_id: store.effects(job_id) for job_id in jobs},
             store.events(),
-            store.counts(),
+            counts._replace(parked={}),
             store.queues(),
             store.workers(),
         )
@@ -124,6 +138,10 @@ def plain(said: Any) -> Any:
             return plain(effect), fresh
         case Effect():
             return said._replace(key="")
+        case Job():
+            return replace(said, parked=None)
+        case Added(job, created):
+            return plain(job), created
         case list():
             return [plain(one) for one in said]
     return said

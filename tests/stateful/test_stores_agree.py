@@ -48,6 +48,7 @@ from tests.stateful.draws import (
     IDS,
     QUEUES,
     SECOND,
+    TASKS,
     WORKERS,
     Aim,
     Saying,
@@ -114,9 +115,18 @@ class StoresAgree(Both):
         queues=st.none() | st.lists(st.sampled_from(QUEUES), max_size=2),
         lease_us=lasting,
         recorded=st.booleans(),
+        tasks=st.none() | st.sampled_from(TASKS),
     )
-    def claim(self, owner: str, limit: int, queues: list[str] | None, lease_us: int | None, recorded: bool) -> None:
-        self.claimed(owner, limit, queues, lease_us, this_process() if recorded else None)
+    def claim(
+        self,
+        owner: str,
+        limit: int,
+        queues: list[str] | None,
+        lease_us: int | None,
+        recorded: bool,
+        tasks: tuple[str, ...] | None,
+    ) -> None:
+        self.claimed(owner, limit, queues, lease_us, this_process() if recorded else None, tasks)
 
     @precondition(lambda self: this_process() is not None)
     @rule(limit=st.integers(1, 3), moves=st.booleans())
@@ -187,10 +197,15 @@ class StoresAgree(Both):
             batch.append(self.settlement(saying, born))
         self.settled(batch)
 
-    @rule(owner=owners, limit=st.integers(1, 4), said=st.lists(sayings, max_size=3))
-    def work(self, owner: str, limit: int, said: list[Saying]) -> None:
+    @rule(
+        owner=owners,
+        limit=st.integers(1, 4),
+        said=st.lists(sayings, max_size=3),
+        tasks=st.none() | st.sampled_from(TASKS),
+    )
+    def work(self, owner: str, limit: int, said: list[Saying], tasks: tuple[str, ...] | None) -> None:
         """Claim, and let the owners of what runs now settle some of it at once, so that jobs come and go."""
-        self.claimed(owner, limit, None, None, None)
+        self.claimed(owner, limit, None, None, None, tasks)
         self.look()
         self.settled([self.settlement(saying, [], held) for saying, held in zip(said, self.held(), strict=False)])
 

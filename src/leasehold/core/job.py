@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypedDict
 
 from ..errors import InvalidArgument
@@ -16,6 +17,7 @@ from . import checks, documents, failure, instants
 from . import meta as metas
 from .options import DEFAULT_OPTIONS, Options
 from .ownership import Process, Reason
+from .parking import Parked
 from .retention import KEPT_FOR_EVER
 from .retry import Retry
 
@@ -307,9 +309,9 @@ def completion(grant: Grant, result: str | None = "null", then: tuple[NewJob, ..
     return _new_tuple(Settlement, (grant.spec.id, grant.epoch, _COMPLETE, result, then, None, True, 0))
 
 
-def handed_back(grant: Grant, delay_us: int = 0) -> Settlement:
-    """Return what releases the lease of *grant*: it counts against no budget."""
-    return Settlement(grant.spec.id, grant.epoch, Outcome.RELEASE, delay_us=delay_us)
+def handed_back(grant: Grant, delay_us: int = 0, why: str | None = None) -> Settlement:
+    """Return what releases the lease of *grant*, maybe with the reason: it counts against no budget."""
+    return Settlement(grant.spec.id, grant.epoch, Outcome.RELEASE, error=why, delay_us=delay_us)
 
 
 class Progress(NamedTuple):
@@ -363,6 +365,7 @@ class Job:
     created_us: int
     updated_us: int
     finished_us: int | None
+    parked: Parked | None = None  # of a due job that claims passed over
 
     def __post_init__(self) -> None:
         held = self.owner is not None and self.expires_us is not None
@@ -519,7 +522,12 @@ class Added(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many jobs stand where; `queues` splits the unfinished ones."""
+    """
+    How many jobs stand where; `queues` splits the unfinished ones.
+
+    `parked` has those of the pending ones that are parked behind a task, by the task's name ("" for jobs without one)
+    and queue: a worker claimed from the queue and did not know the task.
+    """
 
     pending: int
     running: int
@@ -527,9 +535,16 @@ class Counts(NamedTuple):
     failed: int
     cancelled: int
     queues: Mapping[str, Mapping[str, int]]
+    parked: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
     @classmethod
-    def of(cls, by_status: Mapping[Status, int], queues: Mapping[str, Mapping[str, int]]) -> Counts:
-        """Return the counts, queues in alphabetical order."""
+    def of(
+        cls,
+        by_status: Mapping[Status, int],
+        queues: Mapping[str, Mapping[str, int]],
+        parked: Mapping[str, Mapping[str, int]],
+    ) -> Counts:
+        """Return the counts, queues and tasks in alphabetical order."""
         pending, running, done, failed, cancelled = (by_status.get(status, 0) for status in Status)
-        return cls(pending, running, done, failed, cancelled, dict(sorted(queues.items())))
+        tasks = {task: dict(sorted(queues.items())) for task, queues in sorted(parked.items())}
+        return cls(pending, running, done, failed, cancelled, dict(sorted(queues.items())), tasks)

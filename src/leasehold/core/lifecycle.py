@@ -148,7 +148,7 @@ def setback(said: Settlement, errors: int, reclaims: int, last_error: str | None
     if said.outcome is Outcome.CRASH:
         verb = judge_reclaim(reclaims + 1, retry)
         return Setback(verb, errors, reclaims + 1, _reclaimed(verb, str(said.error), reclaims + 1, retry))
-    return Setback(Verb.RELEASE, errors, reclaims, last_error)
+    return Setback(Verb.RELEASE, errors, reclaims, last_error if said.error is None else said.error)
 
 
 def ending(

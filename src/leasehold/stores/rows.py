@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ..core.job import Grant, Job, NewJob, Status
 from ..core.options import decode
 from ..core.ownership import Process, Reason
+from ..core.parking import Parked
 from ..core.workers import WorkerStatus
 
 REASONS: dict[str, Reason] = {reason.value: reason for reason in Reason}
@@ -62,6 +63,7 @@ class StateRow(NamedTuple):
     updated_at: int
     finished_at: int | None
     seq: int
+    parked: str | None  # as JSON: kind, behind, by
 
 
 class LeaseRow(NamedTuple):
@@ -127,6 +129,7 @@ def job_of(row: Sequence[Any]) -> Job:
         state.created_at,
         state.updated_at,
         state.finished_at,
+        None if state.parked is None else Parked(*json.loads(state.parked)),
     )
 
 

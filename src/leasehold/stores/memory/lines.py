@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Entry = tuple[int, int, int, "Record"]
 Admit = Callable[["Record"], bool]  # asked about a record with a lock key; it keeps the record that it refuses
+Known = frozenset["str | None"]  # the tasks of a claim that does not know all of them
 
 _EMPTY_LANES_KEPT = 64
 _ROOM = 10_000
@@ -64,6 +65,7 @@ class Lane:
 
 
 Lanes = dict[tuple[str, int], Lane]  # by queue and priority
+Ranked = tuple[int, Lane]  # with the rank of its jobs: minus the priority
 
 
 class Ready:
@@ -73,6 +75,7 @@ class Ready:
         self._lanes: Lanes = {}
         self._paused: dict[str, Lanes] = {queue: {} for queue in paused}
         self._only: Lane | None = None  # the one lane, where there is one
+        self.stirred = False  # records have come in while some were taken
 
     def push(self, record: Record) -> None:
         """Let *record* wait for a claim."""
@@ -104,6 +107,56 @@ class Ready:
         """Remove and return up to *limit* admitted records in the order of their claim; those not asked for stay."""
         if queues is None and self._only is not None:
             return _in_turn(self._only, limit, admit)
+        wanted = self.lanes(queues)
+        if len(wanted) == 1:
+            return _in_turn(wanted[0][1], limit, admit)
+        taken: list[Record] = []
+        self.stirred = False
+        self._merge(wanted, limit, admit, None, taken)
+        return taken
+
+    def take_known(
+        self, queues: Collection[str] | None, limit: int, admit: Admit, known: Known | None, beside: list[Ranked]
+    ) -> list[Record]:
+        """
+        The same of the tasks that are *known*, and of the lanes *beside*; *admit* is asked about all other tasks, too.
+
+        What it refuses may put others here (`stirred`), maybe before those that would be next: then look again.
+        """
+        taken: list[Record] = []
+        self.stirred = True
+        while self.stirred and len(taken) < limit:
+            self.stirred = False
+            wanted = self.lanes(queues) + beside  # what is void in these is dropped
+            if len(wanted) == 1:
+                self._take_known(wanted[0][1], limit, admit, known, taken)
+            else:
+                self._merge(wanted, limit, admit, known, taken)
+        return taken
+
+    def _take_known(self, lane: Lane, limit: int, admit: Admit, known: Known | None, taken: list[Record]) -> None:
+        line, early = lane.line, lane.early
+        while (line or early) and len(taken) < limit and not self.stirred:
+            _, _, ticket, record = lane.pop() if early else line.popleft()
+            if record.ticket == ticket and (_is_plain(record, known) or admit(record)):
+                taken.append(record)
+
+    def _merge(self, lanes: list[Ranked], limit: int, admit: Admit, known: Known | None, taken: list[Record]) -> None:
+        heads = [(rank, head, lane) for rank, lane in lanes if (head := lane.peek())]
+        heapify(heads)
+        while heads and len(taken) < limit and not self.stirred:
+            rank, (_, _, _, record), lane = heads[0]
+            lane.pop()
+            if _is_plain(record, known) or admit(record):
+                taken.append(record)
+            following = lane.peek()
+            if following is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, (rank, following, lane))
+
+    def lanes(self, queues: Collection[str] | None) -> list[Ranked]:
+        """Return the lanes of *queues* that have entries, with their ranks; None: of all that are not paused."""
         wanted = [
             (-key[1], lane)
             for key, lane in self._lanes.items()
@@ -112,11 +165,18 @@ class Ready:
         if len(self._lanes) > len(wanted) + _EMPTY_LANES_KEPT:
             self._lanes = {key: lane for key, lane in self._lanes.items() if lane.line or lane.early}
             self._count()
-        return _in_turn(wanted[0][1], limit, admit) if len(wanted) == 1 else _merged(wanted, limit, admit)
+        return wanted
+
+    def is_empty(self) -> bool:
+        """Return whether there is no entry, good or not."""
+        return not any(lane.line or lane.early for lanes in self._all() for lane in lanes.values())
+
+    def _all(self) -> list[Lanes]:
+        return [self._lanes, *self._paused.values()]
 
     def records(self) -> Iterator[Record]:
         """Every record that waits here, in no order."""
-        for lanes in (self._lanes, *self._paused.values()):
+        for lanes in self._all():
             for lane in lanes.values():
                 yield from (entry[3] for entry in lane.entries())
 
@@ -148,21 +208,9 @@ def _batch(lane: Lane, limit: int, admit: Admit) -> list[Record]:
     return taken
 
 
-def _merged(lanes: list[tuple[int, Lane]], limit: int, admit: Admit) -> list[Record]:
-    taken: list[Record] = []
-    heads = [(rank, head, lane) for rank, lane in lanes if (head := lane.peek())]
-    heapify(heads)
-    while heads and len(taken) < limit:
-        rank, (_, _, _, record), lane = heads[0]
-        lane.pop()
-        if record.spec.lock is None or admit(record):
-            taken.append(record)
-        following = lane.peek()
-        if following is None:
-            heappop(heads)
-        else:
-            heapreplace(heads, (rank, following, lane))
-    return taken
+def _is_plain(record: Record, known: Known | None) -> bool:
+    spec = record.spec
+    return spec.lock is None and (known is None or spec.task in known)
 
 
 class Scheduled:
@@ -189,48 +237,6 @@ class Scheduled:
     def records(self) -> Iterator[Record]:
         """Every record that waits here, in no order."""
         return (record for _, _, ticket, record in self._heap if record.ticket == ticket)
-
-
-class Parked:
-    """Jobs behind a lock key that another job holds, by key and queue, best first."""
-
-    def __init__(self) -> None:
-        self._behind: dict[str, dict[str, list[tuple[int, Entry]]]] = {}
-
-    def push(self, key: str, record: Record) -> None:
-        """Let *record* wait for *key*."""
-        entry = (-record.spec.priority, (record.run_us, record.seq, record.ticket, record))
-        heappush(self._behind.setdefault(key, {}).setdefault(record.spec.queue, []), entry)
-
-    def pop(self, key: str) -> list[Record]:
-        """
-        Remove and return the first of each queue behind *key*.
-
-        Of each queue, since nobody may be claiming from the queue of the very first.
-        """
-        queues = self._behind.get(key, {})
-        first = [record for heap in queues.values() if (record := _pop_good(heap))]
-        if queues:
-            left = {queue: heap for queue, heap in queues.items() if heap}
-            if left:
-                self._behind[key] = left
-            else:
-                del self._behind[key]
-        return first
-
-    def records(self) -> Iterator[tuple[str, Record]]:
-        """Every key and a record that waits behind it, in no order."""
-        for key, queues in self._behind.items():
-            for heap in queues.values():
-                yield from ((key, record) for _, (_, _, ticket, record) in heap if record.ticket == ticket)
-
-
-def _pop_good(heap: list[tuple[int, Entry]]) -> Record | None:
-    while heap:
-        _, (_, _, ticket, record) = heappop(heap)
-        if record.ticket == ticket:
-            return record
-    return None
 
 
 class Deadlines:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...core.job import PRUNED, Effect, Grant, Job, NewJob, Settlement, Status, completion
 from ...core.lifecycle import ending, no_effect
 from ...core.ownership import Ending, Ownership, Reason
+from ...core.parking import Parked
 
 # In Python 3.11 an enum's member is found through its metaclass, ten times slower than a name of the module.
 PENDING, RUNNING, DONE = Status.PENDING, Status.RUNNING, Status.DONE
@@ -33,6 +34,7 @@ class Record:
         "last_error",
         "left",
         "note",
+        "parked",
         "plain",
         "progress",
         "reason",
@@ -76,6 +78,7 @@ class Record:
         self.left = 0  # entries that it has left behind in the line of finished jobs
         self.created_us = self.updated_us = now
         self.finished_us: int | None = None
+        self.parked: Parked | None = None  # while it is pending
         self.history: list[tuple[Ownership, str | None]] | None = None  # ended ownerships, and what their owner said
         self.effects: dict[str, Effect] | None = None
 
@@ -112,6 +115,7 @@ class Record:
             self.created_us,
             self.updated_us if self.finished_us is None else self.finished_us,
             self.finished_us,
+            self.parked if self.status is PENDING else None,
         )
 
     def completion(self) -> Settlement | None:

@@ -7,6 +7,7 @@ strikes, or the end of the epochs, is undone (`_begin`): of a job that moves, al
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import uuid
@@ -45,7 +46,8 @@ from ...errors import LeaseholdError, Settled, StaleEpoch, StoreUnavailable, Unk
 from ...liveness import this_process
 from ...store import Refusal
 from . import upkeep
-from .lines import Deadlines, Parked, Ready, Scheduled
+from .lines import Deadlines, Known, Ready, Scheduled
+from .parking import Parking
 from .record import AT_PENDING, AT_RUNNING, ORDER, PENDING, RUNNING, Record, count_moved
 
 log = logging.getLogger("leasehold")
@@ -66,6 +68,7 @@ class State:
         self._lock: Any = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._inside = False  # whether a verb is under way
+        self._claimer = ""  # whose claim is under way
         self._waiting = 0  # calls that wait
         self._expecting = 0  # those of them that wait for a lease, which a claim may grant
         self._woken = 0  # how often claims that wait were told to return
@@ -80,7 +83,7 @@ class State:
         self._paused: dict[str, Queue] = {}
         self._ready = Ready()
         self._scheduled = Scheduled()
-        self._parked = Parked()
+        self._parking = Parking(self._paused)
         self._expiries = Deadlines()
         self._stalls = Deadlines()
         self._starts = Deadlines()
@@ -156,12 +159,28 @@ class State:
             added.append(Added(record.job(), True))
         return added
 
+    def _take(self, queues: Sequence[str] | None, limit: int, known: Known | None) -> list[Record]:
+        """Take up to *limit* records of *known* tasks out of where they wait, in the order of their claim."""
+        if known is None and not self._parking.tasks:
+            return self._ready.take(queues, limit, self._hold)
+        admit = self._hold if known is None else functools.partial(self._handle, known)
+        return self._ready.take_known(queues, limit, admit, known, self._parking.lanes(known, queues))
+
+    def _handle(self, known: Known, record: Record) -> bool:
+        """Take the record's lock key for it, if it has one; or park it behind its task, if that is not *known*."""
+        if record.spec.task in known:
+            return record.spec.lock is None or self._hold(record)
+        self._parking.behind_task(record, self._claimer)
+        self._wake(record.spec.lock, record.spec.queue)  # it may have been the next to hold its key
+        self._wake_claims()
+        return False
+
     def _hold(self, record: Record) -> bool:
         """Take the record's lock key for it, or park it behind the key."""
         key = record.spec.lock
         assert key is not None
         if key in self._held:
-            self._parked.push(key, record)
+            self._parking.behind_lock(record, self._claimer)
             return False
         self._held[key] = record
         return True
@@ -326,9 +345,9 @@ class State:
     def _cancel_late(self, now: int) -> None:
         """Cancel what nobody has claimed by when its producer wanted it begun."""
         late = [record for record in self._starts.pop_due(now) if record.status is PENDING and not record.epoch]
-        for record in sorted(late, key=lambda record: (self._start_by(record), record.seq)):
-            if self._start_by(record) > now:  # it was looked at a little early
-                self._starts.push(self._start_by(record), [record])
+        for record in sorted(late, key=lambda record: (_start_by(record), record.seq)):
+            if _start_by(record) > now:  # it was looked at a little early
+                self._starts.push(_start_by(record), [record])
                 continue
             self._begin(record)
             self._leave(record)
@@ -337,9 +356,6 @@ class State:
             self._end(record, Status.CANCELLED, now)
             self._note("cancelled", record, now, by=STORE, note=NOT_STARTED)
             self._undo = None
-
-    def _start_by(self, record: Record) -> int:
-        return record.run_us + (record.spec.start_within_us or 0)
 
     def _overdue(self, deadlines: Deadlines, now: int, reason: Reason) -> list[Ownership]:
         over: dict[tuple[int, int], Record] = {}
@@ -428,8 +444,8 @@ class State:
     def _wait(self, record: Record, now: int) -> None:
         """Put a pending record into the place where it waits."""
         if record.spec.start_within_us is not None and not record.epoch:
-            self._starts.push(self._start_by(record), [record])
-            self._look(self._start_by(record))
+            self._starts.push(_start_by(record), [record])
+            self._look(_start_by(record))
         if record.run_us > now:
             self._scheduled.push(record)
             self._look(record.run_us)
@@ -439,6 +455,7 @@ class State:
     def _requeue(self, record: Record, reason: Reason, now: int, *, due: int | None = None) -> None:
         self._move(record, PENDING)
         record.reason = reason
+        record.parked = None
         record.updated_us = now
         # Without a delay it is due at once, also if it was transferred before its time had come.
         record.run_us = min(record.run_us, now) if due is None else due
@@ -470,12 +487,13 @@ class State:
         del self._held[key]
         self._wake(key)
 
-    def _wake(self, key: str | None) -> None:
-        """Let the first job of each queue behind *key* wait to be claimed again, if nobody holds the key."""
+    def _wake(self, key: str | None, queue: str | None = None) -> None:
+        """Let the first job behind *key* of each queue, or of one, wait to be claimed again, if the key is free."""
         if key is None or key in self._held:
             return
-        for record in self._parked.pop(key):
+        for record in self._parking.woken(key, queue):
             self._ready.push(record)
+            self._ready.stirred = True
 
     def _end(self, record: Record, status: Status, now: int) -> None:
         if record.status in FINISHED:  # completed by hand after it had failed
@@ -511,7 +529,7 @@ class State:
 
     def _rebuild(self) -> None:
         """Put every job where its record says that it is."""
-        self._ready, self._scheduled, self._parked = Ready(self._paused), Scheduled(), Parked()
+        self._ready, self._scheduled, self._parking = Ready(self._paused), Scheduled(), Parking(self._paused)
         self._expiries, self._stalls, self._starts = Deadlines(), Deadlines(), Deadlines()
         self._held, self._unique, self._transfers = {}, {}, {}
         self._next = 0  # look at everything
@@ -540,7 +558,7 @@ class State:
             if spec.unique is not None:
                 self._unique[spec.unique] = record
             if record.status is PENDING:
-                record.grant = None
+                record.grant = record.parked = None
                 self._wait(record, now)
                 continue
             assert grant is not None
@@ -564,10 +582,6 @@ class State:
         record.history.append((ended, said))
         return ended
 
-    def _next_look(self, until: int, now: int) -> int:
-        """When a claim that finds nothing should look again, if nobody wakes it."""
-        return min(until, self._next)
-
     def _wake_claims(self) -> None:
         if self._waiting:
             self._changed.notify_all()
@@ -581,3 +595,7 @@ class State:
         known = {name: value for name, value in plain.items() if value is not None}
         job_id = None if record is None else record.spec.id
         self._events.append(Event(number, now, kind, job_id, epoch, owner, known))
+
+
+def _start_by(record: Record) -> int:
+    return record.run_us + (record.spec.start_within_us or 0)

@@ -6,12 +6,13 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ...core.clock import Clock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key
 from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, unique_taken
 from ...core.ownership import Event, Ownership, Process, Reason, draw_epochs
+from ...core.parking import known_tasks
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...errors import Conflict, StoreUnavailable
@@ -63,6 +64,7 @@ class MemoryStore(Transfers):
         claim_id: str | None = None,
         process: Process | None = None,
         wait_us: int = 0,
+        tasks: Collection[str] | None = None,
     ) -> list[Grant]:
         """Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first."""
         # A turn, spelled out: `turn` packs and unpacks the arguments. With it here and in `settle`, one by one takes
@@ -72,7 +74,7 @@ class MemoryStore(Transfers):
                 raise inside("claim")
             self._inside = True
             try:
-                return self._claim(owner, limit, queues, lease_us, default_lease_us, claim_id, process, wait_us)
+                return self._claim(owner, limit, queues, lease_us, default_lease_us, claim_id, process, wait_us, tasks)
             except BaseException as error:
                 self._mend(error)
                 raise
@@ -89,13 +91,16 @@ class MemoryStore(Transfers):
         claim_id: str | None,
         process: Process | None,
         wait_us: int,
+        tasks: Collection[str] | None,
     ) -> list[Grant]:
         now = self._now()
+        known = None if tasks is None else known_tasks(tasks)
         until, woken = now + wait_us, self._woken
         while not self._closed:
             if now >= self._next:
                 self._sweep(now)
-            taken = self._ready.take(queues, limit, self._hold)
+            self._claimer = owner
+            taken = self._take(queues, limit, known)
             if taken:
                 grants = self._grant(taken, owner, lease_us, default_lease_us, claim_id, process, now)
                 if self._trace:
@@ -106,7 +111,7 @@ class MemoryStore(Transfers):
                 return grants
             if now >= until or self._woken != woken:
                 return []
-            before, now = now, self._sleep(self._next_look(until, now))
+            before, now = now, self._sleep(min(until, self._next))
             until -= max(before - now, 0)  # a clock that was set back must not make the wait longer
         raise StoreUnavailable("this store was closed while the claim waited.")
 
@@ -342,6 +347,7 @@ class MemoryStore(Transfers):
         now = self._now()
         paused = self._paused[queue] = Queue(queue, now, by, note)
         self._ready.pause(queue)
+        self._parking.pause(queue)
         self._note("paused", None, now, queue=queue, by=by, note=note)
         return paused
 
@@ -350,6 +356,7 @@ class MemoryStore(Transfers):
         """Have claims take from *queue* again."""
         if self._paused.pop(queue, None) is not None:
             self._ready.resume(queue)
+            self._parking.resume(queue)
             self._note("resumed", None, self._now(), queue=queue, by=by)
             self._wake_claims()
         return Queue(queue)
@@ -484,7 +491,8 @@ class MemoryStore(Transfers):
         tallies = self._tallies.items()
         total = {status: sum(tally[place] for _, tally in tallies) for status, place in ORDER.items()}
         queues = {queue: {"pending": tally[AT_PENDING], "running": tally[AT_RUNNING]} for queue, tally in tallies}
-        return Counts.of(total, {queue: counted for queue, counted in queues.items() if any(counted.values())})
+        unfinished = {queue: counted for queue, counted in queues.items() if any(counted.values())}
+        return Counts.of(total, unfinished, self._parking.counts())
 
     def close(self) -> None:
         """Let go of every resource; later verbs raise `StoreUnavailable`."""

@@ -123,6 +123,12 @@ def array(texts: Sequence[str]) -> str:
     return '{"' + "\0".join(texts).replace("\\", "\\\\").replace('"', '\\"').replace("\0", '","') + '"}'
 
 
+@lru_cache(maxsize=64)
+def array_of(names: tuple[str, ...]) -> str:
+    """Return *names*, of queues or tasks, likewise: each claim of a worker has the same."""
+    return array(names) if names else "{}"
+
+
 def numbers(values: Iterable[int]) -> str:
     """Return *values* likewise."""
     return "{" + str(list(values))[1:-1] + "}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from ...core import checks
@@ -44,7 +44,7 @@ from .rows import (
     Row,
     added,
     alike,
-    array,
+    array_of,
     as_json,
     completions,
     event_of,
@@ -132,12 +132,20 @@ class PostgresStore(Upkeep, Workers):
         claim_id: str | None = None,
         process: Process | None = None,
         wait_us: int = 0,
+        tasks: Collection[str] | None = None,
     ) -> list[Grant]:
         """Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first."""
         named = None if queues is None else sorted(set(queues))
         woken = self._woken
-        text = array(named) if named else None if named is None else "{}"
-        asked = (text, lease_us, default_lease_us, claim_id, *(process or NO_PROCESS))
+        known = None if tasks is None else array_of(tuple(tasks))
+        asked = (
+            None if named is None else array_of(tuple(named)),
+            known,
+            lease_us,
+            default_lease_us,
+            claim_id,
+            *(process or NO_PROCESS),
+        )
         plain = limit == 1 and not self._trace
         until, again = self._timer.now() + wait_us, 0  # how long to wait is the caller's affair, and on its clock
         while True:
@@ -508,11 +516,15 @@ class PostgresStore(Upkeep, Workers):
         """Return how many jobs stand where."""
         total = dict.fromkeys(Status, 0)
         queues: dict[str, dict[str, int]] = {}
-        for status, queue, count in self._read(self.database.statements.counts):
+        parked: dict[str, dict[str, int]] = {}
+        for status, queue, count, task in self._read(self.database.statements.counts):
+            if task is not None:
+                parked.setdefault(task, {})[queue] = count
+                continue
             total[Status(status)] += count
             if queue is not None:
                 queues.setdefault(queue, {"pending": 0, "running": 0})[status] = count
-        return Counts.of(total, queues)
+        return Counts.of(total, queues, parked)
 
     def close(self) -> None:
         """Let go of every resource; later verbs raise `StoreUnavailable`."""

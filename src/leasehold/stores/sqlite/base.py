@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
+from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
 from ...core.lifecycle import Verb, after, ending, only_its_id
 from ...core.ownership import Reason, draw_epochs
+from ...core.parking import LOCK, TASK
 from ...errors import Settled, StaleEpoch, UnknownJob
 from ...store import Refusal
 from .rows import Program, Standing, many, one
@@ -82,23 +84,38 @@ class Base:
     def leave(self, standing: Standing) -> Program[None]:
         """Take a pending job out of wherever it waits."""
         rank = -standing.priority
-        yield one(self.sql.delete_ready, standing.queue, rank, standing.run_us, standing.seq)
+        place = standing.queue, rank, standing.run_us, standing.seq
+        yield one(self.sql.delete_ready, *place)
         yield one(self.sql.delete_scheduled, standing.run_us, standing.seq)
+        yield one(self.sql.delete_parked, TASK, standing.task or "", *place)
         if standing.lock is not None:
-            yield one(self.sql.delete_parked, standing.lock, standing.queue, rank, standing.run_us, standing.seq)
+            yield one(self.sql.delete_parked, LOCK, standing.lock, *place)
 
-    def wake(self, lock: str | None) -> Program[None]:
+    def wake(self, lock: str | None, only: str | None = None) -> Program[None]:
         """
-        Let the first job of each queue behind *lock* wait to be claimed again, if nobody holds the key.
+        Let the first job of each queue behind *lock* wait to be claimed again, if nobody holds the key; or of *only*.
 
         Of each queue, since nobody may be claiming from the queue of the very first.
         """
         if lock is None or (yield one(self.sql.lock_holder, lock)):
             return
-        for (queue,) in (yield self.sql.parked_queues, {"lock": lock}, False):
+        queues = [(only,)] if only is not None else (yield self.sql.parked_queues, {"lock": lock}, False)
+        for (queue,) in queues:
             for rank, run_us, seq in (yield one(self.sql.first_parked, lock, queue)):
-                yield one(self.sql.delete_parked, lock, queue, rank, run_us, seq)
+                yield one(self.sql.delete_parked, LOCK, lock, queue, rank, run_us, seq)
                 yield one(self.sql.insert_ready, queue, rank, run_us, seq)
+
+    def lanes(
+        self, queues: Sequence[str] | None, paused: Collection[str], tasks: frozenset[str | None] | None
+    ) -> Program[list[tuple[str, str]]]:
+        """Return the known tasks, and the queues that are asked for, of jobs that are parked behind tasks."""
+        return [
+            (task, queue)
+            for task, queue in (yield one(self.sql.parked_lanes))
+            if queue not in paused
+            and (queues is None or queue in queues)
+            and (tasks is None or (task or None) in tasks)
+        ]
 
     # Ownership
 

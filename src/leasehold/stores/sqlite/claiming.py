@@ -8,6 +8,7 @@ from typing import Any
 
 from ...core.job import Grant
 from ...core.ownership import Ownership, Process
+from ...core.parking import LOCK, TASK
 from ..rows import REASONS, SpecRow, spec_of
 from .moving import Moving
 from .rows import Program, many, number_of, one
@@ -18,6 +19,10 @@ Candidate = tuple[Any, ...]  # a row of the statement `candidates`
 _SPEC = 7  # where its SpecRow begins
 _QUEUE = _SPEC + SpecRow._fields.index("queue")
 _LOCK = _SPEC + SpecRow._fields.index("lock")
+_TASK = _SPEC + SpecRow._fields.index("task")
+
+Known = frozenset["str | None"]  # the tasks of a claim that does not know all of them
+Lane = tuple[str, str]  # a task, and a queue of the jobs that are parked behind it
 
 
 class Claiming(Moving):
@@ -32,6 +37,7 @@ class Claiming(Moving):
         default_lease_us: int,
         claim_id: str | None,
         process: Process | None,
+        tasks: Known | None,
         now: int,
     ) -> Program[tuple[list[Grant], bool, list[Ownership]]]:
         """
@@ -45,17 +51,17 @@ class Claiming(Moving):
         if look[0] <= now:
             ended = yield from self.sweep(now)
             [look] = yield one(self.sql.look, number)
-        _, first, last, known, some_paused, last_epoch = look
-        if first is None:
+        _, first, last, known, some_paused, some_parked, last_epoch = look
+        if first is None and not some_parked:
             return [], False, ended
+        paused = {name for (name,) in (yield one(self.sql.paused))} if some_paused else set()
+        lanes = (yield from self.lanes(queues, paused, tasks)) if some_parked else []
         if queues is None:
             queues = [first] if first == last else [queue for (queue,) in (yield one(self.sql.queues))]
-        if some_paused:
-            paused = {name for (name,) in (yield one(self.sql.paused))}
-            queues = [queue for queue in queues if queue not in paused]
-            if not queues:
-                return [], False, ended
-        taken, more = yield from self._take(limit, queues)
+        queues = [queue for queue in queues if queue is not None and queue not in paused]
+        if not queues and not lanes:
+            return [], False, ended
+        taken, more = yield from self._take(owner, limit, queues, lanes, tasks)
         if not taken:
             return [], more, ended
         if process is not None and not known:
@@ -89,21 +95,34 @@ class Claiming(Moving):
             yield many(self.sql.insert_lease, leases)
         return grants, more, ended
 
-    def _take(self, limit: int, queues: Sequence[str]) -> Program[tuple[list[Candidate], bool]]:
-        """Remove up to *limit* claimable jobs from `ready`; park those in between whose key is held."""
+    def _take(
+        self, owner: str, limit: int, queues: Sequence[str], lanes: Sequence[Lane], tasks: Known | None
+    ) -> Program[tuple[list[Candidate], bool]]:
+        """
+        Remove up to *limit* claimable jobs from where they wait: `ready`, and the *lanes* behind tasks.
+
+        Those in between whose task is unknown, or whose key is held, are parked.
+        """
         taken: list[Candidate] = []
         keys: set[str] = set()
         parked = 0
         while len(taken) < limit and parked < PARKED_AT_ONCE:
             wanting = limit - len(taken)
-            # Where some were blocked, more will be: a long line behind one key is not looked at one by one.
+            # Where some were passed over, more will be: a long line behind one key is not looked at one by one.
             count = max(wanting, 64) if parked else wanting
-            if len(queues) == 1:
+            aside: dict[int, str] = {}  # the tasks behind which the candidates are parked, by their seq
+            if len(queues) == 1 and not lanes:
                 first = yield one(self.sql.candidates, queues[0], count)
             else:
-                first = yield from self._merged(queues, count)
+                first, aside = yield from self._merged(queues, lanes, count)
             if not first:
                 return taken, False
+            unknown = [] if tasks is None else [row for row in first if row[_TASK] not in tasks]
+            if unknown:
+                # What they let go may come before those that would be next: look again.
+                yield from self._pass_over(owner, unknown)
+                parked += len(unknown)
+                continue
             free: list[Candidate] = first[:wanting]
             blocked: list[Candidate] = []
             wanted = {row[_LOCK] for row in first if row[_LOCK] is not None}
@@ -111,19 +130,40 @@ class Claiming(Moving):
                 keys.update(key for (key,) in (yield one(self.sql.held_locks, json.dumps(sorted(wanted)))))
                 free, blocked = _divided(first, wanting, keys)
             taken += free
-            yield many(self.sql.delete_ready, [(row[_QUEUE], row[0], row[1], row[2]) for row in free + blocked])
+            gone = free + blocked
+            if aside:
+                behind = [(TASK, aside[row[2]], row[_QUEUE], *row[:3]) for row in gone if row[2] in aside]
+                yield many(self.sql.delete_parked, behind)
+                gone = [row for row in gone if row[2] not in aside]
+            yield many(self.sql.delete_ready, [(row[_QUEUE], *row[:3]) for row in gone])
             if blocked:
-                yield many(self.sql.insert_parked, [(row[_LOCK], row[_QUEUE], *row[:3]) for row in blocked])
+                rows = [(LOCK, row[_LOCK], row[_QUEUE], *row[:3], owner) for row in blocked]
+                yield many(self.sql.insert_parked, rows)
                 parked += len(blocked)
         return taken, parked >= PARKED_AT_ONCE
 
-    def _merged(self, queues: Sequence[str], count: int) -> Program[list[Candidate]]:
-        """Return the first candidates of several queues."""
+    def _pass_over(self, owner: str, unknown: Sequence[Candidate]) -> Program[None]:
+        """Park candidates of `ready` behind their tasks, and wake the next behind each key that one could have held."""
+        yield many(self.sql.delete_ready, [(row[_QUEUE], *row[:3]) for row in unknown])
+        rows = [(TASK, row[_TASK] or "", row[_QUEUE], *row[:3], owner) for row in unknown]
+        yield many(self.sql.insert_parked, rows)
+        for lock, queue in sorted({(row[_LOCK], row[_QUEUE]) for row in unknown if row[_LOCK] is not None}):
+            yield from self.wake(lock, queue)
+
+    def _merged(
+        self, queues: Sequence[str], lanes: Sequence[Lane], count: int
+    ) -> Program[tuple[list[Candidate], dict[int, str]]]:
+        """Return the first candidates of queues and lanes, and the tasks behind which those of lanes are parked."""
         heads: list[tuple[int, int, int]] = []
+        aside: dict[int, str] = {}
         for queue in queues:
             heads += yield one(self.sql.heads, queue, count)
+        for task, queue in lanes:
+            parked = yield one(self.sql.parked_heads, task, queue, count)
+            heads += parked
+            aside.update((seq, task) for _, _, seq in parked)
         heads.sort()
-        return (yield one(self.sql.chosen, json.dumps([seq for _, _, seq in heads[:count]])))
+        return (yield one(self.sql.chosen, json.dumps([seq for _, _, seq in heads[:count]]))), aside
 
 
 def _alike(leases: Sequence[tuple[Any, ...]]) -> bool:

@@ -57,12 +57,15 @@ class Reading(Base):
             raise UnknownJob(job_id)
         return int(rows[0][0])
 
-    def waiting(self, queues: Sequence[str] | None) -> Program[tuple[bool, int]]:
-        """Return whether something waits in *queues*, and when to look again even if nobody writes."""
-        due = {queue for (queue,) in (yield one(self.sql.queues))}
-        due -= {name for (name,) in (yield one(self.sql.paused))}
+    def waiting(
+        self, queues: Sequence[str] | None, tasks: frozenset[str | None] | None = None
+    ) -> Program[tuple[bool, int]]:
+        """Return whether something waits for a claim in *queues*, and when to look again even if nobody writes."""
+        paused = {name for (name,) in (yield one(self.sql.paused))}
+        due = {queue for (queue,) in (yield one(self.sql.queues))} - paused
+        lanes = yield from self.lanes(queues, paused, tasks)
         [(next_us, *_)] = yield one(self.sql.look, None)
-        return bool(due if queues is None else due.intersection(queues)), next_us
+        return bool(lanes or (due if queues is None else due.intersection(queues))), next_us
 
     def claimed(self, claim_id: str) -> Program[list[Grant]]:
         """Return the live leases of a claim."""
@@ -131,7 +134,10 @@ class Reading(Base):
             for queue, count in rows:
                 total[status] += count
                 queues.setdefault(queue, {"pending": 0, "running": 0})[status.value] = count
-        return Counts.of(total, queues)
+        parked: dict[str, dict[str, int]] = {}
+        for task, queue, count in (yield one(self.sql.count_parked)):
+            parked.setdefault(task, {})[queue] = count
+        return Counts.of(total, queues, parked)
 
     def verify(self) -> Program[list[str]]:
         """Return a sentence for every broken invariant."""

@@ -59,6 +59,7 @@ class Standing(NamedTuple):
     narrow: int
     claim_id: str | None
     picked_up: int | None
+    task: str | None
 
     @property
     def status(self) -> Status:

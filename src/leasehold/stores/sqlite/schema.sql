@@ -92,14 +92,17 @@ CREATE TABLE leasehold_starts (
     PRIMARY KEY (start_by, seq)
 ) STRICT, WITHOUT ROWID;
 
--- Due jobs behind a lock key that another job holds.
+-- Due jobs behind something: a lock key that another job holds ('lock'), or a task that the claimer did not know ('task';
+-- the name is '' for a job without one). A claim that knows the task takes its jobs from here.
 CREATE TABLE leasehold_parked (
-    lock    TEXT NOT NULL,
-    queue   TEXT NOT NULL,
-    rank    INTEGER NOT NULL,
-    run_at  INTEGER NOT NULL,
-    seq     INTEGER NOT NULL,
-    PRIMARY KEY (lock, queue, rank, run_at, seq)
+    kind       TEXT NOT NULL CHECK (kind IN ('lock', 'task')),
+    behind     TEXT NOT NULL,
+    queue      TEXT NOT NULL,
+    rank       INTEGER NOT NULL,
+    run_at     INTEGER NOT NULL,
+    seq        INTEGER NOT NULL,
+    parked_by  TEXT NOT NULL,  -- whose claim passed it over
+    PRIMARY KEY (kind, behind, queue, rank, run_at, seq)
 ) STRICT, WITHOUT ROWID;
 
 -- Jobs that an owner works on. The primary key is P2's "one owner"; the index on lock is its other half.

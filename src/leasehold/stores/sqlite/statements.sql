@@ -71,10 +71,10 @@ ORDER BY s.start_by, s.seq LIMIT ?;
 DELETE FROM leasehold_starts WHERE start_by = ? AND seq = ?;
 
 -- name: insert_parked
-INSERT INTO leasehold_parked (lock, queue, rank, run_at, seq) VALUES (?, ?, ?, ?, ?);
+INSERT INTO leasehold_parked (kind, behind, queue, rank, run_at, seq, parked_by) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: delete_parked
-DELETE FROM leasehold_parked WHERE lock = ? AND queue = ? AND rank = ? AND run_at = ? AND seq = ?;
+DELETE FROM leasehold_parked WHERE kind = ? AND behind = ? AND queue = ? AND rank = ? AND run_at = ? AND seq = ?;
 
 
 -- name: look
@@ -87,6 +87,7 @@ SELECT min(coalesce((SELECT min(expires_at) FROM leasehold_leases), 461168601842
        (SELECT max(queue) FROM leasehold_ready),
        EXISTS (SELECT 1 FROM leasehold_processes WHERE id = ?),
        EXISTS (SELECT 1 FROM leasehold_queues WHERE paused_at IS NOT NULL),
+       EXISTS (SELECT 1 FROM leasehold_parked WHERE kind = 'task'),
        last_epoch
 FROM leasehold_store WHERE one = 1;
 
@@ -140,14 +141,33 @@ LIMIT ?;
 -- The first of a queue without their jobs, where several queues are merged and most of what is looked at stays.
 SELECT rank, run_at, seq FROM leasehold_ready WHERE queue = ? ORDER BY rank, run_at, seq LIMIT ?;
 
+-- name: parked_lanes
+-- The tasks that have something parked behind them, and the queues of that, by one seek each.
+WITH RECURSIVE lanes (task, queue) AS (
+    SELECT (SELECT min(behind) FROM leasehold_parked WHERE kind = 'task'),
+           (SELECT queue FROM leasehold_parked WHERE kind = 'task' ORDER BY behind, queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT behind FROM leasehold_parked WHERE kind = 'task' AND (behind, queue) > (lanes.task, lanes.queue)
+            ORDER BY behind, queue LIMIT 1),
+           (SELECT queue FROM leasehold_parked WHERE kind = 'task' AND (behind, queue) > (lanes.task, lanes.queue)
+            ORDER BY behind, queue LIMIT 1)
+    FROM lanes WHERE task IS NOT NULL
+)
+SELECT task, queue FROM lanes WHERE task IS NOT NULL;
+
+-- name: parked_heads
+-- The same of those behind a task.
+SELECT rank, run_at, seq FROM leasehold_parked WHERE kind = 'task' AND behind = ? AND queue = ?
+ORDER BY rank, run_at, seq LIMIT ?;
+
 -- name: chosen
-SELECT r.rank, r.run_at, r.seq, j.reason, j.attempt, j.errors,
+-- A job that waits has the place of its row.
+SELECT -j.priority, j.run_at, j.seq, j.reason, j.attempt, j.errors,
        (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = j.seq),
        {spec}
 FROM json_each(?) AS wanted
 CROSS JOIN leasehold_jobs AS j ON j.seq = wanted.value
-CROSS JOIN leasehold_ready AS r ON r.queue = j.queue AND r.rank = -j.priority AND r.run_at = j.run_at AND r.seq = j.seq
-ORDER BY r.rank, r.run_at, r.seq;
+ORDER BY -j.priority, j.run_at, j.seq;
 
 -- name: held_locks
 SELECT lock FROM leasehold_leases WHERE lock IN (SELECT value FROM json_each(?));
@@ -278,21 +298,22 @@ WHERE seq = :seq;
 -- name: parked_queues
 -- The queues that have something parked behind a key, by one seek each.
 WITH RECURSIVE queues (queue) AS (
-    SELECT min(queue) FROM leasehold_parked WHERE lock = :lock
+    SELECT min(queue) FROM leasehold_parked WHERE kind = 'lock' AND behind = :lock
     UNION ALL
-    SELECT (SELECT min(queue) FROM leasehold_parked WHERE lock = :lock AND queue > queues.queue)
+    SELECT (SELECT min(queue) FROM leasehold_parked WHERE kind = 'lock' AND behind = :lock AND queue > queues.queue)
     FROM queues WHERE queue IS NOT NULL
 )
 SELECT queue FROM queues WHERE queue IS NOT NULL;
 
 -- name: first_parked
-SELECT rank, run_at, seq FROM leasehold_parked WHERE lock = ? AND queue = ? ORDER BY rank, run_at, seq LIMIT 1;
+SELECT rank, run_at, seq FROM leasehold_parked WHERE kind = 'lock' AND behind = ? AND queue = ?
+ORDER BY rank, run_at, seq LIMIT 1;
 
 -- name: standing
 -- A job with its lease, if any: what a decision about its next step needs.
 SELECT j.seq, j.id, j.status, j.queue, j.priority, j.run_at, j.lock, j.unique_key, j.max_errors, j.max_reclaims,
        j.attempt, j.errors, j.reclaims, j.epoch, j.reason, j.last_error, j.owner, j.granted_at, j.expires_at, j.settlement, j.finished_at,
-       l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, l.progress, l.note, j.narrow, l.claim_id, l.picked_up
+       l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, l.progress, l.note, j.narrow, l.claim_id, l.picked_up, j.task
 FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
 WHERE j.id = ?;
 
@@ -446,7 +467,15 @@ SELECT {spec},
        coalesce(l.epoch, j.epoch), l.owner, coalesce(l.reason, j.reason), j.attempt, j.errors, j.reclaims,
        j.run_at, l.granted_at, l.expires_at, coalesce(l.progress, j.progress), coalesce(l.note, j.note),
        (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = j.seq), j.result, j.last_error,
-       j.created_at, coalesce(l.updated_at, j.updated_at), j.finished_at, j.seq
+       j.created_at, coalesce(l.updated_at, j.updated_at), j.finished_at, j.seq,
+       CASE WHEN j.status = 'unfinished' AND l.seq IS NULL THEN coalesce(
+           (SELECT json_array(p.kind, p.behind, p.parked_by) FROM leasehold_parked AS p
+            WHERE p.kind = 'task' AND p.behind = coalesce(j.task, '') AND p.queue = j.queue AND p.rank = -j.priority
+              AND p.run_at = j.run_at AND p.seq = j.seq),
+           (SELECT json_array(p.kind, p.behind, p.parked_by) FROM leasehold_parked AS p
+            WHERE p.kind = 'lock' AND p.behind = j.lock AND p.queue = j.queue AND p.rank = -j.priority
+              AND p.run_at = j.run_at AND p.seq = j.seq)
+       ) END
 FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
 WHERE j.id = ?;
 
@@ -491,6 +520,9 @@ SELECT queue, sum(n) FROM (
     UNION ALL SELECT queue, count(*) FROM leasehold_parked GROUP BY queue
 ) GROUP BY queue;
 
+-- name: count_parked
+SELECT behind, queue, count(*) FROM leasehold_parked WHERE kind = 'task' GROUP BY behind, queue;
+
 -- name: count_running
 SELECT j.queue, count(*) FROM leasehold_leases AS l JOIN leasehold_jobs AS j ON j.seq = l.seq GROUP BY j.queue;
 
@@ -511,10 +543,11 @@ SELECT seq FROM (
 ) WHERE seq NOT IN (SELECT seq FROM leasehold_jobs);
 
 -- name: verify_parked
-SELECT DISTINCT p.lock, p.queue FROM leasehold_parked AS p
-WHERE NOT EXISTS (SELECT 1 FROM leasehold_leases AS l WHERE l.lock = p.lock)
+SELECT DISTINCT p.behind, p.queue FROM leasehold_parked AS p
+WHERE p.kind = 'lock' AND NOT EXISTS (SELECT 1 FROM leasehold_leases AS l WHERE l.lock = p.behind)
   AND NOT EXISTS (
-    SELECT 1 FROM leasehold_ready AS r JOIN leasehold_jobs AS j ON j.seq = r.seq WHERE j.lock = p.lock AND r.queue = p.queue
+    SELECT 1 FROM leasehold_ready AS r JOIN leasehold_jobs AS j ON j.seq = r.seq
+    WHERE j.lock = p.behind AND r.queue = p.queue
 );
 
 -- name: verify_locks
@@ -522,7 +555,11 @@ SELECT j.id FROM leasehold_leases AS l JOIN leasehold_jobs AS j ON j.seq = l.seq
 
 -- name: verify_ready
 SELECT j.id FROM leasehold_ready AS r JOIN leasehold_jobs AS j ON j.seq = r.seq
-WHERE j.queue <> r.queue OR j.priority <> -r.rank OR j.run_at <> r.run_at;
+WHERE j.queue <> r.queue OR j.priority <> -r.rank OR j.run_at <> r.run_at
+UNION
+SELECT j.id FROM leasehold_parked AS p JOIN leasehold_jobs AS j ON j.seq = p.seq
+WHERE j.queue <> p.queue OR j.priority <> -p.rank OR j.run_at <> p.run_at
+   OR p.behind IS NOT CASE p.kind WHEN 'lock' THEN j.lock ELSE coalesce(j.task, '') END;
 
 -- name: verify_epochs
 SELECT id, epoch FROM (

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from ...core import checks
@@ -16,6 +16,7 @@ from ...core.clock import Clock, Countdown, SystemClock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
 from ...core.lifecycle import Verb, reclaimed_in_part
 from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
+from ...core.parking import known_tasks
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...core.workers import WorkerReport, WorkerStatus
@@ -147,25 +148,27 @@ class SqliteStore:
         claim_id: str | None = None,
         process: Process | None = None,
         wait_us: int = 0,
+        tasks: Collection[str] | None = None,
     ) -> list[Grant]:
         """Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first."""
-        verbs = self._verbs
+        verbs, known = self._verbs, known_tasks(tasks)
         queues = None if queues is None else sorted(set(queues))
+        asked = owner, limit, queues, lease_us, default_lease_us, claim_id, process, known
 
         countdown, woken = Countdown(self._clock, wait_us), self._woken
         while True:
-            grants, more, ended = self._write(
-                lambda now: verbs.claim(owner, limit, queues, lease_us, default_lease_us, claim_id, process, now)
-            )
+            grants, more, ended = self._write(lambda now: verbs.claim(*asked, now))
             self._note(ended)
             if grants:
                 return grants
             if more:
                 continue
-            if countdown.left() <= 0 or not self._wait(countdown, queues, woken):
+            if countdown.left() <= 0 or not self._wait(countdown, queues, known, woken):
                 return []
 
-    def _wait(self, countdown: Countdown, queues: Sequence[str] | None, woken: int) -> bool:
+    def _wait(
+        self, countdown: Countdown, queues: Sequence[str] | None, known: frozenset[str | None] | None, woken: int
+    ) -> bool:
         """Return True once a claim may find something, False when the time is over."""
         database, verbs = self.database, self._verbs
         version, look = None, 0
@@ -174,7 +177,7 @@ class SqliteStore:
             seen = database.version()
             if seen != version:
                 version = seen
-                ready, look = database.read(verbs.waiting(queues))
+                ready, look = database.read(verbs.waiting(queues, known))
                 if ready:
                     return True
             if now >= look:

@@ -26,6 +26,7 @@ _TOPICS = (
     "locking",
     "operating",
     "owning",
+    "parking",
     "paths",
     "pausing",
     "picking_up",
@@ -51,6 +52,7 @@ from .keeping import Keeping  # noqa: E402
 from .locking import Locking  # noqa: E402
 from .operating import Operating  # noqa: E402
 from .owning import Owning  # noqa: E402
+from .parking import Parking  # noqa: E402
 from .paths import Paths  # noqa: E402
 from .pausing import Pausing  # noqa: E402
 from .picking_up import PickingUp  # noqa: E402
@@ -73,6 +75,7 @@ class StoreContract(
     Adding,
     Claiming,
     Locking,
+    Parking,
     Waiting,
     Fencing,
     Owning,

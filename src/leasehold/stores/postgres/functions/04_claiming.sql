@@ -158,6 +158,14 @@ BEGIN
             SELECT FROM leasehold.ready
             WHERE queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq
         );
+        PERFORM FROM leasehold.parked
+        WHERE kind = 'task' AND behind = coalesce(j.task, '') AND queue = j.queue AND rank = -j.priority
+          AND run_at = j.run_at AND seq = j.seq FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND AND EXISTS (
+            SELECT FROM leasehold.parked
+            WHERE kind = 'task' AND behind = coalesce(j.task, '') AND queue = j.queue AND rank = -j.priority
+              AND run_at = j.run_at AND seq = j.seq
+        );
         -- Only now: if a claim has taken it from there, its lease is seen.
         v_over := j.seq IS NULL OR j.epoch > 0 OR j.status <> 'unfinished'
             OR EXISTS (SELECT FROM leasehold.leases WHERE seq = j.seq);
@@ -177,63 +185,6 @@ BEGIN
             jsonb_build_object('by', 'leasehold', 'note', 'it was not claimed within its start_within_seconds')
         );
     END LOOP;
-END
-$lh$;
-
--- Sees to keys that became free, of those numbered above p_above: of each queue, the first job parked behind one waits to be
--- claimed again. Answers whether some had to be left for later.
-CREATE OR REPLACE FUNCTION leasehold.unpark(p_most integer, p_above bigint) RETURNS boolean
-LANGUAGE plpgsql AS $lh$
-#variable_conflict use_column
-DECLARE
-    f record;
-    v_keys text[] := '{}';
-    v_left boolean := false;
-    v_key text;
-BEGIN
-    FOR f IN
-        SELECT ctid, lock, seq, epoch FROM leasehold.freed WHERE number > p_above ORDER BY number LIMIT p_most
-        FOR UPDATE SKIP LOCKED
-    LOOP
-        -- Whoever parks behind a key, takes it, or wakes those behind it first holds this lock, to the end of its
-        -- transaction: between a claim's look at a key and its parking behind it, nobody else decides about the key
-        -- (trap 6). Here it is only tried, for a claim never waits; the row stays for the next one.
-        IF f.lock IS NOT NULL AND NOT pg_try_advisory_xact_lock(leasehold.key_of(f.lock)) THEN
-            v_left := true;
-            CONTINUE;
-        END IF;
-        DELETE FROM leasehold.freed WHERE ctid = f.ctid;
-        IF f.seq IS NOT NULL THEN
-            DELETE FROM leasehold.leases WHERE seq = f.seq AND epoch = f.epoch;
-        END IF;
-        IF f.lock IS NOT NULL AND f.lock <> ALL (v_keys) THEN
-            v_keys := v_keys || f.lock;
-        END IF;
-    END LOOP;
-    FOREACH v_key IN ARRAY v_keys LOOP
-        -- A statement of its own, after the lock was taken: it sees everything that was parked before.
-        CONTINUE WHEN EXISTS (SELECT FROM leasehold.leases WHERE lock = v_key);
-        WITH RECURSIVE queues (queue) AS (
-            (SELECT queue FROM leasehold.parked WHERE lock = v_key ORDER BY queue LIMIT 1)
-            UNION ALL
-            SELECT (SELECT p.queue FROM leasehold.parked AS p WHERE p.lock = v_key AND p.queue > q.queue
-                    ORDER BY p.queue LIMIT 1)
-            FROM queues AS q WHERE q.queue IS NOT NULL
-        ), woken AS (
-            -- Of each queue, since nobody may be claiming from the queue of the very first.
-            DELETE FROM leasehold.parked AS p USING queues AS q CROSS JOIN LATERAL (
-                SELECT ctid AS place FROM leasehold.parked WHERE lock = v_key AND queue = q.queue
-                ORDER BY rank, run_at, seq LIMIT 1
-            ) AS f
-            WHERE p.ctid = f.place
-            RETURNING p.queue, p.rank, p.run_at, p.seq, p.lock
-        )
-        INSERT INTO leasehold.ready (queue, rank, run_at, seq, lock) SELECT queue, rank, run_at, seq, lock FROM woken;
-        IF FOUND THEN
-            PERFORM leasehold.lower_floors();
-        END IF;
-    END LOOP;
-    RETURN v_left;
 END
 $lh$;
 
@@ -304,7 +255,7 @@ $lh$;
 -- It tells: the instant; what it has taken back (job, epoch, whether an open fence still names it); whether to look again
 -- at once; whether it looked from the bottom; after how long to look again, if there was nothing; and the floors.
 CREATE OR REPLACE FUNCTION leasehold.claim(
-    p_owner text, p_limit integer, p_queues text[], p_lease_us bigint, p_default_us bigint, p_claim_id text,
+    p_owner text, p_limit integer, p_queues text[], p_tasks text[], p_lease_us bigint, p_default_us bigint, p_claim_id text,
     p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint,
     p_lowered bigint, p_swept bigint, p_freed bigint, p_floor_queues text[], p_floor_ranks integer[], p_floor_run_ats bigint[],
     p_floor_seqs bigint[], p_trace boolean, p_now bigint
@@ -343,7 +294,15 @@ DECLARE
     v_keys text[] := '{}';    -- decided about: ours, or held
     v_busy text[] := '{}';    -- somebody else is deciding about them right now
     v_parked integer := 0;
-    c_places tid[];           -- the candidates of one look
+    v_lane_tasks text[] := '{}';   -- where jobs are parked behind tasks that this claim knows
+    v_lane_queues text[] := '{}';
+    v_before record;          -- the floors before a look
+    v_passed record;
+    l_tasks text[];
+    l_queues text[];
+    l_wanted integer[];
+    c_places tid[];           -- the candidates of one look: their rows of `ready`, and of `parked`
+    l_places tid[];
     c_seqs bigint[];
     c_locks text[];
     v_asked text[];
@@ -376,6 +335,9 @@ BEGIN
     IF p_queues && v_paused THEN
         p_queues := ARRAY(SELECT q FROM unnest(p_queues) AS n(q) WHERE q <> ALL (v_paused));
     END IF;
+    IF EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task') THEN
+        SELECT n.tasks, n.queues INTO v_lane_tasks, v_lane_queues FROM leasehold.lanes(p_tasks, p_queues, v_paused) AS n;
+    END IF;
     v_lowered := (SELECT last_value + is_called::integer FROM leasehold.lowered);
     IF p_lowered = v_lowered THEN
         FOR i IN 1 .. cardinality(p_floor_queues) LOOP
@@ -396,8 +358,38 @@ BEGIN
             p_queues,
             leasehold.waiting_queues(ARRAY(SELECT q COLLATE "C" FROM unnest(v_known) AS k(q) ORDER BY 1), v_paused)
         );
-        IF cardinality(v_queues) = 1 THEN
+        l_tasks := '{}';
+        IF cardinality(v_queues) = 1 AND v_lane_tasks = '{}' THEN
             v_wanted := ARRAY[p_limit - cardinality(v_seqs)];
+        ELSIF v_lane_tasks <> '{}' THEN
+            -- As below, together with what is parked behind tasks.
+            v_several := true;
+            SELECT array_agg(queue) FILTER (WHERE task IS NULL), array_agg(wanted) FILTER (WHERE task IS NULL),
+                   coalesce(array_agg(task) FILTER (WHERE task IS NOT NULL), '{}'),
+                   array_agg(queue) FILTER (WHERE task IS NOT NULL), array_agg(wanted) FILTER (WHERE task IS NOT NULL)
+            INTO v_queues, v_wanted, l_tasks, l_queues, l_wanted FROM (
+                SELECT queue, task, count(*)::integer AS wanted FROM (
+                    SELECT r.queue, NULL AS task, r.rank, r.run_at, r.seq FROM unnest(v_queues) AS q(queue)
+                    LEFT JOIN unnest(v_known, v_ranks, v_runs, v_afters) AS f(queue, rank, run_at, after)
+                        ON f.queue = q.queue
+                    CROSS JOIN LATERAL (
+                        SELECT queue, rank, run_at, seq FROM leasehold.ready
+                        WHERE queue = q.queue AND (lock IS NULL OR lock <> ALL (v_busy)) AND (rank, run_at, seq)
+                            > (coalesce(f.rank, -2147483648), coalesce(f.run_at, 0), coalesce(f.after, 0))
+                        ORDER BY rank, run_at, seq LIMIT p_limit - cardinality(v_seqs)
+                    ) AS r
+                    UNION ALL
+                    SELECT n.queue, n.task, p.rank, p.run_at, p.seq
+                    FROM unnest(v_lane_tasks, v_lane_queues) AS n(task, queue)
+                    CROSS JOIN LATERAL (
+                        SELECT rank, run_at, seq FROM leasehold.parked
+                        WHERE kind = 'task' AND behind = n.task AND queue = n.queue
+                            AND (lock IS NULL OR lock <> ALL (v_busy))
+                        ORDER BY rank, run_at, seq LIMIT p_limit - cardinality(v_seqs)
+                    ) AS p
+                    ORDER BY rank, run_at, seq LIMIT p_limit - cardinality(v_seqs)
+                ) AS first GROUP BY queue, task
+            ) AS counted;
         ELSE
             -- How many of each: the first of all of them together, by priority, time and insertion.
             v_several := true;
@@ -417,8 +409,10 @@ BEGIN
             ) AS counted;
         END IF;
         c_places := '{}';
+        l_places := '{}';
         c_seqs := '{}';
         c_locks := '{}';
+        SELECT v_known AS known, v_ranks AS ranks, v_runs AS runs, v_afters AS afters INTO v_before;
         FOR i IN 1 .. coalesce(cardinality(v_queues), 0) LOOP
             v_queue := v_queues[i];
             v_at := coalesce(array_position(v_known, v_queue), cardinality(v_known) + 1);
@@ -442,12 +436,52 @@ BEGIN
                 v_afters[v_at] := v_after;
             END IF;
         END LOOP;
-        EXIT WHEN c_places = '{}';
+        IF p_tasks IS NOT NULL AND EXISTS (
+            SELECT FROM unnest(c_seqs) AS c(seq)
+            CROSS JOIN LATERAL (SELECT task FROM leasehold.jobs WHERE seq = c.seq OFFSET 0) AS j
+            WHERE coalesce(j.task, '') <> ALL (p_tasks)
+        ) THEN
+            SELECT * INTO v_passed FROM leasehold.pass_over(
+                p_owner, p_tasks, c_places, v_queues, v_before.known, v_before.ranks, v_before.runs, v_before.afters
+            );
+            v_parked := v_parked + v_passed.parked;
+            v_several := true;
+            -- Nothing is taken before another look: what they let go may come before those that would be next.
+            IF v_passed.keys THEN
+                v_again := leasehold.unpark(200, v_freed) OR v_again;
+                v_known := '{}';
+                v_ranks := NULL;
+                v_runs := NULL;
+                v_afters := NULL;
+            ELSE
+                v_known := v_before.known;
+                v_ranks := v_before.ranks;
+                v_runs := v_before.runs;
+                v_afters := v_before.afters;
+            END IF;
+            CONTINUE WHEN v_parked < 500;
+            v_again := true;
+            EXIT;
+        END IF;
+        FOR i IN 1 .. cardinality(l_tasks) LOOP
+            SELECT l_places || coalesce(array_agg(place), '{}'), c_seqs || array_agg(seq), c_locks || array_agg(lock)
+            INTO l_places, c_seqs, c_locks FROM (
+                SELECT ctid AS place, seq, lock FROM leasehold.parked
+                WHERE kind = 'task' AND behind = l_tasks[i] AND queue = l_queues[i]
+                    AND (lock IS NULL OR lock <> ALL (v_busy))
+                ORDER BY rank, run_at, seq LIMIT l_wanted[i]
+                FOR UPDATE SKIP LOCKED
+            ) AS first;
+        END LOOP;
+        EXIT WHEN c_seqs = '{}';
         SELECT array_agg(DISTINCT lock) INTO v_asked FROM unnest(c_locks) AS c(lock)
         WHERE lock IS NOT NULL AND lock <> ALL (v_keys);
         IF v_asked IS NULL AND v_keys = '{}' THEN
             -- The common path: no lock keys.
             DELETE FROM leasehold.ready WHERE ctid = ANY (c_places);
+            IF l_places <> '{}' THEN
+                DELETE FROM leasehold.parked WHERE ctid = ANY (l_places);
+            END IF;
             v_seqs := v_seqs || c_seqs;
         ELSE
             SELECT coalesce(array_agg(lock), '{}') INTO v_got FROM unnest(v_asked) AS a(lock)
@@ -457,19 +491,26 @@ BEGIN
             -- Only now, in a statement that begins after the keys are locked, is it known who holds them. What is
             -- blocked is parked, what is taken leaves `ready`, and what is neither stays there (trap 5).
             WITH candidates AS MATERIALIZED (
-                SELECT r.ctid AS place, r.queue, r.rank, r.run_at, r.seq, r.lock,
+                SELECT r.place, r.lane, r.queue, r.rank, r.run_at, r.seq, r.lock,
                        r.lock IS NOT NULL AND (
                            r.lock = ANY (v_keys)
                            OR EXISTS (SELECT FROM leasehold.leases AS l WHERE l.lock = r.lock)
                            OR row_number() OVER (PARTITION BY r.lock ORDER BY r.rank, r.run_at, r.seq) > 1
                        ) AS blocked
-                FROM leasehold.ready AS r
-                WHERE r.ctid = ANY (c_places) AND (r.lock IS NULL OR r.lock = ANY (v_keys) OR r.lock = ANY (v_got))
+                FROM (
+                    SELECT ctid AS place, false AS lane, queue, rank, run_at, seq, lock FROM leasehold.ready
+                    WHERE ctid = ANY (c_places)
+                    UNION ALL
+                    SELECT ctid, true, queue, rank, run_at, seq, lock FROM leasehold.parked WHERE ctid = ANY (l_places)
+                ) AS r
+                WHERE r.lock IS NULL OR r.lock = ANY (v_keys) OR r.lock = ANY (v_got)
             ), left_ready AS (
-                DELETE FROM leasehold.ready AS r USING candidates AS c WHERE r.ctid = c.place
+                DELETE FROM leasehold.ready AS r USING candidates AS c WHERE r.ctid = c.place AND NOT c.lane
+            ), left_lanes AS (
+                DELETE FROM leasehold.parked AS p USING candidates AS c WHERE p.ctid = c.place AND c.lane
             ), parked AS (
-                INSERT INTO leasehold.parked (lock, queue, rank, run_at, seq)
-                SELECT lock, queue, rank, run_at, seq FROM candidates WHERE blocked
+                INSERT INTO leasehold.parked (kind, behind, queue, rank, run_at, seq, lock, parked_by)
+                SELECT 'lock', lock, queue, rank, run_at, seq, lock, p_owner FROM candidates WHERE blocked
             )
             SELECT v_seqs || coalesce(array_agg(seq) FILTER (WHERE NOT blocked), '{}'),
                    v_parked + count(*) FILTER (WHERE blocked)
@@ -491,8 +532,8 @@ BEGIN
     IF v_seqs = '{}' THEN
         IF p_lowered IS NOT NULL THEN
             FOR v_first IN SELECT * FROM leasehold.claim(
-                p_owner, p_limit, p_queues, p_lease_us, p_default_us, p_claim_id, p_host, p_boot, p_namespace, p_pid,
-                p_started, NULL, NULL, NULL, NULL, NULL, NULL, NULL, p_trace, p_now
+                p_owner, p_limit, p_queues, p_tasks, p_lease_us, p_default_us, p_claim_id, p_host, p_boot, p_namespace,
+                p_pid, p_started, NULL, NULL, NULL, NULL, NULL, NULL, NULL, p_trace, p_now
             ) LOOP
                 IF v_first.told IS NOT NULL AND v_ended IS NOT NULL THEN
                     v_first.told := jsonb_set(

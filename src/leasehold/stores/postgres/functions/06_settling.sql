@@ -84,7 +84,8 @@ BEGIN
             status = CASE WHEN v_final THEN 'failed' ELSE 'unfinished' END,
             epoch = l.epoch, reason = CASE WHEN v_final THEN l.reason ELSE v_how END,
             attempt = j.attempt + (NOT v_final)::integer, errors = v_errors, reclaims = v_reclaims,
-            last_error = CASE WHEN p_outcome <> 'release' THEN v_error ELSE last_error END, run_at = v_run_at,
+            last_error = CASE WHEN p_outcome = 'release' THEN coalesce(v_error, last_error) ELSE v_error END,
+            run_at = v_run_at,
             progress = coalesce(l.progress, progress), note = coalesce(l.note, note), updated_at = p_now,
             finished_at = CASE WHEN v_final THEN p_now END
         WHERE seq = l.seq;

@@ -23,7 +23,12 @@ BEGIN
         PERFORM FROM leasehold.scheduled WHERE run_at = j.run_at AND seq = j.seq FOR UPDATE;
         EXIT WHEN FOUND;
         PERFORM FROM leasehold.parked
-        WHERE lock = j.lock AND queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq FOR UPDATE;
+        WHERE kind = 'lock' AND behind = j.lock AND queue = j.queue AND rank = -j.priority AND run_at = j.run_at
+          AND seq = j.seq FOR UPDATE;
+        EXIT WHEN FOUND;
+        PERFORM FROM leasehold.parked
+        WHERE kind = 'task' AND behind = coalesce(j.task, '') AND queue = j.queue AND rank = -j.priority
+          AND run_at = j.run_at AND seq = j.seq FOR UPDATE;
         EXIT WHEN FOUND;
         -- It has moved between these statements: a claim has taken it, or it has become due. Look again.
     END LOOP;
@@ -43,7 +48,12 @@ BEGIN
     DELETE FROM leasehold.scheduled WHERE run_at = j.run_at AND seq = j.seq;
     v_left := v_left OR FOUND;
     DELETE FROM leasehold.parked
-    WHERE lock = j.lock AND queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq;
+    WHERE kind = 'lock' AND behind = j.lock AND queue = j.queue AND rank = -j.priority AND run_at = j.run_at
+      AND seq = j.seq;
+    v_left := v_left OR FOUND;
+    DELETE FROM leasehold.parked
+    WHERE kind = 'task' AND behind = coalesce(j.task, '') AND queue = j.queue AND rank = -j.priority
+      AND run_at = j.run_at AND seq = j.seq;
     RETURN v_left OR FOUND;
 END
 $lh$;

@@ -33,20 +33,23 @@ END
 $lh$;
 
 -- The verb `counts`. A worker that ends when nothing is left asks it too.
-CREATE OR REPLACE FUNCTION leasehold.counted() RETURNS TABLE (status text, queue text, count bigint)
+CREATE OR REPLACE FUNCTION leasehold.counted() RETURNS TABLE (status text, queue text, count bigint, task text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT status, NULL, sum(cardinality(seqs))::bigint FROM leasehold.finished WHERE status <> 'narrow' GROUP BY status
+    SELECT status, NULL, sum(cardinality(seqs))::bigint, NULL FROM leasehold.finished WHERE status <> 'narrow' GROUP BY status
     UNION ALL
-    SELECT 'pending', queue, count(*) FROM (
+    SELECT 'pending', queue, count(*), NULL FROM (
         SELECT queue FROM leasehold.ready UNION ALL SELECT queue FROM leasehold.scheduled
         UNION ALL SELECT queue FROM leasehold.parked
     ) AS waiting GROUP BY queue
     UNION ALL
-    SELECT 'running', j.queue, count(*) FROM leasehold.leases AS l
-    JOIN leasehold.jobs AS j ON j.seq = l.seq AND l.epoch > j.epoch GROUP BY j.queue;
+    SELECT 'running', j.queue, count(*), NULL FROM leasehold.leases AS l
+    JOIN leasehold.jobs AS j ON j.seq = l.seq AND l.epoch > j.epoch GROUP BY j.queue
+    UNION ALL
+    -- Those of the pending ones that are parked behind a task.
+    SELECT 'parked', queue, count(*), behind FROM leasehold.parked WHERE kind = 'task' GROUP BY behind, queue;
 END
 $lh$;
 
@@ -79,21 +82,23 @@ BEGIN
       AND NOT EXISTS (SELECT FROM leasehold.freed AS f WHERE f.seq = l.seq AND f.epoch = l.epoch)
     UNION ALL
     SELECT DISTINCT format('jobs of queue %s are parked behind lock %s, which is free.', quote_literal(p.queue),
-                           quote_literal(p.lock))
+                           quote_literal(p.behind))
     FROM leasehold.parked AS p
-    WHERE NOT EXISTS (SELECT FROM live AS l WHERE l.lock = p.lock)
-      AND NOT EXISTS (SELECT FROM leasehold.freed AS f WHERE f.lock = p.lock)
-      AND NOT EXISTS (SELECT FROM leasehold.ready AS r WHERE r.lock = p.lock AND r.queue = p.queue)
+    WHERE p.kind = 'lock'
+      AND NOT EXISTS (SELECT FROM live AS l WHERE l.lock = p.behind)
+      AND NOT EXISTS (SELECT FROM leasehold.freed AS f WHERE f.lock = p.behind)
+      AND NOT EXISTS (SELECT FROM leasehold.ready AS r WHERE r.lock = p.behind AND r.queue = p.queue)
     UNION ALL
     SELECT format('job %s runs without its lock.', quote_literal(j.id))
     FROM live AS l JOIN leasehold.jobs AS j ON j.seq = l.seq WHERE j.lock IS DISTINCT FROM l.lock
     UNION ALL
     SELECT format('job %s waits in the wrong place.', quote_literal(j.id)) FROM (
-        SELECT seq, queue, rank, run_at, lock FROM leasehold.ready
-        UNION ALL SELECT seq, queue, rank, run_at, lock FROM leasehold.scheduled
-        UNION ALL SELECT seq, queue, rank, run_at, lock FROM leasehold.parked
+        SELECT seq, queue, rank, run_at, lock, NULL AS kind, NULL AS behind FROM leasehold.ready
+        UNION ALL SELECT seq, queue, rank, run_at, lock, NULL, NULL FROM leasehold.scheduled
+        UNION ALL SELECT seq, queue, rank, run_at, lock, kind, behind FROM leasehold.parked
     ) AS w JOIN leasehold.jobs AS j ON j.seq = w.seq
     WHERE (j.queue, -j.priority, j.run_at) <> (w.queue, w.rank, w.run_at) OR j.lock IS DISTINCT FROM w.lock
+       OR w.behind IS DISTINCT FROM CASE w.kind WHEN 'lock' THEN j.lock WHEN 'task' THEN coalesce(j.task, '') END
     UNION ALL
     SELECT format('job %s has epoch %s, above the last one issued.', quote_literal(j.id), greatest(j.epoch, l.epoch))
     FROM leasehold.jobs AS j LEFT JOIN live AS l ON l.seq = j.seq

@@ -109,14 +109,18 @@ CREATE TABLE leasehold.starts (
     PRIMARY KEY (start_by, seq)
 );
 
--- Due jobs behind a lock key that another job holds.
+-- Due jobs behind something: a lock key that another job holds ('lock'), or a task that the claimer did not know ('task';
+-- the name is '' for a job without one). A claim that knows the task takes its jobs from here.
 CREATE TABLE leasehold.parked (
-    lock    text COLLATE "C" NOT NULL,
-    queue   text COLLATE "C" NOT NULL,
-    rank    integer NOT NULL,
-    run_at  bigint NOT NULL,
-    seq     bigint NOT NULL,
-    PRIMARY KEY (lock, queue, rank, run_at, seq)
+    kind       text COLLATE "C" NOT NULL,
+    behind     text COLLATE "C" NOT NULL,
+    queue      text COLLATE "C" NOT NULL,
+    rank       integer NOT NULL,
+    run_at     bigint NOT NULL,
+    seq        bigint NOT NULL,
+    lock       text COLLATE "C",
+    parked_by  text COLLATE "C" NOT NULL,  -- whose claim passed it over
+    PRIMARY KEY (kind, behind, queue, rank, run_at, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 
 -- What the next claim has to see to, before it looks for jobs: a key that became free, and maybe a lease that a caller's
@@ -277,7 +281,16 @@ SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.lea
        j.attempt, j.errors, j.reclaims, j.run_at, l.granted_at, l.expires_at,
        coalesce(c.progress, l.progress, j.progress) AS progress, coalesce(c.note, l.note, j.note) AS note, c.checkpoint,
        j.result, j.last_error, j.created_at, greatest(l.updated_at, j.updated_at, c.moved_at) AS updated_at, j.finished_at,
-       j.seq
+       j.seq,
+       CASE WHEN j.status = 'unfinished' AND l.seq IS NULL THEN (
+           SELECT json_build_array(b.kind, b.behind, p.parked_by)::text
+           FROM (VALUES ('lock', j.lock), ('task', coalesce(j.task, ''))) AS b(kind, behind)
+           CROSS JOIN LATERAL (
+               SELECT x.parked_by FROM leasehold.parked AS x
+               WHERE x.kind = b.kind AND x.behind = b.behind AND x.queue = j.queue AND x.rank = -j.priority
+                 AND x.run_at = j.run_at AND x.seq = j.seq OFFSET 0
+           ) AS p LIMIT 1
+       ) END AS parked
 FROM leasehold.jobs AS j
 -- A lease that is not above its job has been ended by a transaction that could not remove it.
 LEFT JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
