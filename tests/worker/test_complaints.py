@@ -363,11 +363,15 @@ def test_a_worker_that_does_not_consume_says_so_and_why() -> None:
         store.tampers.update(claim=tamper, claimed=tamper)
 
         @router.task
+        def hello() -> None:
+            pass
+
+        @router.task
         def work() -> None:
             gate.pass_by()
 
         with working(router, store=store, steady=steady, concurrency=1) as worker:
-            router.add("hello", task="nobody's")
+            hello.add()
             until(lambda: worker.health().claimed_seconds is not None, "an answer")
             assert worker.health().consuming
             away.set()
@@ -385,7 +389,7 @@ def test_a_worker_that_does_not_consume_says_so_and_why() -> None:
             steady.advance(60)
             assert worker.health().consuming, "its slot is busy"
             gate.open()
-            until(lambda: worker.tally.done == 1, "its end")
+            until(lambda: worker.tally.done == 2, "its end")
 
 
 def test_a_store_that_can_only_be_read_does_not_make_a_worker_look_alive(

@@ -7,10 +7,11 @@ import contextvars
 import logging
 import threading
 from datetime import date
+from typing import Any
 
 import pytest
 
-from leasehold import Job, Lease, Retry, Router, Status, StoreUnavailable, current_lease
+from leasehold import Job, Lease, Parked, Retry, Router, Status, StoreUnavailable, current_lease
 
 from .staging import Tampered, ended, until, with_status, working
 
@@ -134,10 +135,8 @@ def test_a_handler_that_waits_in_line_on_the_loop_begins_in_a_context_of_its_own
     assert {job.result for job in jobs} == {"nothing"}
 
 
-# Jobs that the worker of the test below cannot handle.
-STRANGE = [
-    pytest.param({"task": "of_a_later_deploy"}, id="unknown task"),
-    pytest.param({}, id="no task"),
+# Jobs whose arguments do not fit the tasks of the test below.
+UNBINDABLE = [
     pytest.param({"task": "known", "payload": {"renamed": 1}}, id="unknown argument"),
     pytest.param({"task": "known", "payload": {}}, id="missing argument"),
     pytest.param({"task": "known", "payload": [1]}, id="no object"),
@@ -146,11 +145,72 @@ STRANGE = [
 ]
 
 
-@pytest.mark.parametrize("job", STRANGE)
-def test_a_job_that_nobody_here_can_handle_rests_and_costs_nothing(
+@pytest.mark.parametrize("task", ["of_a_later_deploy", None])
+def test_a_job_of_an_unknown_task_is_left_to_others_and_costs_nothing(any_router: Router, task: str | None) -> None:
+    """A rolling deploy burns no budget: the job waits behind its task, for a worker that knows it."""
+
+    @any_router.task
+    def known() -> None:
+        pass
+
+    any_router.add_many([{"id": f"j{n}", "task": task, "priority": 1} for n in range(3)])
+    known.options(id="known").add()
+    with working(any_router) as worker:
+        ended(any_router, "known")
+
+    jobs = [any_router.job(f"j{n}") for n in range(3)]
+    assert [found.parked for found in jobs] == [Parked("task", task or "", worker.owner)] * 3
+    assert {(found.epoch, found.attempt, found.errors, found.reclaims) for found in jobs} == {(0, 0, 0, 0)}
+    assert worker.tally.released == 0
+
+
+def test_a_worker_takes_what_was_parked_behind_its_task(any_router: Router) -> None:
+    """It was there before the worker, and so was one that did not know it."""
+
+    @any_router.task
+    def known() -> str:
+        return "here"
+
+    known.options(id="a").add()
+    assert any_router.store.claim("an older one", tasks=["another"]) == []
+    assert any_router.job("a").parked == Parked("task", "known", "an older one")
+    with working(any_router):
+        [job] = ended(any_router, "a")
+
+    assert (job.result, job.attempt, job.parked) == ("here", 0, None)
+
+
+def test_a_job_of_an_unknown_task_that_was_granted_all_the_same_goes_back(
+    any_router: Router, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a claim whose reply was lost, and that knew it: it goes back at once, and the next claim parks it."""
+
+    @any_router.task
+    def known() -> None:
+        pass
+
+    store = Tampered(any_router.store)
+    once = iter([True])
+
+    def claim(real: Any, *args: Any, **kwargs: Any) -> Any:
+        return real(*args, **{**kwargs, "tasks": None} if next(once, False) else kwargs)
+
+    store.tampers["claim"] = claim
+    any_router.add("a", task="unknown")
+    with working(any_router, store=store) as worker:
+        until(lambda: any_router.job("a").parked is not None, "it to be parked")
+
+    job = any_router.job("a")
+    assert job.parked == Parked("task", "unknown", worker.owner)
+    assert (job.errors, job.reclaims, job.last_error) == (0, 0, None)
+    assert [one for one in caplog.messages if "is not known here" in one]
+
+
+@pytest.mark.parametrize("job", UNBINDABLE)
+def test_a_job_whose_arguments_do_not_fit_rests_and_costs_nothing(
     any_router: Router, job: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A rolling deploy burns no budget: another worker may know it, or this one after its restart."""
+    """They may fit another worker, or this one after its restart. The job says why it waits."""
 
     @any_router.task
     def known(number: int) -> None:
@@ -177,12 +237,19 @@ def test_a_job_that_nobody_here_can_handle_rests_and_costs_nothing(
 
     assert all(found.errors == found.reclaims == 0 for found in jobs)
     assert all(found.run_at > found.updated_at for found in jobs), "no back-off"
+    assert all(found.error_message and str(job["task"]) in found.error_message for found in jobs)
+    assert all(found.error_type is None for found in jobs)
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1, [record.getMessage() for record in warnings]
 
 
 def test_a_job_that_could_not_be_handed_back_at_once_is_handed_back_later(router: Router) -> None:
-    """The store is away just when a job of an unknown task goes back: it is no reclaim of that job."""
+    """The store is away just when a job goes back whose arguments do not fit: it is no reclaim of that job."""
+
+    @router.task
+    def known() -> None:
+        pytest.fail("it does not fit")
+
     store = Tampered(router.store)
     failures = iter([True, True])
 
@@ -192,7 +259,7 @@ def test_a_job_that_could_not_be_handed_back_at_once_is_handed_back_later(router
         return real(settlements)
 
     store.tampers["settle"] = settle
-    router.add("a", task="unknown", lease_seconds=3600)
+    router.add("a", {"renamed": 1}, task="known", lease_seconds=3600)
     with working(router, store=store):
         until(lambda: router.job("a").attempt > 0 and router.job("a").status is Status.PENDING, "it to go back")
 

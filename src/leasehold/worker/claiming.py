@@ -7,7 +7,7 @@ As many as can begin at once, and, where handlers end within milliseconds, those
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -17,7 +17,9 @@ from ..core.job import Grant, handed_back
 from ..errors import LeaseholdError, StoreUnavailable
 from ..liveness import this_process
 from ..store import Store
+from ..tasks.task import AnyTask
 from .log import log
+from .queue_names import warn_of_unknown
 from .waiting import Waiting
 
 MOST = 10_000  # in one claim
@@ -46,6 +48,11 @@ class Slots(Protocol):
 
     def begin(self, grants: Sequence[Grant], sent_us: int) -> None:
         """Begin what a claim, sent at that instant, has got."""
+        ...
+
+    @property
+    def tasks(self) -> Mapping[str, AnyTask]:
+        """The tasks that can be handled here, by name."""
         ...
 
     def knows(self, task: str | None) -> bool:
@@ -121,6 +128,7 @@ class Claimer(threading.Thread):
     def run(self) -> None:
         """Claim on."""
         try:
+            warn_of_unknown(self._store, self._slots.queues, self._slots.tasks)
             while not self._stopping:
                 limit = self._wait_for_room()
                 if limit > 0:
@@ -173,6 +181,7 @@ class Claimer(threading.Thread):
                 claim_id=claim_id,
                 process=this_process(),
                 wait_us=round(self._wait_seconds() * 1_000_000),
+                tasks=tuple(self._slots.tasks),
             )
         except StoreUnavailable as error:
             # Maybe only the reply is lost: then those jobs are ours, and nobody else would begin them.

@@ -23,7 +23,7 @@ from ..tasks.task import Task, Unbindable, Unstorable
 from .log import log
 
 _FRAMES = 12  # of a traceback, beginning with the innermost
-_UNBOUND_SECONDS = 60.0  # the longest rest of a job that this worker cannot handle
+_UNBOUND_SECONDS = 60.0  # the longest rest of a job whose arguments do not fit
 
 
 class End(NamedTuple):
@@ -132,7 +132,7 @@ def settlement(task: Task[..., ..., Any], lease: Lease, end: End) -> Settlement 
     if isinstance(error, Raised):
         return error.said
     if isinstance(error, Unbindable):
-        return released(lease, unbound_delay(lease))
+        return released(lease, _unbound_delay(lease), _storable(str(error)))
     return failed(task, lease, error)
 
 
@@ -152,13 +152,13 @@ def failed(task: Task[..., ..., Any], lease: Lease, error: BaseException, text: 
     )
 
 
-def released(lease: Lease, delay_seconds: float = 0) -> Settlement:
-    """Return what hands the job back, its budgets untouched."""
-    return handed_back(lease._grant, checks.microseconds(delay_seconds, "delay", zero=True))
+def released(lease: Lease, delay_seconds: float = 0, why: str | None = None) -> Settlement:
+    """Return what hands the job back, maybe with the reason as its last error, its budgets untouched."""
+    return handed_back(lease._grant, checks.microseconds(delay_seconds, "delay", zero=True), why)
 
 
-def unbound_delay(lease: Lease) -> float:
-    """Return how long a job rests that this worker does not know how to handle: another may, or a later deploy."""
+def _unbound_delay(lease: Lease) -> float:
+    """Return how long a job rests whose arguments do not fit here: they may elsewhere, or after a later deploy."""
     return float(min(2.0 ** min(lease.attempt, 16), _UNBOUND_SECONDS) * random.uniform(0.5, 1.0))
 
 
@@ -169,6 +169,10 @@ def described(error: BaseException) -> str:
     where = list(takewhile(lambda line: line.startswith("  "), lines))
     frames = traceback.format_list(traceback.extract_tb(error.__traceback__)[-_FRAMES:])
     text = failure.written("".join(lines[len(where) :]).strip(), "".join([*frames, *where]).rstrip())
+    return _storable(text)
+
+
+def _storable(text: str) -> str:
     return checks.text(text.encode("utf-8", "backslashreplace").decode(), "error")
 
 

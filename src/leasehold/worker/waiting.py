@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC
 
@@ -15,8 +15,7 @@ from .log import log
 
 _SILENT_US = 2_000_000
 _AGAIN_US = 30_000_000
-_MOST = 1_000  # jobs that are looked at
-_LOOK_EVERY_US = 500_000
+_MOST = 1_000  # jobs that are looked at, for what is said of them
 
 
 class Waiting:
@@ -30,7 +29,6 @@ class Waiting:
         self._steady = steady
         self._knows = knows
         self._next_us: int | None = None  # when to say it
-        self._looked_us = 0  # when the pending jobs were last looked at
         self.left = 0  # pending jobs that the end leaves behind
 
     def got(self, grants: Sequence[Grant]) -> None:
@@ -39,14 +37,17 @@ class Waiting:
             self._next_us = None
 
     def nothing_left(self) -> bool:
-        """Return whether nothing is unfinished, but jobs in paused queues and of tasks that are unknown here."""
-        unfinished = {name: counts for name, counts in self._store.counts().queues.items() if self._is_ours(name)}
-        pending = {name: count for name, counts in unfinished.items() if (count := counts.get(Status.PENDING, 0))}
-        running = sum(counts.get(Status.RUNNING, 0) for counts in unfinished.values())
+        """Return whether nothing is unfinished, but jobs in paused queues and behind tasks that are unknown here."""
+        counts = self._store.counts()
+        unfinished = {name: counted for name, counted in counts.queues.items() if self._is_ours(name)}
+        pending = {name: count for name, counted in unfinished.items() if (count := counted.get(Status.PENDING, 0))}
+        running = sum(counted.get(Status.RUNNING, 0) for counted in unfinished.values())
         paused = {name: pending.pop(name) for name in self._paused() if name in pending} if pending else {}
+        behind = {task: self._parked(task, queues, pending) for task, queues in counts.parked.items()}
+        unknown = {task: count for task, count in behind.items() if count}
         now, waiting = self._steady.now(), sum(pending.values())
-        if not running and (not waiting or self._are_unknown(pending)):
-            self._end(paused, waiting)
+        if not running and waiting == sum(unknown.values()):
+            self._end(paused, unknown)
             return True
         if self._next_us is None:
             self._next_us = now + _SILENT_US
@@ -55,11 +56,16 @@ class Waiting:
             log.info("waiting for %s", self._told(waiting, running))
         return False
 
-    def _end(self, paused: dict[str, int], unknown: int) -> None:
+    def _parked(self, task: str, queues: Mapping[str, int], pending: Collection[str]) -> int:
+        """Return how many jobs that could be claimed from here are parked behind *task*, if it is unknown here."""
+        return 0 if self._knows(task or None) else sum(count for name, count in queues.items() if name in pending)
+
+    def _end(self, paused: dict[str, int], unknown: dict[str, int]) -> None:
         """Say what stays behind, if anything does."""
-        self.left = unknown + sum(paused.values())
+        behind = sum(unknown.values())
+        self.left = behind + sum(paused.values())
         parts = [f"{count} in {name!r}, which is paused" for name, count in sorted(paused.items())]
-        parts += [f"{unknown} of tasks that are unknown here ({self._unknown()})"] if unknown else []
+        parts += [f"{behind} of tasks that are unknown here ({_named(unknown)})"] if unknown else []
         if parts:
             count = counted(self.left, "job is", "jobs are")
             log.info("nothing is left to do; %s left pending: %s", count, ", ".join(parts))
@@ -67,18 +73,8 @@ class Waiting:
     def _paused(self) -> set[str]:
         return {queue.name for queue in self._store.queues() if queue.paused}
 
-    def _are_unknown(self, pending: dict[str, int]) -> bool:
-        """Return whether all *pending* jobs, so many of each queue, are of tasks that are unknown here."""
-        now, count = self._steady.now(), sum(pending.values())
-        if count > _MOST or now < self._looked_us + _LOOK_EVERY_US:
-            return False
-        self._looked_us = now
-        jobs = self._jobs(Status.PENDING, list(pending))
-        return len(jobs) == count and not any(self._knows(job.task) for job in jobs)
-
     def _unknown(self) -> str:
-        strange = {job.task for job in self._jobs(None) if not self._knows(job.task)}
-        return ", ".join(sorted("no task" if name is None else repr(name) for name in strange))
+        return _named({job.task or "" for job in self._jobs(None) if not self._knows(job.task)})
 
     def _is_ours(self, queue: str) -> bool:
         return self._queues is None or queue in self._queues
@@ -96,10 +92,10 @@ class Waiting:
         due = min((job.run_at for job in self._jobs(Status.PENDING)), default=None)
         return "" if due is None else f" (the first is due at {due.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC)"
 
-    def _jobs(self, status: Status | None, named: Sequence[str] | None = None) -> list[Job]:
+    def _jobs(self, status: Status | None) -> list[Job]:
         """Return the unfinished ones, or the first of very many; none, if our role may only count them."""
         wanted = [Status.PENDING, Status.RUNNING] if status is None else [status]
-        queues: Sequence[str | None] = named or self._queues or [None]
+        queues: Sequence[str | None] = self._queues or [None]
         with suppress(StoreIncompatible):
             return [
                 job
@@ -108,3 +104,7 @@ class Waiting:
                 for job in self._store.jobs(status=one, queue=queue, limit=_MOST)
             ]
         return []
+
+
+def _named(tasks: Collection[str]) -> str:
+    return ", ".join(sorted(repr(name) if name else "no task" for name in tasks))

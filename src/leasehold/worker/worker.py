@@ -38,7 +38,7 @@ from ..tasks.task import AnyTask, Kind
 from .claiming import LONGEST_REST_SECONDS, MOST, WAIT_SECONDS, Claimer
 from .dispatching import Dispatcher, Executor
 from .events import Listeners, Observers
-from .handling import End, failed, released, settlement, unbound_delay
+from .handling import End, failed, released, settlement
 from .keeping import Renewer, Watch
 from .lifespan import Lifespan
 from .log import log
@@ -352,6 +352,11 @@ class Worker:
         """Return whether jobs may be claimed that cannot begin at once: unless a slot is held and may never be free."""
         return not self._outlived
 
+    @property
+    def tasks(self) -> Mapping[str, AnyTask]:
+        """The tasks that can be handled here, by name."""
+        return self._shop.tasks
+
     def knows(self, task: str | None) -> bool:
         """Return whether jobs of *task* can be handled here."""
         return (task or "") in self._shop.tasks
@@ -388,11 +393,12 @@ class Worker:
                 self.waited(run)
 
     def _unhandled(self, run: Run) -> None:
-        # Another worker may know it, or this one after the deploy that is under way.
+        # No claim grants it; it was found after a lost reply, of a claim that knew more. The next claim parks it behind
+        # its task, for a worker that knows it.
         self._reporter.unhandled(run.lease, self._shop.tasks)
         run.first()
         self._in_flight[run.lease.epoch] = run
-        self._settler.put(Said(run, released(run.lease, unbound_delay(run.lease))))
+        self._settler.put(Said(run, released(run.lease)))
 
     def _runs(self) -> list[Run]:
         return list(self._executing.copy().values())
