@@ -31,7 +31,7 @@ from benchmarks.servers import postgres
 from benchmarks.worker_peers import Countdown, Huey, Peer, Pgqueuer, Pool, Procrastinate, must, named
 
 from leasehold import Lease, Router
-from leasehold.core.job import Settlement
+from leasehold.core.job import Settlement, handed_back, new_job
 from leasehold.store import Refusal
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
@@ -166,6 +166,35 @@ class BesidePaused(Leasehold):
         must(kept == (self._paused, 0, self._count.expected), f"pending, running and done are {kept}.")
 
 
+class BesideUnknown(Leasehold):
+    """The same worker, with *unknown* jobs of a task that it does not know before its own."""
+
+    def __init__(self, url: str, *, schema: str, concurrency: int, unknown: int) -> None:
+        super().__init__(url, schema=schema, concurrency=concurrency)
+        self._unknown = unknown
+        for done in range(0, unknown, 5_000):
+            jobs = [
+                new_job(f"unknown-{done + n}", task="unknown", priority=1) for n in range(min(5_000, unknown - done))
+            ]
+            self._router.store.add(jobs)
+
+    def fill(self, count: int) -> None:
+        """Keep *count* jobs; and those before them wait to be claimed, as if nobody had passed them over."""
+        grants = self._router.store.claim("benchmark", limit=self._unknown, tasks=["unknown"], lease_us=3_600_000_000)
+        must(len(grants) == self._unknown, f"{len(grants)} of {self._unknown} jobs were there.")
+        self._router.store.settle([handed_back(grant) for grant in grants])
+        super().fill(count)
+        must(self._router.counts().parked == {}, "some are parked before the worker starts.")
+
+    def check(self) -> None:
+        """Raise unless each ran once and is kept as done, and the unknown ones wait."""
+        self._count.check()
+        counts = self._router.counts()
+        kept = (counts.pending, counts.running, counts.done)
+        must(kept == (self._unknown, 0, self._count.expected), f"pending, running and done are {kept}.")
+        must(counts.parked == {"unknown": {"default": self._unknown}}, f"parked are {counts.parked}.")
+
+
 def a_round(side: Peer, count: int, tidy: Callable[[], object]) -> float:
     """Fill *side*, let it work, look at what it did, and return its jobs per second."""
     side.fill(count)
@@ -267,6 +296,73 @@ def sqlite_paused(run: Run) -> Iterator[Sides]:
         yield from against(ours, theirs, run.pick(20_000, 5_000))
 
 
+UNKNOWN = 10_000
+
+
+@row("sqlite: behind 10,000 jobs of an unknown task", peer="the same worker without them", goal=0.8)
+def sqlite_unknown(run: Run) -> Iterator[Sides]:
+    with tempfile.TemporaryDirectory(prefix="leasehold-") as folder:
+        url = f"sqlite:///{quote(folder)}/"
+        ours = BesideUnknown(f"{url}ours.db", schema="ours", concurrency=16, unknown=run.pick(UNKNOWN, 2_000))
+        theirs = Leasehold(f"{url}theirs.db", schema="theirs", concurrency=16)
+        yield from against(ours, theirs, run.pick(40_000, 8_000))
+
+
+# A worker of a deployment: the old one does not know the task, the new one says how long after its add each job began.
+DEPLOYED = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from leasehold import Router
+
+router = Router(sys.argv[2])
+
+@router.task
+def known_to_all() -> None:
+    pass
+
+if sys.argv[3] == "new":
+    @router.task
+    def stamp(added: float) -> None:
+        sys.stdout.write(f"{time.time() - added}\\n")  # in one piece, whatever other threads write
+        sys.stdout.flush()
+
+with router.worker(concurrency=16):
+    print("up", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def deployed(url: str, which: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a worker of a deployment, the `old` or the `new` one, in a process of its own."""
+    command = [sys.executable, "-c", DEPLOYED, str(SOURCE), url, which]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        must(process.stdout.readline() == "up\n", f"the {which} worker does not start.")
+        yield process
+        process.communicate()
+
+
+def start_delay(url: str, count: int) -> Iterator[Sides]:
+    """Yield rounds of *count* jobs, added one by one, that only one of two workers on their queue knows."""
+    with Router(url) as router, deployed(url, "old"), deployed(url, "new") as new:
+
+        def worst() -> float:
+            for _ in range(count):
+                router.add(None, {"added": time.time()}, task="stamp")
+            assert new.stdout is not None
+            delays = sorted(float(new.stdout.readline()) for _ in range(count))
+            return delays[-(-count * 99 // 100) - 1]
+
+        yield worst, lambda: 2.0
+
+
+@row("sqlite: start delay beside an old worker", peer="2 s", goal=1.0, unit="s p99", better="less")
+def sqlite_deployment(run: Run) -> Iterator[Sides]:
+    with tempfile.TemporaryDirectory(prefix="leasehold-") as folder:
+        yield from start_delay(f"sqlite:///{quote(folder)}/deployment.db", 100)
+
+
 # On PostgreSQL, as durable as it is by itself
 
 
@@ -306,6 +402,20 @@ def postgres_paused(run: Run) -> Iterator[Sides]:
         ours = BesidePaused(url, schema="ours", concurrency=100, paused=run.pick(PAUSED, 20_000))
         theirs = Leasehold(url, schema="theirs", concurrency=100)
         yield from against(ours, theirs, run.pick(10_000, 3_000), None, lambda: keeper.execute("VACUUM ANALYZE"))
+
+
+@row("postgres: behind 10,000 jobs of an unknown task", peer="the same worker without them", goal=0.8)
+def postgres_unknown(run: Run) -> Iterator[Sides]:
+    with server(run) as url, psycopg.connect(url, autocommit=True) as keeper:
+        ours = BesideUnknown(url, schema="ours", concurrency=100, unknown=run.pick(UNKNOWN, 2_000))
+        theirs = Leasehold(url, schema="theirs", concurrency=100)
+        yield from against(ours, theirs, run.pick(40_000, 8_000), None, lambda: keeper.execute("VACUUM ANALYZE"))
+
+
+@row("postgres: start delay beside an old worker", peer="2 s", goal=1.0, unit="s p99", better="less")
+def postgres_deployment(run: Run) -> Iterator[Sides]:
+    with server(run) as url:
+        yield from start_delay(url, 100)
 
 
 @row("postgres: from add to handler, idle", peer=named("pgqueuer"), goal=1.0, unit="ms p50", better="less")
@@ -380,9 +490,13 @@ ROWS = [
     sqlite_mixed,
     sqlite_progress,
     sqlite_paused,
+    sqlite_unknown,
+    sqlite_deployment,
     postgres_pgqueuer,
     postgres_procrastinate,
     postgres_paused,
+    postgres_unknown,
+    postgres_deployment,
     postgres_latency,
     postgres_memory,
 ]

@@ -288,3 +288,44 @@ def test_the_slot_of_a_job_that_runs_is_free_for_no_other(router: Router) -> Non
         assert router.job("c").status is Status.PENDING
         gate.open()
         ended(router, "a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("queue", "said"),
+    [
+        ("mial", ["queue 'mial' has no jobs, and no task here names it: did you mean 'mail'?"]),
+        ("imags", ["queue 'imags' has no jobs, and no task here names it: did you mean 'images'?"]),
+        ("quite another", ["queue 'quite another' has no jobs, and no task here names it."]),
+        ("mail", []),
+        ("images", []),
+        ("paused", []),
+        ("default", []),
+    ],
+)
+def test_a_queue_that_nobody_has_heard_of_is_a_warning(
+    any_router: Router, queue: str, said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be a slip, and the worker would wait there for ever. Jobs, pauses and tasks make a queue known."""
+
+    @any_router.task(queue="images")
+    def resize() -> None:
+        pass
+
+    any_router.add("elsewhere", queue="mail", delay_seconds=3600)
+    any_router.pause("paused", by="ops")
+    with working(any_router, queues=[queue]) as worker:
+        until(lambda: worker.health().claimed_seconds is not None, "its first claim")
+
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == said
+
+
+def test_a_worker_whose_queues_cannot_be_looked_at_starts_all_the_same(router: Router) -> None:
+    """The store is away at that moment: its claims will tell."""
+    store = Tampered(router.store)
+
+    def counts(real: Any) -> Any:
+        raise StoreUnavailable("away")
+
+    store.tampers["counts"] = counts
+    with working(router, store=store, queues=["mail"]) as worker:
+        until(lambda: worker.health().claimed_seconds is not None, "its first claim")

@@ -30,6 +30,7 @@ from .tables import tables_of
 
 QUEUES = ("fast", "slow", "default")
 LOCKS = 6
+TASKS = ("", "resize", "send")  # "" for jobs without one
 UNIQUES = 8
 ENOUGH = 300  # jobs that wait: then nobody adds more
 HELD = 20  # leases of one process: then it claims no more
@@ -255,6 +256,7 @@ class Hunter:
                     "id": self._token(),
                     "payload": {"lock": lock},
                     "lock": lock,
+                    "task": rng.choice(TASKS) or None,
                     "queue": rng.choice(QUEUES),
                     "priority": rng.randint(-1, 1),
                     "unique": f"unique-{rng.randrange(UNIQUES)}" if rng.random() < 0.05 else None,
@@ -279,16 +281,23 @@ class Hunter:
         if self._party.size() > HELD:
             return
         limit = rng.choice((1, 1, 3, 10))
+        known = None if rng.random() < 0.5 else rng.sample(TASKS, rng.randint(1, 2))
         asked = self._tick()
-        leases = self._router.claim_many(
+        grants = self._store.claim(
             self._name,
             limit=limit,
             queues=None if rng.random() < 0.7 else rng.sample(QUEUES, rng.randint(1, 2)),
-            lease_seconds=rng.uniform(*LEASE_SECONDS),
-            wait_seconds=rng.choice((0, 0, 0.01)),
+            lease_us=round(rng.uniform(*LEASE_SECONDS) * 1_000_000),
+            claim_id=new_claim_id(),
+            process=this_process(),
+            wait_us=rng.choice((0, 0, 10_000)),
+            tasks=known,
         )
         told = self._tick()
+        leases = [Lease(self._store, grant) for grant in grants]
         for lease in leases:
+            if known is not None and (lease.task or "") not in known:
+                self._say(Finding(f"a claim that knows {known} was granted {lease.task!r}", lease.job_id))
             self._got(lease, asked, told, "claim")
         if len(leases) < limit:
             self.produce()

@@ -94,7 +94,7 @@ END
 $lh$;
 
 -- Parks jobs behind their tasks, which the claimer does not know: of the rows of `ready` that it has locked (p_places), and,
--- since more of the same are likely to follow, of the first hundred of each queue above its floor. Answers with how many,
+-- since more of the same are likely to follow, of the first 500 of each queue above its floor. Answers with how many,
 -- and whether one of them has a lock key: it may have been the next to hold it, so whoever is behind it has to be woken.
 CREATE OR REPLACE FUNCTION leasehold.pass_over(
     p_owner text, p_tasks text[], p_places tid[], p_queues text[],
@@ -120,7 +120,7 @@ BEGIN
             (SELECT ctid, seq FROM leasehold.ready
              WHERE queue = v_queue AND (rank, run_at, seq) > (
                 coalesce(p_floor_ranks[v_at], -2147483648), coalesce(p_floor_run_ats[v_at], 0), coalesce(p_floor_seqs[v_at], 0)
-             ) ORDER BY rank, run_at, seq LIMIT 100)
+             ) ORDER BY rank, run_at, seq LIMIT 500)
         ), unknown AS MATERIALIZED (
             SELECT f.place, coalesce(j.task, '') AS task FROM first AS f
             CROSS JOIN LATERAL (SELECT task FROM leasehold.jobs WHERE seq = f.seq OFFSET 0) AS j
