@@ -210,6 +210,53 @@ MUTANTS = (
               "IF l.seq IS NOT NULL AND j.lock IS NOT NULL THEN"),),
         (_POSTGRES + "test_c28_a_woken_job_that_leaves_before_its_claim_wakes_the_next",),
     ),
+    # Jobs behind tasks
+    Mutant(
+        "pass-over-keeps-key",
+        "A job that is parked behind its task keeps those behind its lock key waiting.",
+        (Edit(_SQL + "04_parking.sql", "            INSERT INTO leasehold.freed (lock) SELECT unnest(v_locks);\n", ""),),
+        (_POSTGRES + "test_c57_behind_a_free_key_the_known_jobs_come_although_the_first_is_unknown",),
+    ),
+    Mutant(
+        "pass-over-out-of-order",
+        "What a job that is parked behind its task lets go comes behind the floors of the same claim.",
+        (Edit(_SQL + "04_claiming.sql", "                v_known := '{}';\n                v_ranks := NULL;\n", ""),),
+        (_POSTGRES + "test_c57_a_known_job_behind_a_key_keeps_its_place_among_the_others",
+         _POSTGRES + "test_c57_the_next_behind_the_key_comes_whatever_was_claimed_before"),
+    ),
+    Mutant(
+        "fast-claim-unknown",
+        "The fast path of a claim grants a job whose task the claimer does not know.",
+        (Edit(_SQL + "04_claiming_next.sql", "          AND (p_tasks IS NULL\n", "          AND (true\n"),),
+        (_POSTGRES + "test_c58_one_at_a_time_in_order_whatever_was_claimed_before",),
+    ),
+    Mutant(
+        "fast-claim-passes-lanes",
+        "The fast path of a claim does not see what is parked behind tasks that it knows.",
+        (Edit(_SQL + "04_claiming_next.sql", "        AND (NOT EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task')\n",
+              "        AND (true\n"),),
+        (_POSTGRES + "test_c58_the_fast_path_sees_what_is_parked",),
+    ),
+    Mutant(
+        "lanes-of-paused",
+        "A claim takes jobs of a paused queue from behind their task.",
+        (Edit(_SQL + "04_parking.sql", "v_queue = ANY (p_paused) OR v_queue <> ALL (p_queues)", "v_queue <> ALL (p_queues)"),),
+        (_POSTGRES + "test_c58_a_paused_queue_keeps_what_is_parked",),
+    ),
+    Mutant(
+        "late-in-a-lane",
+        "A job that is being claimed from behind its task is cancelled as late.",
+        (Edit(_SQL + "04_claiming.sql",
+              "        CONTINUE WHEN NOT FOUND AND EXISTS (\n            SELECT FROM leasehold.parked\n",
+              "        CONTINUE WHEN false AND EXISTS (\n            SELECT FROM leasehold.parked\n"),),
+        ("tests/postgres/test_late_starts.py::test_what_somebody_has_just_taken_is_not_cancelled",),
+    ),
+    Mutant(
+        "sqlite-pass-over-keeps-key",
+        "On SQLite, a job that is parked behind its task keeps those behind its lock key waiting.",
+        (Edit("stores/sqlite/claiming.py", "            yield from self.wake(lock, queue)\n", "            pass\n"),),
+        (_SQLITE + "test_c57_behind_a_free_key_the_known_jobs_come_although_the_first_is_unknown",),
+    ),
     # PostgreSQL: the other paths of a verb
     Mutant(
         "add-alike-stall",
@@ -310,7 +357,7 @@ MUTANTS = (
     Mutant(
         "pause-waits",
         "A claim that waits on SQLite takes the write lock again and again beside a paused queue.",
-        (Edit("stores/sqlite/reading.py", "        due -= {name for (name,) in (yield one(self.sql.paused))}\n", ""),),
+        (Edit("stores/sqlite/reading.py", "(yield one(self.sql.queues))} - paused\n", "(yield one(self.sql.queues))}\n"),),
         ("tests/sqlite/test_pausing.py::test_a_claim_that_waits_beside_a_paused_queue_is_not_busy",),
     ),
     Mutant(

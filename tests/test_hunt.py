@@ -318,7 +318,11 @@ MUTANTS = {
     ),
     "a claim that loses what is behind a key": (
         "claim",
-        [("seq FROM candidates WHERE blocked\n", "seq FROM candidates WHERE false\n")],
+        [("p_owner FROM candidates WHERE blocked\n", "p_owner FROM candidates WHERE false\n")],
+    ),
+    "a job that is parked behind its task and keeps its key from others": (
+        "pass_over",
+        [("INSERT INTO leasehold.freed (lock) SELECT unnest(v_locks);", "PERFORM 1;")],
     ),
     "a freed key that wakes nobody": (
         "settle_one",

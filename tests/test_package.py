@@ -48,6 +48,7 @@ PUBLIC = {
     "JobSettings",
     "NewJob",
     "Ownership",
+    "Parked",
     "Process",
     "Pruned",
     "Queue",

@@ -52,6 +52,19 @@ def test_a_queue_is_paused_listed_and_resumed(url: str, capsys: pytest.CaptureFi
         assert [event.facts["by"] for event in router.events(kind="resumed")] == ["bob"]
 
 
+def test_a_list_says_which_tasks_no_worker_knew(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A slip in a task's name shows here: its jobs wait for a worker that never comes."""
+    with Router(url) as router:
+        router.add("d", queue="imports", task="imprt")
+        assert router.store.claim("worker-0", limit=10, queues=["imports"], tasks=["import"]) == []
+
+    assert "queue imports: 2 pending, 0 running, 1 parked behind no task, 1 parked behind task 'imprt'" in said(
+        capsys, "list", url
+    )
+    [imports, _] = json.loads(said(capsys, "list", url, "--json"))["queues"]
+    assert imports["parked"] == {"": 1, "imprt": 1}
+
+
 def test_programs_read_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The same facts in each answer."""
     paused = json.loads(said(capsys, "pause", url, "mail", "--by", "ann", "--note", "why", "--json"))
@@ -63,7 +76,8 @@ def test_programs_read_json(url: str, capsys: pytest.CaptureFixture[str]) -> Non
     )
     listed = json.loads(said(capsys, "list", url, "--json"))
     assert listed["url"] == url
-    assert listed["queues"][1] == {key: paused[key] for key in paused if key != "url"} | {"pending": 1, "running": 1}
+    facts = {key: paused[key] for key in paused if key != "url"}
+    assert listed["queues"][1] == facts | {"pending": 1, "running": 1, "parked": {}}
     resumed = json.loads(said(capsys, "resume", url, "mail", "--by", "ann", "--json"))
     assert (resumed["paused"], resumed["paused_at"]) == (False, None)
 

@@ -152,6 +152,8 @@ TABLE: dict[str, dict[str, tuple[str, ...] | str]] = {
         "several unlike": (
             "test_c13_larger_priority_then_earlier_time_then_insertion",
             "test_c14_trap_5_two_jobs_of_one_key_in_one_batch",
+            "test_c57_a_batch_of_unlike_jobs_has_those_that_are_known",
+            "test_c58_parked_jobs_come_in_the_order_of_all",
             "test_c15_every_path_of_a_claim_grants_the_length_that_counts",
             "test_c16_every_path_of_a_claim_hands_over_what_is_kept_of_the_job",
             "test_c18_every_path_of_a_claim_keeps_what_it_was_given",
@@ -160,6 +162,8 @@ TABLE: dict[str, dict[str, tuple[str, ...] | str]] = {
         ),
         "the fast claim": (
             "test_c13_one_at_a_time_is_the_same_order",
+            "test_c58_one_at_a_time_in_order_whatever_was_claimed_before",
+            "test_c58_the_fast_path_sees_what_is_parked",
             "test_c15_every_path_of_a_claim_grants_the_length_that_counts",
             "test_c16_every_path_of_a_claim_hands_over_what_is_kept_of_the_job",
             "test_c18_every_path_of_a_claim_keeps_what_it_was_given",
@@ -171,6 +175,7 @@ TABLE: dict[str, dict[str, tuple[str, ...] | str]] = {
         ),
         "waits for a lock": (  # it passes over what is locked, and waits where epochs are set alone
             _TRAPS + "test_trap_5_a_job_whose_key_somebody_is_deciding_about_is_not_lost",
+            _BESIDE + "test_claims_wait_for_nobody_who_takes_or_parks_by_tasks",
             _TRAPS + "test_trap_4_no_epoch_is_drawn_before_its_key_is_held",
             _BESIDE + "test_of_two_claims_that_find_another_server_one_advances_the_epochs",
         ),

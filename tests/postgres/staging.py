@@ -41,9 +41,9 @@ class Session:
         name = sql.Identifier(self._store.database.schema, function).as_string(None).replace("%", "%%")
         return list(self.connection.execute(f"select * from {name}({', '.join(['%s'] * len(args))})", args))
 
-    def claim(self, limit: int = 10) -> list[str]:
+    def claim(self, limit: int = 10, tasks: list[str] | None = None) -> list[str]:
         """Claim, and stay in the transaction; return the ids of what was got."""
-        rows = self.call("claim", "other", limit, None, None, None, 30_000_000, None, *[None] * 12, False)
+        rows = self.call("claim", "other", limit, None, tasks, None, 30_000_000, None, *[None] * 12, False)
         return [id_ for row in rows for id_ in row[2] or ()]
 
 

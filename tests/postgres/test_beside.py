@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from leasehold import Conflict, StaleEpoch
+from leasehold import Conflict, Parked, StaleEpoch
 from leasehold.core.job import Outcome, Progress, new_job
 from leasehold.lease import Lease
 from leasehold.liveness import this_process
@@ -258,17 +258,23 @@ def test_of_two_callers_under_one_epoch_one_gets_a_fresh_effect(store: PostgresS
 
 
 @pytest.mark.parametrize("act", ["cancel", "finish", "transfer"])
-@pytest.mark.parametrize("waiting", ["ready", "scheduled", "parked"])
+@pytest.mark.parametrize("waiting", ["ready", "scheduled", "parked", "behind its task"])
 def test_an_operator_who_saw_a_pending_job_meets_the_claim_beside_it(
     store: PostgresStore, act: str, waiting: str
 ) -> None:
     """The claim has taken the row by which the job waits; the operator waits for its commit, and finds the owner."""
-    waits: dict[str, dict[str, Any]] = {"ready": {}, "scheduled": {"delay_seconds": 60}, "parked": {"lock": "k"}}
+    waits: dict[str, dict[str, Any]] = {
+        "ready": {},
+        "scheduled": {"delay_seconds": 60},
+        "parked": {"lock": "k"},
+        "behind its task": {"task": "new"},
+    }
     if waiting == "parked":
         store.add([new_job("holder", lock="k")])
         holder = one(store)
     store.add([new_job("a", **waits[waiting])])
     assert not (waiting == "parked" and store.claim("b"))  # which parks it
+    assert not (waiting == "behind its task" and store.claim("b", tasks=["old"]))
     acts: dict[str, Callable[[], Any]] = {
         "cancel": lambda: store.cancel("a", 0, by="ops"),
         "finish": lambda: store.finish("a", 0, by="ops"),
@@ -290,6 +296,64 @@ def test_an_operator_who_saw_a_pending_job_meets_the_claim_beside_it(
 
     assert (told.value.presented, told.value.owner) == (0, "other")
     assert store.job("a").owner == "other"
+
+
+# Claims that know different tasks, beside each other
+
+
+def test_claims_wait_for_nobody_who_takes_or_parks_by_tasks(store: PostgresStore) -> None:
+    """What is being taken from behind a task, or parked there, is passed over: it is the other claim's."""
+    store.add([new_job("new-1", task="new"), new_job("new-2", task="new")])
+    assert store.claim("old", limit=10, tasks=["old"]) == []
+    store.add([new_job("new-3", task="new"), new_job("old-1", task="old"), new_job("new-4", task="new")])
+    with session(store) as other:
+        assert other.claim(1, tasks=["new"]) == ["new-1"]  # of those behind the task
+        assert [grant.spec.id for grant in store.claim("b", tasks=["new"])] == ["new-2"]
+        other.connection.commit()
+
+        assert other.claim(1, tasks=["old"]) == ["old-1"]  # and has parked the others
+        assert store.claim("b", limit=10) == []
+        other.connection.rollback()
+
+    assert [grant.spec.id for grant in store.claim("b", limit=10)] == ["new-3", "old-1", "new-4"]
+
+
+def test_a_claim_that_rolls_back_has_parked_nothing(store: PostgresStore) -> None:
+    """Nor has it handed on the right to a key."""
+    store.add([new_job("holder", lock="k")])
+    holder = one(store)
+    store.add([new_job("new", task="new", lock="k"), new_job("old", task="old", lock="k")])
+    assert store.claim("b", limit=10) == []
+    store.settle([settling(holder)])
+    with session(store) as other:
+        assert other.claim(tasks=["old"]) == ["old"]
+        other.connection.rollback()
+
+    assert store.job("new").parked == Parked("lock", "k", "b")
+    assert store.verify() == []
+    assert [grant.spec.id for grant in store.claim("c", limit=10)] == ["new"]
+
+
+def test_trap_6_a_key_is_not_forgotten_between_a_claim_that_passes_over_and_one_that_decides(
+    store: PostgresStore,
+) -> None:
+    """Who meets another claim that is deciding about the key leaves the waking to the next claim, which does it."""
+    store.add([new_job("holder", lock="k")])
+    holder = one(store)
+    store.add([new_job("new", task="new", lock="k"), new_job("old", task="old", lock="k")])
+    assert store.claim("b", limit=10) == []
+    store.settle([settling(holder)])
+    store.reclaim()  # which wakes the first
+    with session(store) as other:
+        other.connection.execute(
+            sql.SQL("select pg_advisory_xact_lock({}('k'))").format(sql.Identifier(store.database.schema, "key_of"))
+        )
+        assert store.claim("c", limit=10, tasks=["old"]) == []
+        assert store.job("new").parked == Parked("task", "new", "c")
+        assert store.verify() == []
+        other.connection.rollback()
+
+    assert [grant.spec.id for grant in store.claim("c", limit=10, tasks=["old"])] == ["old"]
 
 
 @pytest.mark.parametrize("act", ["cancel", "finish", "requeue", "transfer"])

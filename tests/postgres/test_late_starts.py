@@ -32,11 +32,14 @@ def test_what_somebody_has_locked_is_left_for_the_next_sweep(place: Place, table
     assert store.verify() == []
 
 
-def test_what_somebody_has_just_taken_is_not_cancelled(place: Place) -> None:
+@pytest.mark.parametrize("parked", [False, True], ids=["ready", "behind its task"])
+def test_what_somebody_has_just_taken_is_not_cancelled(place: Place, parked: bool) -> None:
     """Its place is gone, and its lease is not seen yet."""
     clock = ManualClock()
     store = place.store(clock=clock)
-    store.add([new_job("a", start_within_seconds=10)])
+    store.add([new_job("a", task="new", start_within_seconds=10)])
+    if parked:
+        assert store.claim("old", tasks=["old"]) == []
     clock.advance(9)
     with psycopg.connect(store.database.url) as other:
         schema = sql.Identifier(store.database.schema)

@@ -151,6 +151,20 @@ def test_a_claim_does_not_read_the_jobs_of_a_paused_queue(crowded: PostgresStore
     assert counted(crowded, lambda: claim(crowded, queues=[queue]), 10) == {}
 
 
+def test_a_claim_does_not_read_the_jobs_behind_tasks_that_it_does_not_know(crowded: PostgresStore) -> None:
+    """However many they are; one that knows them reads what it takes, and the fast path is not left for them."""
+    crowded.add([new_job(f"new-{number}", task=f"new-{number % 3}", priority=3) for number in range(1_500)])
+    known = ["", "old", "older"]
+    while crowded.counts().parked.get("new-0", {}).get("default", 0) < 500:
+        claim(crowded, 10, tasks=known)
+    undisturbed(crowded)
+    claim(crowded, tasks=known)
+
+    assert counted(crowded, lambda: claim(crowded, 10, tasks=known), 80) == {}
+    assert counted(crowded, lambda: claim(crowded, tasks=known, queues=["queue-0"]), 20) == {}
+    assert counted(crowded, lambda: claim(crowded, 10, tasks=["new-1"]), 80) == {}
+
+
 def test_an_owners_verbs_read_their_own_leases(crowded: PostgresStore) -> None:
     """Renew, check, progress and settle, in batches."""
     grants = claim(crowded, 100)

@@ -33,19 +33,30 @@ def list_queues(url: str, as_json: bool, schema: str) -> int:
     """
     List the queues of the store at URL that are paused or have unfinished jobs.
 
+    It also says how many of the pending jobs are parked behind a task that a worker did not know.
+
     \b
     Examples:
       leasehold queue list sqlite:///jobs.db
       leasehold queue list postgresql://host/database --json
     """
     with open_existing(url, schema) as router:
-        queues, counts = router.queues(), router.counts().queues
-    rows = [{**_facts(one), "pending": 0, "running": 0, **counts.get(one.name, {})} for one in queues]
+        queues, counts = router.queues(), router.counts()
+    rows = [
+        {
+            **_facts(one),
+            "pending": 0,
+            "running": 0,
+            **counts.queues.get(one.name, {}),
+            "parked": {task: found[one.name] for task, found in counts.parked.items() if one.name in found},
+        }
+        for one in queues
+    ]
     if as_json:
         click.echo(json.dumps({"url": shown_url(url), "queues": rows}, ensure_ascii=False))
         return 0
     for one, row in zip(queues, rows, strict=True):
-        click.echo(f"queue {one.name}: {row['pending']} pending, {row['running']} running{_paused(one)}")
+        click.echo(f"queue {one.name}: {row['pending']} pending, {row['running']} running{_parked(row)}{_paused(one)}")
     if not rows:
         click.echo("No queue is paused or has unfinished jobs.")
     return 0
@@ -120,3 +131,9 @@ def _paused(found: Queue) -> str:
         return ""
     note = "" if found.paused_note is None else f": {found.paused_note}"
     return f", paused by {found.paused_by} at {found.paused_at:%Y-%m-%d %H:%M:%S} UTC{note}"
+
+
+def _parked(row: dict[str, Any]) -> str:
+    return "".join(
+        f", {count} parked behind {f'task {task!r}' if task else 'no task'}" for task, count in row["parked"].items()
+    )

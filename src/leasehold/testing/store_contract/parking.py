@@ -212,6 +212,34 @@ class Parking(Contract):
 
         assert order == ["1", "2", "3"]
 
+    @pytest.mark.parametrize("limit", [1, 10])
+    def test_c57_the_next_behind_the_key_comes_whatever_was_claimed_before(self, store: Store, limit: int) -> None:
+        """Also if it stands before jobs that earlier claims have taken, and a store remembers where to go on."""
+        store.add([new_job("holder", lock="k")])
+        holder = one(store)
+        store.add([new_job("woken", task="old", lock="k", priority=-1)])
+        assert store.claim("b", limit=10) == []
+        store.add([new_job("new", task="new", lock="k", priority=-2)])
+        assert store.claim("b", limit=10) == []
+        store.add([new_job(f"old-{number}", task="old", priority=-3) for number in range(3)])
+        assert [one(store, tasks=OLD).spec.id for _ in range(2)] == ["old-0", "old-1"]
+
+        settle(store, completed(holder))
+        moved = store.transfer("woken", 0, to="c", by="ops")
+        settle(store, released(moved))
+
+        assert ids(store.claim("a", limit=limit, tasks=OLD))[0] == "woken"
+
+    def test_c58_the_fast_path_sees_what_is_parked(self, store: Store) -> None:
+        """One at a time, as a store may do it in a shorter way where nothing else is to be seen to."""
+        store.add([new_job(f"old-{number}", task="old") for number in range(3)])
+        assert one(store, tasks=NEW).spec.id == "old-0"
+        store.add([new_job("new", task="new", priority=1), new_job("too", task="new", priority=1)])
+        assert one(store, tasks=OLD).spec.id == "old-1"
+        assert one(store, tasks=NEW).spec.id == "new"
+        assert one(store).spec.id == "too"
+        assert one(store, tasks=NEW).spec.id == "old-2"
+
     def test_c57_the_next_behind_the_key_is_of_the_same_queue(self, store: Store) -> None:
         """Who claims from one queue alone is not kept by an unknown job of it."""
         store.add([new_job("holder", lock="k")])
