@@ -138,7 +138,10 @@ class Ready:
         line, early = lane.line, lane.early
         while (line or early) and len(taken) < limit and not self.stirred:
             _, _, ticket, record = lane.pop() if early else line.popleft()
-            if record.ticket == ticket and (_is_plain(record, known) or admit(record)):
+            if record.ticket != ticket:
+                continue
+            spec = record.spec  # as `_is_plain`: a call for each job would take longer than the rest of this loop
+            if (spec.lock is None and (known is None or spec.task in known)) or admit(record):
                 taken.append(record)
 
     def _merge(self, lanes: list[Ranked], limit: int, admit: Admit, known: Known | None, taken: list[Record]) -> None:
