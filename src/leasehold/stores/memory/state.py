@@ -589,8 +589,7 @@ class State:
     def _note(self, kind: str, record: Record | None, now: int, **facts: Any) -> None:
         number = self._events_dropped + len(self._events) + 1
         epoch = facts.pop("epoch", record.epoch if record else None)
-        held = record.grant.owner if record and record.grant else None
-        owner = facts.pop("owner", held)
+        owner = facts.pop("owner", record.grant.owner if record and record.grant else None)
         plain = {name: str(value) if isinstance(value, StrEnum) else value for name, value in facts.items()}
         known = {name: value for name, value in plain.items() if value is not None}
         job_id = None if record is None else record.spec.id
