@@ -237,8 +237,9 @@ class RawSqlite:
         [(last,)] = execute("SELECT coalesce(max(seq), 0) FROM leasehold_jobs")
         rows = [(seq, id, now, json.dumps(payload), now, now) for seq, (id, payload) in enumerate(jobs, last + 1)]
         self._connection.executemany(
-            "INSERT INTO leasehold_jobs (seq, id, queue, priority, run_at, payload, created_at, updated_at) "
-            "VALUES (?, ?, 'default', 0, ?, ?, ?, ?)",
+            "INSERT INTO leasehold_jobs "
+            "(seq, id, queue, priority, run_at, max_errors, max_reclaims, payload, created_at, updated_at) "
+            "VALUES (?, ?, 'default', 0, ?, 5, 3, ?, ?, ?)",
             rows,
         )
         self._connection.executemany(
