@@ -19,7 +19,6 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from .connections import is_async
 from .errors import Unsupported
 from .store import Store, Transactions
 from .transaction import Joined, is_anything_open, refuse_inside, remember
@@ -184,6 +183,8 @@ def joined(
 
     On a connection of an event loop the value is a coroutine, which only the async form of a verb may await.
     """
+    from .connections import is_async  # only now: most programs never pass a connection
+
     transactions = transactions_of(store, "connection=…")
     if is_async(connection):
         if not _awaited.get():

@@ -36,7 +36,6 @@ from ..store import Pruned, Store
 from ..stores import open_store
 from ..tasks import Backend, Registry
 from ..tasks.hooks import Hook
-from ..worker.events import Listeners
 from . import operators
 from . import queues as queue_verbs
 from . import workers as worker_verbs
@@ -44,6 +43,7 @@ from .results import id_of, pauses, result_of
 
 if TYPE_CHECKING:  # imported where they are used: who only adds jobs does without tasks, and most do without a worker
     from ..tasks.task import AnyTask, Decorator, Task, TaskSettings
+    from ..worker.events import Listener
     from ..worker.reporting import Tally
     from ..worker.worker import Shop, Worker
     from .aio import AsyncRouter
@@ -81,7 +81,7 @@ class Router:
     ) -> None:
         self._registry = Registry(inputs.modules(imports))
         self._adder = self._registry.adder
-        self._listeners = Listeners()
+        self._listeners: dict[str, list[Listener]] = {}  # by the name of their event
         self._lease_us = checks.microseconds(lease_seconds, "lease_seconds")
         self._trace = trace
         self._retention = inputs.retention(retention)
@@ -428,11 +428,13 @@ class Router:
         Raises `InvalidArgument` for another event, and for a function that is async or does not take the event.
         """
 
-        def listen(listener: Hook) -> Hook:
-            self._listeners.add(event, listener)
+        def decorate(listener: Hook) -> Hook:
+            from ..worker.events import listen
+
+            listen(self._listeners, event, listener)
             return listener
 
-        return listen
+        return decorate
 
     # Operators
 

@@ -92,22 +92,19 @@ NAMES: dict[type[Event], str] = {
 }
 
 
-class Listeners(dict[str, list[Listener]]):
-    """The functions that `@router.on` was given, by the name of their event."""
-
-    def add(self, event: str, listener: Listener) -> None:
-        """Have *listener* called with each *event*."""
-        if event not in NAMES.values():
-            raise InvalidArgument(f"no event is called {event!r}: there are {', '.join(NAMES.values())}.")
-        if not callable(listener):
-            raise InvalidArgument(f"@router.on({event!r}) takes a function, not {listener!r}.")
-        if inspect.iscoroutinefunction(listener):
-            raise InvalidArgument(f"@router.on({event!r}) takes a plain function, and {listener!r} is async.")
-        try:
-            inspect.signature(listener).bind(None)
-        except TypeError:
-            raise InvalidArgument(f"@router.on({event!r}) calls its function with the event: {listener!r}.") from None
-        self.setdefault(event, []).append(listener)
+def listen(listeners: dict[str, list[Listener]], event: str, listener: Listener) -> None:
+    """Have *listener* called with each *event*; raise `InvalidArgument` for one that cannot be."""
+    if event not in NAMES.values():
+        raise InvalidArgument(f"no event is called {event!r}: there are {', '.join(NAMES.values())}.")
+    if not callable(listener):
+        raise InvalidArgument(f"@router.on({event!r}) takes a function, not {listener!r}.")
+    if inspect.iscoroutinefunction(listener):
+        raise InvalidArgument(f"@router.on({event!r}) takes a plain function, and {listener!r} is async.")
+    try:
+        inspect.signature(listener).bind(None)
+    except TypeError:
+        raise InvalidArgument(f"@router.on({event!r}) calls its function with the event: {listener!r}.") from None
+    listeners.setdefault(event, []).append(listener)
 
 
 class _Ended(NamedTuple):

@@ -37,7 +37,7 @@ from ..tasks.hooks import Hooks
 from ..tasks.task import AnyTask, Kind
 from .claiming import LONGEST_REST_SECONDS, MOST, WAIT_SECONDS, Claimer
 from .dispatching import Dispatcher, Executor
-from .events import Listeners, Observers
+from .events import Listener, Observers
 from .handling import End, failed, released, settlement
 from .keeping import Renewer, Watch
 from .lifespan import Lifespan
@@ -66,7 +66,7 @@ class Shop(NamedTuple):
     store: Store
     tasks: Mapping[str, AnyTask]
     hooks: Hooks
-    listeners: Listeners
+    listeners: Mapping[str, Sequence[Listener]]
     lease_us: int
     retention: Retention = DEFAULT_RETENTION
 
