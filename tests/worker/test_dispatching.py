@@ -231,3 +231,44 @@ def test_a_blocked_loop_gives_its_slots_to_threads(router: Router) -> None:
 
     assert ran == ["plain", "asynchronous"]
     assert router.job("a").reclaims == router.job("a").errors == 0
+
+
+def test_a_run_that_was_handed_back_before_it_came_here_takes_no_slot(router: Router) -> None:
+    """As when a worker stood still between what it had noted of a claim and the hand-over of its runs to this."""
+    stage = Stage(router, 1)
+    router.add("t0", task="t")
+    lease = router.claim("worker")
+    assert lease is not None
+    late = Run(lease, router.tasks["t"], 0, 0)
+    assert late.first()  # a keeper hands it back
+    stage.dispatcher.free(late)
+
+    stage.dispatcher.start([late])
+    stage.claim("t1", at=1)
+
+    assert stage.began == ["t1"]
+
+
+def test_a_worker_that_stood_still_while_it_began_a_claim_loses_no_slot(router: Router) -> None:
+    """Its keepers look before the claim goes on, and hand back what has waited for too long; later jobs are done."""
+    clock = ManualClock()
+
+    @router.task
+    def work() -> None:
+        """Nothing to do."""
+
+    with working(router, steady=clock, concurrency=1) as worker:
+        began, stood_still = worker._dispatcher.start, threading.Event()
+
+        def start(runs: Sequence[Run]) -> None:
+            if not stood_still.is_set():
+                stood_still.set()
+                clock.advance(2)  # the process was stopped for that long; the watch wakes first
+                until(lambda: not any(run.waits for run in runs), "the run to be handed back")
+                until(lambda: not worker._executing, "the watch to be done with it")
+            began(runs)
+
+        worker._dispatcher.start = start  # type: ignore[method-assign]  # where the process stands still
+        work.options(id="a").add()
+        assert stood_still.wait(PATIENCE)
+        ended(router, "a")
