@@ -54,6 +54,8 @@ class Dispatcher:
         with self._lock:
             for run in runs:
                 kind = run.task.kind
+                if not run.waits:  # a keeper has handed it back meanwhile, and its slot would never be free again
+                    continue
                 if self._free:  # then none waits
                     self._free -= 1
                     run.has_slot = True
