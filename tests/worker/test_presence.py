@@ -432,3 +432,42 @@ def test_an_async_handler_gets_its_transfers_too(router: Router) -> None:
     with working(router) as worker:
         handed(router, worker.owner)
         ended(router, "a")
+
+
+def test_a_transfer_that_comes_as_the_last_handler_has_ended_is_handed_back(router: Router) -> None:
+    """It is not begun by a worker that waits for handlers no more, and whose leases nobody renews from now on."""
+    accepted, go_on, gate = threading.Event(), threading.Event(), Gate()
+    store = Tampered(router.store)
+
+    @router.task
+    def work() -> None:
+        gate.pass_by()
+
+    worker = made(router, store=store.store)
+    begin = worker.begin
+
+    def begins_late(*args: Any, **options: Any) -> None:
+        if options.get("transferred"):
+            accepted.set()
+            assert go_on.wait(PATIENCE)
+        begin(*args, **options)
+
+    worker.begin = begins_late  # type: ignore[method-assign]  # where its thread stands still
+    wait_for_handlers = worker._wait_for_handlers
+
+    def waits_no_more(until: int) -> bool:
+        none = wait_for_handlers(until)
+        go_on.set()
+        return none
+
+    worker._wait_for_handlers = waits_no_more  # type: ignore[method-assign]  # from here on, nobody waits for handlers
+    worker.start()
+    listed(router)
+    handed(router, worker.owner)
+    assert accepted.wait(PATIENCE)
+    worker.stop()
+    job = router.job("a")
+    gate.open()
+
+    assert gate.came == []
+    assert (job.status, worker.unsettled) == (Status.PENDING, 0)
