@@ -385,12 +385,13 @@ class Worker:
             runs.append(run)
             if run.renew_us < soonest:
                 soonest = run.renew_us
+        # Before they begin, and after they are noted: `stop` may have looked before, and waits for no handler any more.
+        if self.closing and transferred:
+            for run in runs:
+                self.waited(run)
         self._dispatcher.start(runs)
         self._renewer.wake_by(soonest)
         self._watch.wake_by(soonest)
-        if self.closing and transferred:  # `stop` may have looked before they were there
-            for run in runs:
-                self.waited(run)
 
     def _unhandled(self, run: Run) -> None:
         # No claim grants it; it was found after a lost reply, of a claim that knew more. The next claim parks it behind
