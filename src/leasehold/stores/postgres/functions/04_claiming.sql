@@ -449,6 +449,13 @@ BEGIN
             -- Nothing is taken before another look: what they let go may come before those that would be next.
             IF v_passed.keys THEN
                 v_again := leasehold.unpark(200, v_freed) OR v_again;
+                -- A key that was held when this looked may be one of those that were seen to just now: nobody would
+                -- wake who is parked behind it again. Only our own are known to be held.
+                v_keys := ARRAY(
+                    SELECT j.lock FROM unnest(v_seqs) AS s(seq)
+                    CROSS JOIN LATERAL (SELECT lock FROM leasehold.jobs WHERE seq = s.seq OFFSET 0) AS j
+                    WHERE j.lock IS NOT NULL
+                );
                 v_known := '{}';
                 v_ranks := NULL;
                 v_runs := NULL;
