@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import threading
@@ -146,6 +147,42 @@ def test_a_cancelled_job_is_lost_and_cancelled() -> None:
         assert heard.names == ["lost", "cancelled"]
         [cancelled] = heard.of(Cancelled)
         assert (cancelled.refusal.moved_by, cancelled.refusal.note) == ("operator", "not needed")
+
+
+def test_two_keepers_that_learn_of_a_loss_together_tell_of_it_once() -> None:
+    """The refusal of a renewal, and that of a progress report, come from two threads."""
+    clock, gate = ManualClock(), Gate()
+    with Router(clock=clock) as router:
+        heard = Heard(router, "lost", "cancelled")
+
+        @router.task
+        def work() -> None:
+            gate.pass_by()
+
+        work.options(id="a").add()
+        with working(router, steady=clock) as worker:
+            gate.wait_for()
+            [run] = worker._in_flight.values()
+            router.cancel(router.job("a"), by="operator")
+            [refusal] = router.store.check([("a", run.lease.epoch)])
+            second = threading.Thread(target=worker.lost, args=(run, refusal))
+
+            def meanwhile(record: logging.LogRecord) -> bool:
+                if "is lost" in record.getMessage() and second.ident is None:
+                    second.start()
+                    second.join(PATIENCE)
+                return True
+
+            log = logging.getLogger("leasehold.worker")
+            log.addFilter(meanwhile)
+            try:
+                worker.lost(run, refusal)
+            finally:
+                log.removeFilter(meanwhile)
+            until(lambda: "cancelled" in heard.names, "the event")
+            gate.open()
+
+        assert sorted(heard.names) == ["cancelled", "lost"]
 
 
 def test_a_settlement_that_is_refused_is_heard(router: Router) -> None:
