@@ -22,6 +22,7 @@ class Run:
         "_moved_us",
         "_moves",
         "_taken",
+        "_told",
         "began_us",
         "came_us",
         "deadline_us",
@@ -53,6 +54,7 @@ class Run:
         self.handle: Any = None  # what the kind of its task needs in order to stop it
         self.has_slot = False  # the dispatcher's own note
         self._taken = False
+        self._told = 0  # of its loss: 1 that it is lost, 2 why
         self._moves = 0
         self._moved_us = now
 
@@ -64,6 +66,12 @@ class Run:
         with _taking:
             first, self._taken = not self._taken, True
         return first
+
+    def tells_of_loss(self, *, why: bool) -> bool:
+        """Return True to the first who is to tell that its lease is lost, and to the first who knows *why*."""
+        with _taking:
+            known, self._told = self._told, max(self._told, 2 if why else 1)
+            return self._told > known
 
     @property
     def waits(self) -> bool:

@@ -492,6 +492,8 @@ class Worker:
         lease._lost = True
         if lease.epoch not in self._executing:
             return  # it waits for its settlement, and the store will tell
+        if not run.tells_of_loss(why=refusal is not None):
+            return  # another keeper has learned of it at the same moment
         self._reporter.lost(run, refusal)
         if refusal is not None:
             self._stop_run(run, None)
