@@ -296,6 +296,7 @@ DECLARE
     v_parked integer := 0;
     v_lane_tasks text[] := '{}';   -- where jobs are parked behind tasks that this claim knows
     v_lane_queues text[] := '{}';
+    v_theirs text[] := '{}';       -- queues of which others are taking all that is there
     v_before record;          -- the floors before a look
     v_passed record;
     l_tasks text[];
@@ -358,6 +359,9 @@ BEGIN
             p_queues,
             leasehold.waiting_queues(ARRAY(SELECT q COLLATE "C" FROM unnest(v_known) AS k(q) ORDER BY 1), v_paused)
         );
+        IF v_theirs <> '{}' THEN
+            v_queues := ARRAY(SELECT q FROM unnest(v_queues) AS n(q) WHERE q <> ALL (v_theirs));
+        END IF;
         l_tasks := '{}';
         IF cardinality(v_queues) = 1 AND v_lane_tasks = '{}' THEN
             v_wanted := ARRAY[p_limit - cardinality(v_seqs)];
@@ -480,7 +484,15 @@ BEGIN
                 FOR UPDATE SKIP LOCKED
             ) AS first;
         END LOOP;
-        EXIT WHEN c_seqs = '{}';
+        IF c_seqs = '{}' THEN
+            EXIT WHEN NOT v_several OR (v_queues IS NULL OR v_queues = '{}') AND l_tasks = '{}';
+            -- What is first in these, others are taking at this moment. That must not hold up what is elsewhere.
+            v_theirs := v_theirs || v_queues;
+            SELECT coalesce(array_agg(n.task), '{}'), coalesce(array_agg(n.queue), '{}') INTO v_lane_tasks, v_lane_queues
+            FROM unnest(v_lane_tasks, v_lane_queues) AS n(task, queue)
+            WHERE (n.task, n.queue) NOT IN (SELECT * FROM unnest(l_tasks, l_queues));
+            CONTINUE;
+        END IF;
         SELECT array_agg(DISTINCT lock) INTO v_asked FROM unnest(c_locks) AS c(lock)
         WHERE lock IS NOT NULL AND lock <> ALL (v_keys);
         IF v_asked IS NULL AND v_keys = '{}' THEN
