@@ -55,7 +55,8 @@ class Reporting(Recorded):
         it: the newest wins. It is written before the job is settled, and in time for `stall_seconds`. If it is refused,
         `lost` is true from then on, and the next verb raises.
 
-        With *connection*, the report is part of that transaction: rows and how far they go are one commit.
+        With *connection*, the report is part of that transaction: rows and how far they go are one commit. An earlier
+        report that still waits goes with it, and is rolled back with it.
 
         Raises `StaleEpoch` if the job has moved on; then nothing was recorded.
         """
