@@ -51,7 +51,7 @@ def test_every_scene_shows_what_it_promises(shown: str) -> None:
     for line in (
         r"job-A +worker-1 +e\+1 +completes it",
         r"job-B +worker-1 +e\+2 +REFUSED complete: current is e\+4 \(worker-2\)",
-        r"job-C +\(nobody\) +e\+6 +taken from worker-1: lease expired \(timeout\)",
+        r"job-C +no owner +e\+6 +taken from worker-1: lease expired \(timeout\)",
         r"job-D +worker-1 +e\+8 +REFUSED complete: current is e\+10 \(same name\)",
         r"job-E +worker-1 +e\+11 +REFUSED progress: current is e\+13 \(worker-2\)",
         r"job-E +worker-1 +e\+11 +REFUSED add: current is e\+13 \(worker-2\)",

@@ -50,7 +50,7 @@ def test_on_a_server_the_same_story_plays_and_nothing_is_left(url: str, capsys: 
     for line in (
         rf"Played in {re.escape(url)}, in the schema leasehold_demo_[0-9a-f]{{8}}, which is dropped afterwards\.",
         r"job-B +worker-1 +e\+2 +REFUSED complete: current is e\+4 \(worker-2\)",
-        r"job-C +\(nobody\) +e\+6 +taken from worker-1: process gone \(recovery\)",
+        r"job-C +no owner +e\+6 +taken from worker-1: process gone \(recovery\)",
         r"job-D +worker-1 +e\+8 +REFUSED complete: current is e\+10 \(same name\)",
         r"job-E +worker-1 +e\+11 +REFUSED transaction: current is e\+13 \(worker-2\)",
         r"job-E +worker-1 +e\+11 +REFUSED add: current is e\+13 \(worker-2\)",

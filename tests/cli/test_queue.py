@@ -96,5 +96,5 @@ def test_who_acts_must_be_named_and_the_store_must_be_there(url: str, tmp_path: 
     nameless = leasehold("queue", "pause", url, "mail")
     assert (nameless.returncode, "--by" in nameless.stderr) == (2, True)
     missing = leasehold("queue", "pause", f"sqlite:///{tmp_path / 'none.db'}", "mail", "--by", "ann")
-    assert (missing.returncode, "there is no file" in missing.stderr) == (1, True)
+    assert (missing.returncode, "does not exist" in missing.stderr) == (1, True)
     assert not (tmp_path / "none.db").exists()

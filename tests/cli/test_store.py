@@ -95,7 +95,7 @@ def test_a_store_that_is_not_there_is_not_made(verb: str, tmp_path: Path) -> Non
     shown = leasehold("store", verb, "sqlite:///missing.db", cwd=tmp_path)
 
     assert (shown.returncode, shown.stdout) == (1, "")
-    assert "there is no file 'missing.db'" in shown.stderr
+    assert "names the file 'missing.db', which does not exist" in shown.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -103,9 +103,9 @@ def test_a_store_that_is_not_there_is_not_made(verb: str, tmp_path: Path) -> Non
     ("arguments", "said"),
     [
         (["check", "mysql://host/db"], "no store is known by 'mysql://…'"),
-        (["check", "memory:"], "a memory store lives and ends with its own process"),
+        (["check", "memory:"], "a memory store exists only in the process that made it"),
         (["check", "sqlite:///x.db?colour=red"], "'colour', which this store does not take"),
-        (["advance", "sqlite:///x.db", "--above", "-1"], "--above -1 is no epoch"),
+        (["advance", "sqlite:///x.db", "--above", "-1"], "--above -1 is not an epoch"),
         (["migrate", "sqlite:///x.db", "--wait-seconds", "nan"], "wait_seconds must be a finite number"),
         (["migrate", "postgresql://host/x", "--wait-seconds", "inf"], "wait_seconds must be a finite number"),
         (["migrate", "postgresql://host/x", "--wait-seconds", "-1"], "wait_seconds must be zero or more, not -1.0"),

@@ -119,7 +119,7 @@ def test_threads_that_a_handler_left_behind_do_not_keep_the_process(tmp_path: Pa
     code, said = worker(tmp_path, "app", "--until-empty", app=app)
 
     assert code == 0, said
-    assert "a thread that a handler has started, or a call to the store, does not end" in said
+    assert "a thread of a handler, or a call to the store, is still running" in said
     assert router.job(job_id).status is Status.DONE
 
 
@@ -195,7 +195,7 @@ def test_a_store_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--queues", "images,,mail"], "has an empty name in it"),
+        (["--queues", "images,,mail"], "has an empty queue name in it"),
         (["--concurrency", "0"], "0 is not in the range"),
         (["--processes", "0"], "0 is not in the range"),
         (["--grace-seconds", "-1"], "-1.0 is not in the range"),
@@ -250,7 +250,7 @@ def test_an_application_that_configures_logging_itself_has_its_way(tmp_path: Pat
     assert code == 0, said
     assert all(line.startswith("MINE ") for line in said.splitlines()), said
     assert "MINE worker " in said
-    assert "there are no tasks, so every job goes back" in said
+    assert "this router has no tasks, so the worker will run no job" in said
     assert "the store is in the memory of this process" in said
 
 
@@ -276,7 +276,7 @@ def test_a_health_file_without_a_folder_is_refused_before_anything_is_imported(t
     """So nothing has begun, and nothing was said about a start."""
     code, said = worker(tmp_path, "app", "--health-file", "gone/alive", app="print('imported')\nraise SystemExit\n")
     assert code == 2, said
-    assert "there is no folder for 'gone/alive'" in said
+    assert "the folder of 'gone/alive' does not exist" in said
     assert "it raised an error" not in said
 
 

@@ -94,8 +94,8 @@ def test_the_store_does_not_take_settlements(tmp_path: Path, router: Router) -> 
     assert router.counts().done == 1
 
 
-def nobody() -> Pulse:
-    return Pulse(False, "nobody is asked", None, 0, 0, {})
+def idle() -> Pulse:
+    return Pulse(False, "no claim yet", None, 0, 0, {})
 
 
 def test_a_port_that_is_taken_and_a_file_that_cannot_be_are_refused_at_the_start(tmp_path: Path) -> None:
@@ -104,34 +104,34 @@ def test_a_port_that_is_taken_and_a_file_that_cannot_be_are_refused_at_the_start
         with pytest.raises(
             click.ClickException, match=f"cannot listen on 127.0.0.1:{port}: .*--health-port"
         ) as refusal:
-            HealthServer("127.0.0.1", port, nobody)
+            HealthServer("127.0.0.1", port, idle)
     assert refusal.value.exit_code == 1, "it may be free the next time"
 
-    with pytest.raises(click.BadParameter, match="there is no folder for"):
-        HealthFile(str(tmp_path / "no" / "alive"), nobody)
+    with pytest.raises(click.BadParameter, match="the folder of"):
+        HealthFile(str(tmp_path / "no" / "alive"), idle)
     with pytest.raises(click.BadParameter, match="cannot write"):
-        HealthFile(str(tmp_path), nobody)
+        HealthFile(str(tmp_path), idle)
 
 
 def test_what_a_killed_worker_has_left_says_nothing_of_the_next(tmp_path: Path) -> None:
     (tmp_path / "alive").touch()
 
-    with HealthFile(str(tmp_path / "alive"), nobody):
+    with HealthFile(str(tmp_path / "alive"), idle):
         assert not (tmp_path / "alive").exists()
 
 
 def test_a_probe_with_a_file_is_told_by_its_age(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alive = tmp_path / "alive"
     assert run(["worker-health", str(alive)]) == 1
-    assert capsys.readouterr().out == f"There is no {alive}: no worker consumes.\n"
+    assert capsys.readouterr().out == f"unhealthy: the file {alive} does not exist; no healthy worker writes it\n"
 
     alive.touch()
     assert run(["worker-health", str(alive)]) == 0
-    assert capsys.readouterr().out == "The worker consumes.\n"
+    assert capsys.readouterr().out == "healthy\n"
 
     os.utime(alive, (1_000_000, 1_000_000))
     assert run(["worker-health", str(alive), "--max-age-seconds", "3600"]) == 1
-    assert "The worker does not consume: its last sign was " in capsys.readouterr().out
+    assert "unhealthy: " in capsys.readouterr().out
 
 
 def test_a_port_that_is_taken_is_one_line_of_leasehold(tmp_path: Path) -> None:

@@ -76,9 +76,9 @@ def test_the_modules_that_a_router_names_are_imported(folder: str) -> None:
         ("empty:make", ["empty:make is a function, not a Router"]),
         ("shop/tasks.py:router", ["names a file", "shop.tasks:router"]),
         ("./empty.py", ["names a file", "as an import would: empty"]),
-        ("shop.tasks:", ["is no import path", "app:router"]),
-        ("shop..tasks", ["is no import path"]),
-        ("a:b:c", ["is no import path"]),
+        ("shop.tasks:", ["is not a valid import path", "app:router"]),
+        ("shop..tasks", ["is not a valid import path"]),
+        ("a:b:c", ["is not a valid import path"]),
         ("importing", ["Router(imports=…) of 'importing' names 'shop.nowhere'", "no module 'nowhere'"]),
         ("importing_broken", ["Router(imports=…) of 'importing_broken' names 'broken'", "KeyError: 'key'"]),
     ],
@@ -116,7 +116,7 @@ def test_what_a_module_cannot_import_or_parse_is_its_own_error(path: str, words:
 
 
 def test_a_folder_that_is_none_is_named() -> None:
-    assert refused("app", "/no/such/folder") == "--app-dir '/no/such/folder' is no folder."
+    assert refused("app", "/no/such/folder") == "--app-dir '/no/such/folder' is not a folder; name one that exists."
 
 
 def test_the_command_says_it_in_one_line_and_ends_with_2(folder: str, tmp_path_factory: pytest.TempPathFactory) -> None:

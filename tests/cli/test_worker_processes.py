@@ -45,7 +45,7 @@ def test_a_process_that_is_killed_is_started_again_and_signals_are_for_all(tmp_p
         [lost] = [job.id for job in router.jobs() if f":{first}:" in str(job.owner)]
         os.kill(first, signal.SIGKILL)
         (tmp_path / f"begun-{lost}").unlink()
-        working.says("process 0 was ended by SIGKILL, and is started again in 0.2 s")
+        working.says("process 0 was killed by SIGKILL; restarting in 0.2 s")
         until(lambda: len(working.pids()) == 3)
         third = working.pids()[2]
         until(lambda: owners(router) == {second, third} and begun(tmp_path) == 2)
@@ -75,7 +75,7 @@ def test_none_is_left_when_the_supervisor_is_killed(tmp_path: Path, router: Rout
         until(lambda: begun(tmp_path) == 2 and len(owners(router)) == 2)
 
         working.process.kill()
-        until(lambda: working.said.count("the supervising process is gone") == 2)
+        until(lambda: working.said.count("the supervisor process is gone") == 2)
         (tmp_path / "gate").touch()
 
         until(lambda: not any(map(is_alive, working.pids())))
@@ -98,4 +98,4 @@ def test_a_mistake_is_told_once(tmp_path: Path) -> None:
     with Working(tmp_path, "ap", "--processes", "2") as working:
         assert working.ends() == 2, working.said
     assert working.said.count("there is no module 'ap'") == 1
-    assert "process 0 has ended with code 2 before any of them has consumed" in working.said
+    assert "process 0 exited with code 2 before any worker became healthy; not restarting" in working.said

@@ -75,7 +75,7 @@ class Working:
 
     def pids(self) -> list[int]:
         """The processes that it has started so far."""
-        return [int(pid) for pid in re.findall(r"has started, pid (\d+)", self.said)]
+        return [int(pid) for pid in re.findall(r"process \d+ started, pid (\d+)", self.said)]
 
     @property
     def said(self) -> str:

@@ -32,9 +32,9 @@ def app(context: click.Context) -> None:
     Start here:
       leasehold demo                             watch it happen, in ten seconds
       leasehold demo --store sqlite:///demo.db   in a file, with a killed process
-      leasehold store check sqlite:///demo.db    is all in there as promised?
+      leasehold store check sqlite:///demo.db    check the invariants of a store
       leasehold worker app:router                run the handlers of your own tasks
-      leasehold queue list sqlite:///demo.db     which queues there are, and which are paused
+      leasehold queue list sqlite:///demo.db     list the queues, and which are paused
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

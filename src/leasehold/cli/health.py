@@ -1,5 +1,7 @@
 """
-Liveness: whether a worker consumes, told by a file that is touched only then, and over HTTP.
+Health probes: a file that is touched while a worker is healthy, and HTTP.
+
+A worker is healthy if the store answers its claims, or if its slots are busy with live work.
 
 A `Pulse` is what one process knows of itself, or the supervisor of all of them.
 """
@@ -28,11 +30,11 @@ log = logging.getLogger("leasehold.cli")
 
 BEAT_SECONDS = 1.0
 MAX_AGE_SECONDS = 10.0
-STARTING = "it is starting"
+STARTING = "starting"
 
 
 class Pulse(NamedTuple):
-    """Whether there is consuming, if not why, and what was done so far."""
+    """Whether a worker is healthy, the reason if not, and its counts so far."""
 
     consuming: bool
     why: str
@@ -47,7 +49,7 @@ class Pulse(NamedTuple):
 
 
 def pulse_of(worker: Worker) -> Pulse:
-    """Return what *worker* says of itself."""
+    """Return the health and the tally of *worker*."""
     health = worker.health()
     if not worker.is_started:  # which this command is about to do
         health = health._replace(why=STARTING)
@@ -76,7 +78,7 @@ class Beats:
             try:
                 self._beat()
             except Exception:
-                log.exception("a beat failed")
+                log.exception("could not report health; retrying in %.1f s", self._seconds)
             if self._over.wait(self._seconds):
                 return
 
@@ -84,11 +86,11 @@ class Beats:
 def check_folder(path: str) -> None:
     """Refuse a file whose folder is missing."""
     if not Path(path).absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder for {path!r}; make it first.", param_hint="--health-file")
+        raise click.BadParameter(f"the folder of {path!r} does not exist; create it first.", param_hint="--health-file")
 
 
 class HealthFile:
-    """A file that is touched while there is consuming, and gone afterwards."""
+    """A file that is touched while the worker is healthy, and removed at the end."""
 
     def __init__(self, path: str, ask: Callable[[], Pulse]) -> None:
         self._path = Path(path)
@@ -96,7 +98,7 @@ class HealthFile:
         check_folder(path)
         try:
             self._path.touch()
-            self._path.unlink()  # also what a killed one has left: it says nothing about this one
+            self._path.unlink()  # a killed worker may have left one, which says nothing about this one
         except OSError as error:
             raise click.BadParameter(f"cannot write {path!r}: {error.strerror}.", param_hint="--health-file") from None
         self._beats = Beats(self._touch)
@@ -127,7 +129,7 @@ class _Server6(_Server):
 
 
 class HealthServer:
-    """Answers `GET /` with the pulse: 200 if there is consuming, else 503."""
+    """Answers `GET /` with the pulse: 200 if the worker is healthy, else 503."""
 
     def __init__(self, host: str, port: int, ask: Callable[[], Pulse]) -> None:
         try:
@@ -151,7 +153,7 @@ class HealthServer:
 
 def _answering(ask: Callable[[], Pulse]) -> type[BaseHTTPRequestHandler]:
     class Answer(BaseHTTPRequestHandler):
-        timeout = 10  # a client that says nothing holds no thread for ever
+        timeout = 10  # a silent client must not hold a thread for ever
 
         def do_GET(self) -> None:
             self._answer(body=True)
@@ -161,7 +163,7 @@ def _answering(ask: Callable[[], Pulse]) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self, *, body: bool) -> None:
             if self.path.partition("?")[0] != "/":
-                self.send_error(404, "There is only /")
+                self.send_error(404, "Not found; GET / returns the health")
                 return
             pulse = ask()
             content = (pulse.as_json() + "\n").encode()
@@ -191,9 +193,9 @@ def _answering(ask: Callable[[], Pulse]) -> type[BaseHTTPRequestHandler]:
 )
 def worker_health(file: str, max_age_seconds: float) -> int:
     """
-    Say whether the worker with --health-file FILE consumes, for probes.
+    Check whether the worker with --health-file FILE is healthy, for probes.
 
-    Exits with 0 if the file was touched lately, else with 1: the worker is not there, does not reach its store, or
+    Exits with 0 if the file was touched lately, else with 1: the worker does not run, cannot reach its store, or
     all its slots hang.
 
     \b
@@ -204,13 +206,13 @@ def worker_health(file: str, max_age_seconds: float) -> int:
     try:
         age = SystemClock().now() / 1_000_000 - os.stat(file).st_mtime
     except FileNotFoundError:
-        click.echo(f"There is no {file}: no worker consumes.")
+        click.echo(f"unhealthy: the file {file} does not exist; no healthy worker writes it")
         return 1
     except OSError as error:
-        click.echo(f"Cannot look at {file}: {error.strerror}.")
+        click.echo(f"unknown: cannot read {file}: {error.strerror}")
         return 1
     if age > max_age_seconds:
-        click.echo(f"The worker does not consume: its last sign was {age:.0f} s ago.")
+        click.echo(f"unhealthy: {file} was last touched {age:.0f} s ago, more than {max_age_seconds:g} s")
         return 1
-    click.echo("The worker consumes.")
+    click.echo("healthy")
     return 0

@@ -1,4 +1,4 @@
-"""Finds the Router that `module.sub:attribute` names, and says what is there instead if there is none."""
+"""Finds the Router that `module.sub:attribute` names; its errors list the names that exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NotLoaded(click.ClickException):
     exit_code = 2
 
     def show(self, file: object = None) -> None:
-        """Say so on stderr, with what to do next."""
+        """Print the message on stderr."""
         click.echo(f"leasehold: {self.message}", err=True)
 
 
@@ -36,7 +36,7 @@ def load(path: str, folder: str = ".") -> Router:
     """Return the Router that *path* names, with *folder* importable and the modules of its `imports` imported."""
     home = os.path.abspath(folder)
     if not os.path.isdir(home):
-        raise NotLoaded(f"--app-dir {folder!r} is no folder.")
+        raise NotLoaded(f"--app-dir {folder!r} is not a folder; name one that exists.")
     if home not in sys.path:
         sys.path.insert(0, home)
     name, _, attribute = path.partition(":")
@@ -76,7 +76,7 @@ def _check(path: str, name: str, attribute: str) -> None:
         raise NotLoaded(f"{path!r} names a file. Name the module, as an import would: {hint}")
     parts = [*name.split("."), *(attribute.split(".") if attribute or path.endswith(":") else [])]
     if not all(part.isidentifier() for part in parts):
-        raise NotLoaded(f"{path!r} is no import path. Write module:attribute, for instance app:{ATTRIBUTE}.")
+        raise NotLoaded(f"{path!r} is not a valid import path. Write module:attribute, for instance app:{ATTRIBUTE}.")
 
 
 def _imported(name: str, home: str, what: str) -> ModuleType:
@@ -107,7 +107,7 @@ def _modules(paths: Iterable[str]) -> list[str]:
 
 
 def _near(name: str, names: list[str]) -> str:
-    """Return a sentence with what may have been meant, or else with what there is."""
+    """Return a sentence with the close matches, or else with the names that exist."""
     if near := difflib.get_close_matches(name, names, n=3):
         return f" Did you mean {' or '.join(map(repr, near))}?"
     if not names:

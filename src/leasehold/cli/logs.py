@@ -1,7 +1,7 @@
 """
 How a worker's log is written: lines for people, or one JSON object per line.
 
-Whatever is logged inside a handler, by whatever logger, says which job it is about.
+Every record that is logged inside a handler, by any logger, names its job.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Lines(logging.Handler):
         self.write: Write = to_stderr
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write it; a log that cannot be written stops nobody."""
+        """Write it; an error while writing is reported as `logging` does, and not raised."""
         try:
             self.write(self.format(record), record.levelno)
         except Exception:
@@ -54,7 +54,7 @@ def set_up(level: str, format: str) -> Lines:
 
 
 def revive() -> None:
-    """Let leasehold's loggers speak again: `logging.config.dictConfig` silences those that it finds."""
+    """Enable leasehold's loggers again: `logging.config.dictConfig` disables those that exist."""
     for name, logger in logging.root.manager.loggerDict.items():
         if name.partition(".")[0] == "leasehold" and isinstance(logger, logging.Logger):
             logger.disabled = False
@@ -82,7 +82,7 @@ class _Text(logging.Formatter):
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        said = {
+        fields = {
             "ts": _instant(record),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -90,8 +90,8 @@ class _Json(logging.Formatter):
             **_known(record),
         }
         if exception := _exception(record):
-            said["exception"] = "\n".join(exception)
-        return json.dumps(said, ensure_ascii=False, default=str)
+            fields["exception"] = "\n".join(exception)
+        return json.dumps(fields, ensure_ascii=False, default=str)
 
 
 def _instant(record: logging.LogRecord) -> str:

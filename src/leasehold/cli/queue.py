@@ -33,7 +33,7 @@ def list_queues(url: str, as_json: bool, schema: str) -> int:
     """
     List the queues of the store at URL that are paused or have unfinished jobs.
 
-    It also says how many of the pending jobs are parked behind a task that a worker did not know.
+    It also prints how many of the pending jobs are parked behind a task that a worker did not know.
 
     \b
     Examples:

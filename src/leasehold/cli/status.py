@@ -1,4 +1,4 @@
-"""The line at the bottom of a terminal that says what a worker is doing; logs and prints scroll above it."""
+"""The status line at the bottom of a terminal; logs and prints scroll above it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Status:
             get_renderable=self._now,
             refresh_per_second=_PER_SECOND,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # else somebody reads it, and wants it there
+            redirect_stdout=sys.stdout.isatty(),  # a pipe or file gets what handlers print unchanged
         )
 
     def __enter__(self) -> Status:
@@ -54,12 +54,12 @@ class Status:
     def _now(self) -> Text:
         pulse = self._ask()
         slots = pulse.running + max(pulse.free, 0)
-        said = [f"{pulse.tally.get(name, 0)} {name}" for name in _COUNTED]
-        said += [f"{self._rate(pulse):.1f}/s", self._where]
+        figures = [f"{pulse.tally.get(name, 0)} {name}" for name in _COUNTED]
+        figures += [f"{self._rate(pulse):.1f}/s", self._where]
         colour = "green" if pulse.consuming else "yellow"
         return Text.assemble(
             (f"{pulse.running}/{slots} running", colour),
-            ("  " + "  ".join(said), "dim"),
+            ("  " + "  ".join(figures), "dim"),
             ("" if pulse.consuming else f"  {pulse.why}", colour),
             no_wrap=True,
             overflow="ellipsis",

@@ -1,4 +1,4 @@
-"""`leasehold store`: for whoever looks after a store."""
+"""`leasehold store`: the commands for operators of a store."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..core.redaction import shown_url
 from .help import Group
 
 KINDS = ("producer", "worker", "operator", "reader")  # as in stores/postgres/rights.py, whose driver is an extra
-FAR_AHEAD_US = 10 * 365 * 86_400 * 1_000_000  # ten years: no clock that anybody lives with is so wrong
+FAR_AHEAD_US = 10 * 365 * 86_400 * 1_000_000  # ten years: no clock in use is that far ahead
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
 schema_option = click.option(
     "--schema", default="leasehold", show_default=True, help="The store's schema; on SQLite, the prefix of its tables."
 )
-_dry_run = click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
+_dry_run = click.option("--dry-run", is_flag=True, help="Change nothing; print what would be done.")
 _new_role = click.option("--role", required=True, metavar="NAME", help="The role; make it first, with CREATE ROLE.")
 _old_role = click.option("--role", required=True, metavar="NAME", help="The role.")
 
@@ -46,9 +46,9 @@ def store() -> None:
 @schema_option
 def check(url: str, as_json: bool, schema: str) -> int:
     """
-    Say whether everything in the store at URL is as promised.
+    Check the invariants of the store at URL.
 
-    Prints a line for every broken invariant, and how many jobs stand where. Exits with 1 if any is broken.
+    Prints a line for every broken invariant, and the number of jobs by status and queue. Exits with 1 if any is broken.
 
     \b
     Examples:
@@ -79,11 +79,11 @@ def check(url: str, as_json: bool, schema: str) -> int:
 @schema_option
 def advance(url: str, above: int, as_json: bool, schema: str) -> int:
     """
-    Lift the epochs of a store above all it may have forgotten.
+    Raise the epochs of a store above all that it may have forgotten.
 
     For a store that was put back to an earlier state without a chance to notice, such as a backup restored
     into a SQLite file that a process holds open, or a PostgreSQL server whose machine went back to a snapshot
-    with its memory: it could then issue epochs that somebody has already seen.
+    with its memory: it could then issue epochs that it has issued before.
     Advancing takes no job from its owner. It cannot be undone: epochs never go back.
 
     \b
@@ -94,8 +94,9 @@ def advance(url: str, above: int, as_json: bool, schema: str) -> int:
     if not 0 <= above <= SystemClock().now() + FAR_AHEAD_US:
         # A digit too many would use up, for ever, the numbers that are left below 2**53.
         raise InvalidArgument(
-            f"--above {above} is no epoch that a store has issued: epochs are microseconds since 1970, counting up, "
-            "and this one lies below zero or years ahead. If you are sure: router.advance(above=…) takes it."
+            f"--above {above} is not an epoch that a store has issued: epochs are microseconds since 1970, counting "
+            "up, and this one is below zero or years ahead. Check its digits. If you are sure, call "
+            "router.advance(above=…), which takes it."
         )
     with open_existing(url, schema) as router:
         epoch = router.advance(above=above)
@@ -103,14 +104,14 @@ def advance(url: str, above: int, as_json: bool, schema: str) -> int:
         click.echo(json.dumps({"url": shown_url(url), "epoch": epoch}, ensure_ascii=False))
         return 0
     click.echo(f"advanced to epoch {epoch}")
-    click.echo("Every epoch issued from now on is greater, also than those that the store may have forgotten.")
+    click.echo("Every epoch issued from now on is greater, even than those that the store may have forgotten.")
     return 0
 
 
 @store.command()
 @click.argument("url")
 @_dry_run
-@click.option("--wait-seconds", default=300.0, show_default=True, help="How long to wait for others' locks in all.")
+@click.option("--wait-seconds", default=300.0, show_default=True, help="How long to wait for locks in all.")
 @as_json_option
 @schema_option
 def migrate(url: str, dry_run: bool, wait_seconds: float, as_json: bool, schema: str) -> int:
@@ -156,9 +157,9 @@ def grant(url: str, role: str, kinds: tuple[str, ...], dry_run: bool, as_json: b
     """
     Give a role of PostgreSQL the rights that it needs, and no more.
 
-    A producer adds jobs. A worker claims them, and does all that an owner may, also inside transactions of its
-    own. An operator moves jobs, prunes and advances, and reads. A reader reads. Whoever runs this must own the
-    schema, or be a member of the role that does.
+    A producer adds jobs. A worker claims them, and does all that an owner may, inside transactions of its own too.
+    An operator moves jobs, prunes and advances, and reads. A reader reads. Run this as the role that owns the
+    schema, or as a member of that role.
 
     \b
     Examples:
@@ -167,7 +168,7 @@ def grant(url: str, role: str, kinds: tuple[str, ...], dry_run: bool, as_json: b
     """
     with open_existing(url, schema) as router:
         statements = _administrable(router).grant(role, kinds, dry_run=dry_run)
-    return _told(url, role, statements, f"{role} has the rights of: {', '.join(kinds)}.", dry_run, as_json)
+    return _report_rights(url, role, statements, f"{role} has the rights of: {', '.join(kinds)}.", dry_run, as_json)
 
 
 @store.command()
@@ -186,7 +187,7 @@ def revoke(url: str, role: str, dry_run: bool, as_json: bool, schema: str) -> in
     """
     with open_existing(url, schema) as router:
         statements = _administrable(router).revoke(role, dry_run=dry_run)
-    return _told(url, role, statements, f"{role} has no right in the store any more.", dry_run, as_json)
+    return _report_rights(url, role, statements, f"{role} has no rights in the store any more.", dry_run, as_json)
 
 
 @store.command("index-meta")
@@ -198,9 +199,9 @@ def index_meta(url: str, dry_run: bool, as_json: bool, schema: str) -> int:
     """
     Index the meta of jobs, for queries of your own (PostgreSQL).
 
-    The index serves conditions such as meta::jsonb @> '{"tenant": "a"}' on the table jobs. leasehold itself needs none,
-    so there is none until this has run. Others go on working meanwhile (CREATE INDEX CONCURRENTLY). To remove it:
-    DROP INDEX leasehold.jobs_meta.
+    The index serves conditions such as meta::jsonb @> '{"tenant": "a"}' on the table jobs. leasehold itself does not
+    need it, so it is created by this command only. Other sessions go on working meanwhile (CREATE INDEX CONCURRENTLY).
+    To remove it: DROP INDEX leasehold.jobs_meta.
 
     \b
     Examples:
@@ -225,7 +226,7 @@ def index_meta(url: str, dry_run: bool, as_json: bool, schema: str) -> int:
     return 0
 
 
-def _told(url: str, role: str, statements: list[str], sentence: str, dry_run: bool, as_json: bool) -> int:
+def _report_rights(url: str, role: str, statements: list[str], sentence: str, dry_run: bool, as_json: bool) -> int:
     if as_json:
         found = {"url": shown_url(url), "role": role, "statements": statements, "dry_run": dry_run}
         click.echo(json.dumps(found, ensure_ascii=False))
@@ -239,19 +240,19 @@ def _told(url: str, role: str, statements: list[str], sentence: str, dry_run: bo
 
 
 class _Progress:
-    """Says on stderr what is going on, once it takes longer than people wait in silence."""
+    """Prints on stderr what is being done, if it takes longer than a few seconds."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
         self._doing = "connecting"
         self._seconds = 0.0
-        self._thread = threading.Thread(target=self._tell, daemon=True)
+        self._thread = threading.Thread(target=self._print, daemon=True)
 
     def say(self, doing: str) -> None:
         """Note what is being done now."""
         self._doing = doing
 
-    def _tell(self) -> None:
+    def _print(self) -> None:
         while not self._ended.wait(SILENT_SECONDS):
             self._seconds += SILENT_SECONDS
             click.echo(f"{self._seconds:.0f} s: {self._doing}", err=True)
@@ -282,18 +283,18 @@ def _indexable(router: Router) -> Any:
 
 def _administrable(router: Router) -> Any:
     if not hasattr(router.store, "grant"):
-        raise Unsupported("only PostgreSQL has roles: of a SQLite file, its permissions say who may use it.")
+        raise Unsupported("only PostgreSQL has roles. Access to a SQLite store is set by the permissions of its file.")
     return router.store
 
 
 def open_existing(url: str, schema: str = "leasehold") -> Router:
-    """Return a Router on a store that is there already: a typing error must not make one."""
+    """Return a Router on a store that exists already: a mistyped URL must not create one."""
     router = Router(url, schema=schema)
-    scheme = url.partition(":")[0]  # what else urlsplit would say about a URL may repeat its password
+    scheme = url.partition(":")[0]  # not urlsplit, whose errors may repeat the password
     if scheme == "memory":
         raise Unsupported(
-            "a memory store lives and ends with its own process, so there is nothing to look at from here: "
-            "name a file, such as sqlite:///jobs.db."
+            "a memory store exists only in the process that made it, so this command cannot reach it: "
+            "name a file, such as sqlite:///jobs.db, or a PostgreSQL server."
         )
     if scheme in ("postgresql", "postgres"):
         if not _has_schema(router):
@@ -305,9 +306,13 @@ def open_existing(url: str, schema: str = "leasehold") -> Router:
         return router
     path = unquote(urlsplit(url).path[1:])
     if not os.path.exists(path):
-        raise StoreUnavailable(f"there is no file {path!r}, so {url!r} names no store. Nothing was created.")
+        raise StoreUnavailable(
+            f"{url!r} names the file {path!r}, which does not exist. Check the path. Nothing was created."
+        )
     if not _holds_store(path, schema):
-        raise StoreUnavailable(f"the file {path!r} holds no store with the schema {schema!r}. It was left as it is.")
+        raise StoreUnavailable(
+            f"the file {path!r} holds no store with the schema {schema!r}: check path and --schema. It was not changed."
+        )
     return router
 
 
@@ -320,7 +325,7 @@ def _holds_store(path: str, schema: str) -> bool:
             query = "select count(*) from sqlite_master where type = 'table' and name = ?"
             return bool(connection.execute(query, (f"{schema}_store",)).fetchone()[0])
     except sqlite3.Error:
-        return True  # no database, or a busy one: the store has the words for it
+        return True  # not a database, or a busy one: the store reports which
 
 
 def _has_schema(router: Router) -> bool:

@@ -1,9 +1,9 @@
 """
 `--processes N`: one process watches over N workers, each a process of its own.
 
-Each of them has a socket to the supervisor. Down it come `stop` and `hurry`, up it goes a pulse twice a second, and its
-end says that the other side is gone. They are told so instead of by signals, since a service manager may signal the
-whole group: then a worker would get each signal twice, and a second one means something else.
+Each worker has a socket to the supervisor. The supervisor sends `stop` and `hurry`, the worker sends its pulse twice a
+second, and a closed socket means that the other process is gone. Not signals: a service manager may signal the whole
+group, so that a worker would get each signal twice, and a second signal means `hurry`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ log = logging.getLogger("leasehold.cli")
 FLAG = "--supervised-by"  # with the number of the socket
 SETTLED, FAILED, USAGE, UNSETTLED = 0, 1, 2, 3
 _WORST = (SETTLED, UNSETTLED, USAGE, FAILED)  # from best to worst
-_REST_US = (200_000, 30_000_000)  # before a process is started again: the first time, and at most
+_REST_US = (200_000, 30_000_000)  # before a process is restarted: the first time, and at most
 PULSE_SECONDS = 0.5
-_STEADY_US = 60_000_000  # one that has lived this long begins with the shortest rest again
-_SILENT_US = 5_000_000  # without a pulse it does not consume
+_STEADY_US = 60_000_000  # a process that has run this long begins with the shortest rest again
+_SILENT_US = 5_000_000  # without a pulse for this long, a process counts as unhealthy
 _STARTING = Pulse(False, STARTING, None, 0, 0, {})
 
 
@@ -51,12 +51,12 @@ class Supervised:
         threading.Thread(target=self._listen, name="leasehold-supervised", daemon=True).start()
 
     def direct(self, worker: Worker) -> None:
-        """Pass on to *worker* what the supervisor says. Before this, there is nothing to finish: the process ends."""
+        """Pass the supervisor's orders on to *worker*. An order that comes before this ends the process."""
         with self._lock:
             self._worker = worker
 
-    def tell(self, pulse: Pulse) -> None:
-        """Send the pulse, if the supervisor listens."""
+    def send(self, pulse: Pulse) -> None:
+        """Send the pulse; drop it if the socket is full or closed."""
         with suppress(OSError):
             self._socket.send(pulse.as_json().encode() + b"\n", socket.MSG_DONTWAIT)
 
@@ -64,7 +64,7 @@ class Supervised:
         with suppress(OSError), self._socket.makefile("rb") as orders:
             for order in orders:
                 self._obey(order.decode().strip())
-        log.warning("the supervising process is gone, so this one stops too")
+        log.warning("the supervisor process is gone; stopping")
         self._obey("stop")
 
     def _obey(self, order: str) -> None:
@@ -91,13 +91,13 @@ class _Child:
         self.start_us: int | None = 0  # when to start it; None: it runs, or is not to run
         self._over = over
         self._steady = SteadyClock()
-        self._started_us = self._told_us = 0
-        self._before: dict[str, int] = {}  # the tally of those that have ended
+        self._started_us = self._pulse_us = 0
+        self._before: dict[str, int] = {}  # the tally of its processes that have ended
 
     def start(self, write: Callable[[str, int], None] | None) -> None:
-        """Start a process; what it prints goes where our own goes, or line by line to *write*."""
+        """Start a process. Its output goes to our own stdout and stderr, or line by line to *write*."""
         self.start_us, self.code, self.pulse = None, None, _STARTING
-        self._started_us = self._told_us = self._steady.now()
+        self._started_us = self._pulse_us = self._steady.now()
         self._socket, theirs = socket.socketpair()
         read, printed = os.pipe() if write is not None else (None, None)
         with theirs:
@@ -109,7 +109,7 @@ class _Child:
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # so that Ctrl-C comes to the supervisor alone
             )
-        log.info("process %d has started, pid %d", self.number, self._process.pid)
+        log.info("process %d started, pid %d", self.number, self._process.pid)
         listening = [threading.Thread(target=self._listen, args=[self._socket], daemon=True)]
         if read is not None and printed is not None and write is not None:
             os.close(printed)
@@ -119,28 +119,28 @@ class _Child:
         threading.Thread(target=self._await, args=[self._process, listening], daemon=True).start()
 
     def order(self, what: str) -> None:
-        """Tell it to stop, or to hurry; one that has just ended hears nothing."""
+        """Send `stop` or `hurry`; does nothing if the process has ended."""
         if self.start_us is None and self.code is None:
             with suppress(OSError):
                 self._socket.send(what.encode() + b"\n")
 
     def ended(self) -> str:
-        """Take note of its end and return it in words."""
+        """Record that the process ended, and describe how."""
         self.code = self._process.wait()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         lived = self._steady.now() - self._started_us
         self._before = self.now().tally
-        self.pulse = Pulse(False, "it has ended", None, 0, 0, {})
+        self.pulse = Pulse(False, "exited", None, 0, 0, {})
         if lived > _STEADY_US:
             self.rests = 0
         if self.code >= 0:
-            return f"process {self.number} has ended with code {self.code}"
-        return f"process {self.number} was ended by {_signal(-self.code)}"
+            return f"process {self.number} exited with code {self.code}"
+        return f"process {self.number} was killed by {_signal(-self.code)}"
 
     def rest(self) -> float:
-        """Have it started again after a rest, and return how long that is, in seconds."""
+        """Schedule a restart, and return after how many seconds."""
         least, most = _REST_US
         rest: int = min(least * 2 ** min(self.rests, 16), most)
         self.rests += 1
@@ -148,10 +148,10 @@ class _Child:
         return rest / 1_000_000
 
     def now(self) -> Pulse:
-        """Return its pulse, which counts only while it is fresh; its tally is that of all its processes."""
+        """Return the last pulse, as unhealthy if it is too old, with the tally of all processes of this number."""
         pulse, before = self.pulse, self._before
-        if pulse.consuming and self._steady.now() - self._told_us > _SILENT_US:
-            pulse = pulse._replace(consuming=False, why="it says nothing")
+        if pulse.consuming and self._steady.now() - self._pulse_us > _SILENT_US:
+            pulse = pulse._replace(consuming=False, why=f"no pulse for more than {_SILENT_US // 1_000_000} s")
         return pulse._replace(
             tally={name: before.get(name, 0) + pulse.tally.get(name, 0) for name in {*before, *pulse.tally}}
         )
@@ -160,12 +160,12 @@ class _Child:
         with suppress(OSError), line.makefile("rb") as pulses:
             for pulse in pulses:
                 with suppress(ValueError, TypeError):  # cut off by its end
-                    self.pulse, self._told_us = Pulse(**json.loads(pulse)), self._steady.now()
+                    self.pulse, self._pulse_us = Pulse(**json.loads(pulse)), self._steady.now()
 
     def _await(self, process: subprocess.Popen[bytes], listening: list[threading.Thread]) -> None:
         process.wait()
         for thread in listening:
-            thread.join(1.0)  # for its last words; something that it forked may go on holding its files
+            thread.join(1.0)  # for its last output; a process that it forked may hold its pipes open
         self._over(self)
 
 
@@ -176,7 +176,7 @@ def _copy(read: int, write: Callable[[str, int], None]) -> None:
 
 
 class Supervisor:
-    """Runs workers, starts those again that die, and stops them all at a signal."""
+    """Runs worker processes, restarts those that die, and stops them all at a signal."""
 
     def __init__(self, count: int, *, until_empty: bool, write: Callable[[str, int], None] | None = None) -> None:
         self._until_empty = until_empty
@@ -187,10 +187,10 @@ class Supervisor:
         self._steady = SteadyClock()
         self._signals = 0
         self._stopping = False
-        self._consumed = False  # one of them has, at some time: so the command line is right
+        self._consumed = False  # some process was healthy once, so the command line is right
 
     def pulse(self) -> Pulse:
-        """Return the pulse of all: they consume if each of them does."""
+        """Return the sum of all pulses: healthy if each process is."""
         found = [child.now() for child in self._children]
         tally: dict[str, int] = {}
         for pulse in found:
@@ -208,7 +208,7 @@ class Supervisor:
         )
 
     def run(self) -> int:
-        """Run until a signal has come, or until they have ended by themselves; return the worst of their codes."""
+        """Run until a signal comes or all processes have ended by themselves; return the worst of their exit codes."""
         with signals(self._desk):
             while not self._finished():
                 self._start()
@@ -226,14 +226,14 @@ class Supervisor:
             return
         now = self._steady.now()
         first, *others = self._children
-        # The others wait for the first to be there, so that a mistake is reported once.
+        # Start the others once the first has sent a pulse, so that a wrong command line is reported once.
         ready = [first, *others] if self._consumed or first.pulse is not _STARTING else [first]
         for child in ready:
             if child.start_us is not None and child.start_us <= now:
                 try:
                     child.start(self._write)
-                except OSError as error:  # no memory, no process ids: that may pass, and the others work
-                    log.error("cannot start process %d, and try again in %.1f s: %s", child.number, child.rest(), error)
+                except OSError as error:  # out of memory or process ids: may pass, and the others work on
+                    log.error("could not start process %d; retrying in %.1f s: %s", child.number, child.rest(), error)
 
     def _heed(self) -> None:
         with suppress(Empty):
@@ -248,20 +248,20 @@ class Supervisor:
     def _signalled(self) -> None:
         self._signals += 1
         if self._signals == 1:
-            log.info("finishing what runs (%d); a second signal hands it back now", self.pulse().running)
+            log.info("stopping: waiting for %d running jobs; a second signal releases them now", self.pulse().running)
             self._stop()
         else:
-            log.warning("a second signal: what runs is handed back now")
-            self._tell("hurry")
+            log.warning("second signal: releasing running jobs now")
+            self._order_all("hurry")
 
     def _stop(self) -> None:
         self._stopping = True
         for child in self._children:
             if child.code is not None:
                 child.start_us = None
-        self._tell("stop")
+        self._order_all("stop")
 
-    def _tell(self, order: str) -> None:
+    def _order_all(self, order: str) -> None:
         for child in self._children:
             child.order(order)
 
@@ -270,15 +270,15 @@ class Supervisor:
         self._desk.put("ended")
 
     def _look_at(self, child: _Child) -> None:
-        said = child.ended()
+        exit_line = child.ended()
         code = child.code
         if self._stopping or (self._until_empty and code == SETTLED):
-            log.info("%s", said)
+            log.info("%s", exit_line)
         elif code in (FAILED, USAGE) and not self._consumed:
-            log.error("%s before any of them has consumed, so it would not help to start it again", said)
+            log.error("%s before any worker became healthy; not restarting", exit_line)
             self._stop()
         else:
-            log.warning("%s, and is started again in %.1f s", said, child.rest())
+            log.warning("%s; restarting in %.1f s", exit_line, child.rest())
 
 
 def _signal(number: int) -> str:

@@ -34,15 +34,15 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str
         return None
     queues = [queue.strip() for queue in value.split(",")]
     if not all(queues):
-        raise click.BadParameter(f"{value!r} has an empty name in it; write for instance images,mail.")
+        raise click.BadParameter(f"{value!r} has an empty queue name in it; write for instance images,mail.")
     return queues
 
 
 @click.command()
 @click.argument("path", metavar="APP")
-@click.option("--queues", callback=_split, metavar="A,B", help="Only jobs of these queues; else of all.")
+@click.option("--queues", callback=_split, metavar="A,B", help="Claim only from these queues; default: all.")
 @click.option(
-    "--concurrency", metavar="N", type=click.IntRange(1, MOST), default=16, show_default=True, help="Jobs at a time."
+    "--concurrency", metavar="N", type=click.IntRange(1, MOST), default=16, show_default=True, help="Jobs run at once."
 )
 @click.option(
     "--processes",
@@ -55,7 +55,7 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str
 @click.option(
     "--name",
     metavar="NAME",
-    help="What its owner name begins with, and jobs can be transferred to; the host's name if not given.",
+    help="Prefix of its owner name; jobs can be transferred to it. Default: the host's name.",
 )
 @click.option(
     "--grace-seconds",
@@ -63,18 +63,16 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str
     type=click.FloatRange(min=0),
     default=25.0,
     show_default=True,
-    help="How long to wait for handlers when it is told to stop.",
+    help="At SIGTERM or Ctrl-C, how long to wait for running handlers.",
 )
 @click.option("--until-empty", is_flag=True, help="End when nothing is pending or running in its queues.")
-@click.option(
-    "--app-dir", default=".", metavar="FOLDER", help="Where modules are looked for first; else the current folder."
-)
+@click.option("--app-dir", default=".", metavar="FOLDER", help="The folder to import modules from first.")
 @click.option(
     "--log-level",
     type=click.Choice(logs.LEVELS, case_sensitive=False),
     default="info",
     show_default=True,
-    help="What is logged at least.",
+    help="The lowest level that is logged.",
 )
 @click.option(
     "--log-format",
@@ -83,12 +81,12 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str
     show_default=True,
     help="Lines for people, or one JSON object per line; both on stderr.",
 )
-@click.option("--health-file", metavar="FILE", help="Touch this file each second, only while it consumes.")
+@click.option("--health-file", metavar="FILE", help="Touch this file each second while the worker is healthy.")
 @click.option(
     "--health-port",
     metavar="PORT",
     type=click.IntRange(0, 65535),
-    help="Answer GET /: 200 while it consumes, else 503.",
+    help="Answer GET /: 200 while the worker is healthy, else 503.",
 )
 @click.option(
     "--health-host", metavar="HOST", default="127.0.0.1", show_default=True, help="The address for --health-port."
@@ -116,9 +114,9 @@ def worker(
     APP names the Router as module:attribute; without an attribute it is "router". The current folder is importable.
     Modules that Router(imports=[…]) names are imported too.
 
-    At SIGTERM or Ctrl-C it claims no more, waits for its handlers, and hands back what is not done within
-    --grace-seconds. At a second one it hands back at once. Nothing is lost either way, and what a handler writes that
-    did not end in time is refused.
+    At SIGTERM or Ctrl-C it claims no more jobs, waits up to --grace-seconds for its handlers, and releases the jobs
+    that are not done. A second signal releases them at once. No job is lost either way, and later writes of a handler
+    that did not end in time are refused.
 
     \b
     Example, with this as app.py:
@@ -163,7 +161,7 @@ def worker(
     with ExitStack() as around:
         if supervised is not None:
             supervised.direct(made)
-            around.enter_context(Beats(lambda: supervised.tell(pulse_of(made)), PULSE_SECONDS))
+            around.enter_context(Beats(lambda: supervised.send(pulse_of(made)), PULSE_SECONDS))
         else:
             serving.enter(around, lambda: pulse_of(made), shown_url(router.url or "memory:"))
         code = _run(made, until_empty)
@@ -173,7 +171,7 @@ def worker(
 
 
 class _Serving:
-    """What is told of a worker, or of several, while they run."""
+    """Reports the health of one worker or of several while they run: file, HTTP and status line."""
 
     def __init__(self, lines: logs.Lines, file: str | None, port: int | None, host: str) -> None:
         self.lines, self._file, self._port, self._host = lines, file, port, host
@@ -181,7 +179,7 @@ class _Serving:
             check_folder(file)  # now, and not when much has been imported
 
     def enter(self, around: ExitStack, ask: Callable[[], Pulse], where: str) -> None:
-        """Tell it until *around* ends."""
+        """Report until *around* ends."""
         if self._file is not None:
             around.enter_context(HealthFile(self._file, ask))
         if self._port is not None:
@@ -213,13 +211,13 @@ def _introduce(made: Worker, router: Router) -> None:
     log.info("%s: store %s, %s: %s", made.owner, _located(router), tasks, shown or "none")
     if not names:
         log.warning(
-            "there are no tasks, so every job goes back. Does the module import those that have @router.task? "
-            "Name them in Router(imports=[…]).%s",
+            "this router has no tasks, so the worker will run no job. Does its module import the modules with "
+            "@router.task? Name them in Router(imports=[…]).%s",
             others(router),
         )
     if router.url is None or router.url.startswith("memory:"):
         log.warning(
-            "the store is in the memory of this process, so nobody else can add jobs to it. "
+            "the store is in the memory of this process, so other processes cannot add jobs to it. "
             'For several processes, give the Router a URL such as "sqlite:///jobs.db".'
         )
 
@@ -235,7 +233,7 @@ def _run(made: Worker, until_empty: bool) -> int:
     try:
         made.run(until_empty=until_empty)
     except Exception as error:
-        log.critical("the worker has failed: %s", error if isinstance(error, LeaseholdError) else shortened(error))
+        log.critical("the worker failed: %s", error if isinstance(error, LeaseholdError) else shortened(error))
         return FAILED
     return UNSETTLED if made.unsettled else SETTLED
 
@@ -245,7 +243,7 @@ class _Stopped(BaseException):
 
 
 class _Early:
-    """Takes the signals that come before the worker does so itself, and after."""
+    """Handles the signals that come before the worker installs its own handlers, and after it removed them."""
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
@@ -259,11 +257,11 @@ class _Early:
 
 
 def _leave(code: int) -> None:
-    """End the process soon, also if a handler has left threads behind, or the store does not let go."""
+    """End the process soon, even if a handler has left threads behind or a call to the store hangs."""
 
     def end() -> None:
         threading.Event().wait(_LINGER_SECONDS)
-        log.warning("a thread that a handler has started, or a call to the store, does not end: left without it")
+        log.warning("a thread of a handler, or a call to the store, is still running; exiting without waiting for it")
         sys.stdout.flush()
         os._exit(code)
 

@@ -1,5 +1,5 @@
 """
-`leasehold demo`: a short story about stale owners, told from the store's own records.
+`leasehold demo`: a short story about stale owners, printed from the store's own records.
 
     story      the six scenes
     venue      where it plays: in this process, in a file, in a schema of its own

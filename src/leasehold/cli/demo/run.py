@@ -10,7 +10,7 @@ from ... import Event, LeaseholdError, StaleEpoch
 from ...core.clock import SystemClock
 from .screen import Screen, wants_plain
 from .stage import SHORT_SECONDS, Stage, Stuck
-from .story import Told, tell
+from .story import Script, tell
 from .timeline import Record, table, timeline
 from .trace import Trace
 from .venue import TABLE, Venue
@@ -26,11 +26,11 @@ def perform(url: str | None, *, plain: bool) -> int:
     with venue.router(clock, SHORT_SECONDS) as router:
         screen = Screen(router, clock, Trace(venue.suffix), plain=plain or wants_plain(), remote=venue.own)
         stage = Stage(router, screen, venue, unhurried=not screen.plain)
-        told = Told([])
+        script = Script([])
         _begin(screen, stage)
-        stuck = _play(stage, screen, told)
+        stuck = _play(stage, screen, script)
         records = read(router, stage.jobs)
-        expectations = judge(stage, told, records, screen.events)
+        expectations = judge(stage, script, records, screen.events)
         if stuck is not None:
             expectations.append(Expectation("story", "how it ended", "every scene played", stuck))
             _leave_nothing_behind(stage)
@@ -40,11 +40,11 @@ def perform(url: str | None, *, plain: bool) -> int:
     return 0 if held else 1
 
 
-def _play(stage: Stage, screen: Screen, told: Told) -> str | None:
+def _play(stage: Stage, screen: Screen, script: Script) -> str | None:
     """Play every scene, and return why the story could not go on, or None."""
     try:
         with screen:
-            tell(stage, told)
+            tell(stage, script)
     except Stuck as stuck:
         return str(stuck)
     except BaseException:
@@ -54,7 +54,7 @@ def _play(stage: Stage, screen: Screen, told: Told) -> str | None:
 
 
 def _leave_nothing_behind(stage: Stage) -> None:
-    # Somebody else's workers must not find half a demo in their store.
+    # Workers that share the store must not find half a demo in it.
     for job_id in stage.jobs:
         _cancel(stage, job_id)
 

@@ -24,8 +24,8 @@ class Screen:
     """
     Tells the story. As a context manager it follows the store's events on a thread of its own.
 
-    Whoever speaks first lets out the events that have happened by then: lines keep the order of things. On a server,
-    which is *remote*, an event may appear after one with a greater number.
+    Every line first prints the events that have happened by then, so that lines keep the order of things. On a
+    server, which is *remote*, an event may appear after one with a greater number.
     """
 
     def __init__(self, router: Router, clock: Clock, trace: Trace, *, plain: bool, remote: bool = False) -> None:
@@ -65,7 +65,7 @@ class Screen:
         if kind is None:
             self._flush()
 
-    # What is told
+    # Lines
 
     def scene(self, job_id: str, title: str, text: str) -> None:
         """Announce a scene, which is about *job_id*."""
@@ -88,7 +88,7 @@ class Screen:
         """Print one line, in whatever way the output can show it."""
         with self._lock:
             if self.plain:
-                # No wrapping and at once: whoever reads a pipe wants whole lines, and wants them now.
+                # Neither wrapped nor buffered: the reader of a pipe gets whole lines, at once.
                 print(line.plain.translate(_ASCII).rstrip(), flush=True)
             else:
                 self._console.print(line)
@@ -145,13 +145,13 @@ class Screen:
         left, whole = job.expires_us - self._clock.now() - self._ahead_us, job.expires_us - job.granted_us
         filled = max(0, min(BAR_WIDTH, round(BAR_WIDTH * left / whole)))
         colour = self.trace.colour(job.owner)
-        said = f"lease: {left / 1e6:.1f} s left" if left > 0 else "lease expired: others may take the job"
+        remaining = f"lease: {left / 1e6:.1f} s left" if left > 0 else "lease expired: others may take the job"
         return Text.assemble(
             f"          {self.trace.name(job.id)} ",
             (f"{job.owner} {self.trace.epoch(job.epoch)}  ", colour),
             ("━" * filled, colour),
             ("━" * (BAR_WIDTH - filled), "dim"),
-            f"  {said}",
+            f"  {remaining}",
         )
 
 

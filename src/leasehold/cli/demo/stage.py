@@ -39,7 +39,7 @@ class Cue:
         self._event = threading.Event()
 
     def give(self) -> None:
-        """Let whoever waits go on."""
+        """Let the waiting threads go on."""
         self._event.set()
 
     def wait(self) -> None:
@@ -50,7 +50,7 @@ class Cue:
 
 
 class Player(threading.Thread):
-    """A thread that plays one part. What it raises is kept for whoever waits for its end."""
+    """A thread that plays one part. What it raises is kept in `error`."""
 
     def __init__(self, part: Callable[[], object]) -> None:
         super().__init__(name=f"demo-{part.__name__}", daemon=True)
@@ -86,7 +86,7 @@ class Stage:
         job_id = name + self.suffix
         self._voice.scene(job_id, title, text)
         self.pause(0.5)
-        self.jobs.append(job_id)  # first, so that an interrupted add is known to whoever cleans up
+        self.jobs.append(job_id)  # first, so that an interrupted add is cleaned up too
         self.router.add(job_id, queue=self.queue)
         return job_id
 
@@ -95,12 +95,12 @@ class Stage:
         self._voice.say(text)
 
     def pause(self, seconds: float) -> None:
-        """Leave a watcher time to read; nobody waits for it in a pipe."""
+        """Give a reader at a terminal time; does nothing in a pipe."""
         if self._unhurried:
             time.sleep(seconds)
 
     def work(self, seconds: float) -> None:
-        """Pretend to work, half as long where nobody watches."""
+        """Pretend to work, half as long in a pipe."""
         time.sleep(seconds if self._unhurried else seconds / 2)
 
     def claim(self, owner: str, lease_seconds: float = LONG_SECONDS) -> Lease:

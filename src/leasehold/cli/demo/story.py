@@ -27,21 +27,21 @@ class Plot:
 
 
 @dataclass
-class Told:
-    """What the story has to add to the records: how each scene must have gone, and the guarded result."""
+class Script:
+    """What the records do not have: how each scene must have gone, and the guarded result."""
 
     plots: list[Plot]
     totals: list[object] | None = None
     expected: list[object] | None = None
 
 
-def tell(stage: Stage, told: Told) -> None:
-    """Play every scene in order, noting in *told* how it must have gone."""
+def tell(stage: Stage, script: Script) -> None:
+    """Play every scene in order, noting in *script* how it must have gone."""
     for scene in (quick, late, crashed, same_name, stale_result, handed_over):
-        told.plots.append(scene(stage, told))
+        script.plots.append(scene(stage, script))
 
 
-def quick(stage: Stage, told: Told) -> Plot:
+def quick(stage: Stage, script: Script) -> Plot:
     """A job that nothing happens to."""
     job = stage.scene("job-A", "A quick success", "worker-1 claims a job, works and completes it. Nothing to see.")
 
@@ -54,7 +54,7 @@ def quick(stage: Stage, told: Told) -> Plot:
     return Plot(job, ("worker-1",), ("done",))
 
 
-def late(stage: Stage, told: Told) -> Plot:
+def late(stage: Stage, script: Script) -> Plot:
     """A job that takes longer than its lease, and whose first owner wakes up."""
     job = stage.scene(
         "job-B",
@@ -65,7 +65,7 @@ def late(stage: Stage, told: Told) -> Plot:
     return Plot(job, ("worker-1", "worker-2"), ("timeout", "done"), refused=1)
 
 
-def crashed(stage: Stage, told: Told) -> Plot:
+def crashed(stage: Stage, script: Script) -> Plot:
     """A job whose worker dies without a word."""
     return _killed_process(stage, stage.venue) if stage.venue.shared else _stopped_thread(stage)
 
@@ -84,7 +84,7 @@ def _stopped_thread(stage: Stage) -> Plot:
 
 
 def _killed_process(stage: Stage, venue: Venue) -> Plot:
-    # Without a /proc to look at, nobody can prove that a process is dead; then there is only time.
+    # Without /proc, the death of a process cannot be proved, and its lease has to expire.
     provable = this_process() is not None
     text = "worker-1 is a process with a 30 s lease. SIGKILL proves its death: no waiting."
     job = stage.scene("job-C", "The crash", text)
@@ -93,9 +93,9 @@ def _killed_process(stage: Stage, venue: Venue) -> Plot:
         held: list[str] = []
         stage.play(lambda: held.append(victim.claimed()))
         stage.work(0.2)
-        said = victim.kill()
+        stderr = victim.kill()
         if held != [job]:
-            raise Stuck(f"process {victim.pid} claimed no job: {said.strip() or 'it did not say why'}")
+            raise Stuck(f"process {victim.pid} claimed no job: {stderr.strip() or 'it printed no error'}")
         stage.say(f"process {victim.pid} gets SIGKILL, in the middle of its work.")
         _recover(stage)
     return Plot(job, ("worker-1", "worker-2"), ("recovery" if provable else "timeout", "done"))
@@ -111,7 +111,7 @@ def _recover(stage: Stage) -> None:
     stage.play(worker)
 
 
-def same_name(stage: Stage, told: Told) -> Plot:
+def same_name(stage: Stage, script: Script) -> Plot:
     """A job that goes back to the very worker that lost it."""
     job = stage.scene(
         "job-D",
@@ -122,7 +122,7 @@ def same_name(stage: Stage, told: Told) -> Plot:
     return Plot(job, ("worker-1", "worker-1"), ("timeout", "done"), refused=1)
 
 
-def stale_result(stage: Stage, told: Told) -> Plot:
+def stale_result(stage: Stage, script: Script) -> Plot:
     """A job whose result is written by its new owner, and then again by the old one."""
     shared = stage.venue.shared
     what = "row" if shared else "checkpoint"
@@ -131,7 +131,7 @@ def stale_result(stage: Stage, told: Told) -> Plot:
         "The stale result",
         f"worker-2 takes over and writes a {what}; worker-1 wakes and writes its own.",
     )
-    result = RowResult(stage, told) if shared else CheckpointResult(stage, told)
+    result = RowResult(stage, script) if shared else CheckpointResult(stage, script)
 
     def too_late(lease: Lease) -> None:
         result.overwrite(lease)
@@ -141,8 +141,8 @@ def stale_result(stage: Stage, told: Told) -> Plot:
     return Plot(job, ("worker-1", "worker-2"), ("timeout", "done"), refused=2)
 
 
-def handed_over(stage: Stage, told: Told) -> Plot:
-    """A job that a supervisor gives to somebody else while its owner is well."""
+def handed_over(stage: Stage, script: Script) -> Plot:
+    """A job that a supervisor transfers to another owner while its owner is well."""
     job = stage.scene(
         "job-F",
         "The supervisor",
@@ -217,9 +217,9 @@ def take_over(
 class CheckpointResult:
     """The guarded result where there is no database to share: the job's own checkpoint."""
 
-    def __init__(self, stage: Stage, told: Told) -> None:
-        self._stage, self._told = stage, told
-        told.expected = [42]
+    def __init__(self, stage: Stage, script: Script) -> None:
+        self._stage, self._script = stage, script
+        script.expected = [42]
 
     def write(self, lease: Lease) -> None:
         """Write as the current owner."""
@@ -233,16 +233,16 @@ class CheckpointResult:
         """Complete, and see what the result has become."""
         self._stage.complete(lease)
         checkpoint = self._stage.router.job(lease.job_id).checkpoint or {}
-        self._told.totals = [checkpoint.get("total")]
+        self._script.totals = [checkpoint.get("total")]
         self._stage.say(f"In the checkpoint, total = {checkpoint.get('total')}.")
 
 
 class RowResult:
     """The guarded result in a table of the user's own, in the store's database."""
 
-    def __init__(self, stage: Stage, told: Told) -> None:
-        self._stage, self._told = stage, told
-        told.expected = [42]
+    def __init__(self, stage: Stage, script: Script) -> None:
+        self._stage, self._script = stage, script
+        script.expected = [42]
 
     def write(self, lease: Lease) -> None:
         """Write as the current owner."""
@@ -269,12 +269,12 @@ class RowResult:
     def end(self, lease: Lease) -> None:
         """See what the result has become, and complete in the same transaction."""
         self._stage.write(lambda: self._look_and_complete(lease))
-        for total in self._told.totals or ():
+        for total in self._script.totals or ():
             self._stage.say(f"In {TABLE}, total = {total}.")
 
     def _look_and_complete(self, lease: Lease) -> None:
         venue = self._stage.venue
         query = f"select total from {venue.table} where job = {venue.mark}"
         with lease.transaction() as connection:
-            self._told.totals = [row[0] for row in connection.execute(query, (lease.job_id,)).fetchall()]
+            self._script.totals = [row[0] for row in connection.execute(query, (lease.job_id,)).fetchall()]
             lease.complete(signature(lease), connection=connection)

@@ -9,7 +9,7 @@ from rich.text import Text
 from ... import Event
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "bright_red")
-NOBODY = "(nobody)"
+NO_OWNER = "no owner"
 JOB_WIDTH, OWNER_WIDTH, EPOCH_WIDTH = 6, 10, 6
 MARGIN = 10 + JOB_WIDTH + 1  # up to the owner
 
@@ -46,7 +46,7 @@ class Trace:
 
     def colour(self, owner: str) -> str:
         """Return the colour of *owner*, the same on every line."""
-        if owner == NOBODY:
+        if owner == NO_OWNER:
             return "dim"
         return self._colours.setdefault(owner, COLOURS[len(self._colours) % len(COLOURS)])
 
@@ -66,7 +66,7 @@ class Trace:
             presented = facts["presented"]
             return self._row(event, self.owner(presented), presented, self._refusal(event), "bold red")
         # A reclaimed job has an epoch already, and no owner yet.
-        owner = event.owner or (NOBODY if event.epoch else "")
+        owner = event.owner or (NO_OWNER if event.epoch else "")
         return self._row(event, owner, event.epoch, self._sentence(event), "green" if event.kind == "completed" else "")
 
     def _row(self, event: Event, owner: str, epoch: int | None, text: str, style: str) -> Text:
@@ -97,7 +97,7 @@ class Trace:
         current, presented = event.facts["current"], event.facts["presented"]
         if current == presented:
             return f"REFUSED {_verb(event)}: settled already under this epoch"
-        holder = self._owners.get(current, NOBODY)
+        holder = self._owners.get(current, NO_OWNER)
         held = "same name" if holder == self.owner(presented) else holder
         return f"REFUSED {_verb(event)}: current is {self.epoch(current)} ({held})"
 

@@ -1,8 +1,8 @@
 """
 Where the story plays: in this process, in a file that others may use too, or in a PostgreSQL schema of its own.
 
-A file keeps what was played, to be looked at; there every name has a suffix, so that nobody else's is met. A schema is
-made for one run and dropped after it, however it ended.
+A file keeps the jobs afterwards, to be looked at. Every name in it has a suffix, so that it meets no other job. A
+schema is made for one run and dropped after it, however it ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ... import Clock, LeaseholdError, Router, StoreIncompatible, StoreUnavailab
 from ...core.redaction import shown_url
 
 TABLE = "demo_results"
-LOCK_PATIENCE_MS = 10_000  # with whoever looks at the demo's tables just when they are dropped
+LOCK_PATIENCE_MS = 10_000  # for another session that reads the demo's tables when they are dropped
 DROP_TRIES = 3
 MAY_NOT, DEADLOCK = "42501", "40P01"  # as PostgreSQL numbers its errors
 
@@ -96,14 +96,14 @@ class Venue:
             return error
         return StoreIncompatible(
             f"the demo plays in a schema of its own, and your role may not make one in {self.shown}: name a database "
-            "in which it may, or let its owner say GRANT CREATE ON DATABASE. Nothing was changed."
+            "in which it may, or have its owner run GRANT CREATE ON DATABASE. Nothing was changed."
         )
 
     def _drop(self) -> None:
         from ...stores.postgres import PostgresStore  # on use: its driver is an extra
 
         drop = f"drop schema if exists {self.schema} cascade"
-        with Router(self.url) as router:  # nobody else waits for a connection of this one
+        with Router(self.url) as router:  # a pool of its own, in which no thread of the story waits
             assert isinstance(router.store, PostgresStore)
             for tries_left in reversed(range(DROP_TRIES)):
                 try:

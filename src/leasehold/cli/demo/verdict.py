@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ... import Event, Router
 from .stage import Stage
-from .story import Plot, Told
+from .story import Plot, Script
 from .timeline import Record
 
 ACCEPTED = "stale writes that were accepted"
@@ -37,11 +37,11 @@ def read(router: Router, jobs: Iterable[str]) -> list[Record]:
     ]
 
 
-def judge(stage: Stage, told: Told, records: Sequence[Record], events: Sequence[Event]) -> list[Expectation]:
+def judge(stage: Stage, script: Script, records: Sequence[Record], events: Sequence[Event]) -> list[Expectation]:
     """Return every expectation with what was seen."""
     by_id = {record.job.id: record for record in records}
-    found = [one for plot in told.plots for one in _scene(plot, by_id[plot.job])]
-    left = _left_behind(stage, told, by_id)
+    found = [one for plot in script.plots for one in _scene(plot, by_id[plot.job])]
+    left = _left_behind(stage, script, by_id)
     found += left
     stale = accepted(records, events) + [f"{one.about}: {one.what}: {one.seen}" for one in left if not one.held]
     found.append(Expectation("story", ACCEPTED, [], stale))
@@ -75,14 +75,14 @@ def _scene(plot: Plot, record: Record) -> list[Expectation]:
     return [Expectation(job.id, *fact) for fact in facts]
 
 
-def _left_behind(stage: Stage, told: Told, by_id: Mapping[str, Record]) -> list[Expectation]:
+def _left_behind(stage: Stage, script: Script, by_id: Mapping[str, Record]) -> list[Expectation]:
     """Return what would be different if a stale owner's row, checkpoint or follow-up job had been accepted."""
     found = []
-    for job in (plot.job for plot in told.plots):
+    for job in (plot.job for plot in script.plots):
         children = [child.id for child in stage.router.jobs(parent=job)]
         found.append(Expectation(job, "follow-up jobs of a stale owner", [], children))
         if job == "job-E" + stage.suffix:
-            found.append(Expectation(job, "the totals that were kept", told.expected, told.totals))
+            found.append(Expectation(job, "the totals that were kept", script.expected, script.totals))
         else:
             found.append(Expectation(job, "checkpoint of a stale owner", None, by_id[job].job.checkpoint))
     return found

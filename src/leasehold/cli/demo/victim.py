@@ -53,8 +53,8 @@ class Victim:
     def kill(self) -> str:
         """End it without a chance to say anything, and return what it had written to its standard error."""
         self._process.kill()
-        _, said = self._process.communicate()
-        return said
+        _, stderr = self._process.communicate()
+        return stderr
 
 
 def hold(url: str, schema: str, queue: str, owner: str, lease_seconds: str) -> None:
