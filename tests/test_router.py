@@ -366,7 +366,7 @@ def test_a_claim_whose_reply_is_lost_finds_its_leases_by_its_own_id(
 def test_whoever_was_handed_a_job_asks_for_its_lease(router: Router) -> None:
     """By its own name; under any other it is told who holds the job."""
     router.add("a")
-    with pytest.raises(NoLease, match="nobody holds a lease"):
+    with pytest.raises(NoLease, match="no owner holds a lease"):
         router.lease("a", owner="worker-0")
     lease = claimed(router)
 
@@ -531,7 +531,7 @@ def test_jobs_are_listed_by_what_fits_and_page_by_page(router: Router) -> None:
 
 def test_a_question_that_makes_no_sense_is_refused(router: Router) -> None:
     """An empty answer would look like good news."""
-    with pytest.raises(InvalidArgument, match="no status is called 'finished': there are pending, running"):
+    with pytest.raises(InvalidArgument, match="'finished' is not a status: use one of pending, running"):
         router.jobs(status="finished")
     with pytest.raises(InvalidArgument, match="limit"):
         router.jobs(limit=-1)

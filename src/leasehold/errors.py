@@ -8,16 +8,16 @@ Every exception that leasehold raises on purpose.
     ├── InvalidArgument       an argument is wrong, whatever the state of the store (also a ValueError)
     ├── Conflict              the call is right, and the state of the job or transaction forbids it
     ├── Unsupported           this store, connection or installation cannot do that
-    ├── NoLease               there is no lease where one is needed
+    ├── NoLease               no lease is active, or the owner does not hold one
     ├── NotInTransaction      a transaction has to be open, and none is, or it has failed
-    ├── JobFailed             a result is asked for, and the job failed or was cancelled
-    ├── NotFinished           a result is asked for, and there is none yet (also a TimeoutError)
-    ├── InDoubt               an effect was begun and nobody knows whether it happened
+    ├── JobFailed             a result was requested, and the job failed or was cancelled
+    ├── NotFinished           a result was requested before the job finished (also a TimeoutError)
+    ├── InDoubt               an effect was begun and its outcome is not known
     ├── StoreUnavailable      the store did not do it now; `outcome_unknown` if it may have happened all the same
-    │   └── StaleSnapshot     the caller's transaction read before somebody else wrote; run it again
+    │   └── StaleSnapshot     the caller's transaction read before another one wrote; run it again
     └── StoreIncompatible     the store's data cannot be used by this version
 
-Facts are attributes, so that a program need not read the message.
+Facts are attributes, so that a program does not have to parse the message.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StaleEpoch(LeaseholdError):
     Each raiser writes its own *message*; `of_job` writes that of a store.
 
     A store adds what its record has. `moved_by` and `note`: who took the job from this owner, and why. If the job is
-    finished, `status`, `finished_by` and `finished_at`. Each is None where the record does not say.
+    finished, `status`, `finished_by` and `finished_at`. Each is None if the record does not have it.
     """
 
     moved_by: str | None = None
@@ -103,7 +103,7 @@ class StaleEpoch(LeaseholdError):
         verb: str = "write",
         ending: Ending | None = None,
     ) -> Self:
-        """Return a store's refusal of a write to a job; *ending* is what the record has of how it ended."""
+        """Return a store's refusal of a write to a job; *ending* is how the job ended, as far as it is recorded."""
         refusal = cls(
             "", resource=_JOB + job_id, presented=presented, current=current, owner=owner, reason=reason, verb=verb
         )
@@ -129,7 +129,7 @@ class StaleEpoch(LeaseholdError):
         return f"the current epoch is {self.current} ({held}{why}). Stop working on it; {then}."
 
     def _outcome(self) -> str:
-        """Return how the job ended, as a clause; "" if it has not, or the record does not say."""
+        """Return how the job ended, as a clause; "" if it has not ended, or the record does not have it."""
         if self.status is None or self.finished_at is None:
             return ""
         ended = "completed" if self.status == "done" else self.status.value
@@ -209,15 +209,15 @@ class Unsupported(LeaseholdError):
 
 
 class NoLease(LeaseholdError):
-    """A lease is needed here and there is none."""
+    """No lease is active here, or the owner does not hold one on that job."""
 
 
 class NotInTransaction(LeaseholdError):
-    """What is asked is part of a transaction, and the connection has none open, or one that has failed already."""
+    """The verb joins the transaction of a connection, which has none open, or one that has failed already."""
 
 
 class JobFailed(LeaseholdError):
-    """The job whose result was asked for has failed for good, or was cancelled; *error* is its last error, if any."""
+    """The job whose result was requested failed for good or was cancelled; *error* is its last error, if any."""
 
     def __init__(self, job_id: str, *, status: Status, error: str | None = None, errors: int = 0) -> None:
         self.job_id = job_id
@@ -225,15 +225,15 @@ class JobFailed(LeaseholdError):
         self.error = error
         self.errors = errors
         counted = f" after {errors} error{'' if errors == 1 else 's'}" if errors else ""
-        said = f" Its last error: {error}" if error else ""
+        last_error = f" Its last error: {error}" if error else ""
         super().__init__(
             f"job {job_id!r} has no result: it is {status.value}{counted}. "
-            f"router.replay(router.job({job_id!r}), by=…) puts it back.{said}"
+            f"router.replay(router.job({job_id!r}), by=…) puts it back.{last_error}"
         )
 
 
 class NotFinished(LeaseholdError, TimeoutError):
-    """The job whose result was asked for is still pending or running; it was waited for as long as was asked."""
+    """The job whose result was requested was still pending or running after `wait_seconds`."""
 
     def __init__(self, job_id: str, *, status: Status) -> None:
         self.job_id = job_id
@@ -245,7 +245,7 @@ class NotFinished(LeaseholdError, TimeoutError):
 
 
 class InDoubt(LeaseholdError):
-    """An effect was begun by an earlier run and nobody recorded how it ended."""
+    """An earlier run began an effect, and its outcome was not recorded."""
 
     def __init__(self, job_id: str, name: str, *, key: str, epoch: int) -> None:
         self.job_id = job_id
@@ -261,12 +261,12 @@ class InDoubt(LeaseholdError):
 
 class StoreUnavailable(LeaseholdError):
     """
-    The store did not do what was asked, now.
+    The store could not do the call now.
 
     If *outcome_unknown*, it may have happened all the same: the reply was lost, or only a part was done. Otherwise
-    nothing was changed, and the call can be made again.
+    nothing was changed, and the call can be repeated.
 
-    If *is_stale*, the job has been taken over, before or after it happened: the lease is lost.
+    If *is_stale*, the job has been taken over, before or after the call took effect: the lease is lost.
     """
 
     is_stale: bool = False
@@ -277,7 +277,7 @@ class StoreUnavailable(LeaseholdError):
 
 
 class StaleSnapshot(StoreUnavailable):
-    """The caller's transaction had read before somebody else wrote. Nothing happened: roll back and run it again."""
+    """The caller's transaction read before another one wrote. Nothing was changed: roll back and run it again."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -171,7 +171,7 @@ BAD_CLAIMS: dict[str, tuple[Callable[[Any], object], str]] = {
         r"^lease_seconds must be a number of seconds, not '30' \(str\)\.$",
     ),
     "one queue": (lambda r: r.claim("worker-1", queues="mail"), r"^queues is a list of names: write \['mail'\]\.$"),
-    "no queue": (lambda r: r.claim("worker-1", queues=[]), r"^queues is empty, so nothing could ever be claimed"),
+    "no queue": (lambda r: r.claim("worker-1", queues=[]), r"^queues is empty, so no job could ever be claimed"),
     "limit 0": (lambda r: r.claim_many("worker-1", limit=0), r"^limit must be from 1 to 10000, not 0\.$"),
     "limit -1": (lambda r: r.claim_many("worker-1", limit=-1), r"^limit must be from 1 to 10000, not -1\.$"),
     "limit in words": (
@@ -221,7 +221,7 @@ BAD_MOVES: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "no such status": (
         lambda r: r.jobs(status="finished"),
-        r"^no status is called 'finished': there are pending, running, done, failed, cancelled\.$",
+        r"^'finished' is not a status: use one of pending, running, done, failed, cancelled\.$",
     ),
 }
 

@@ -415,7 +415,7 @@ def test_a_lease_among_the_arguments_of_add_is_refused(router: Router) -> None:
             "@router.task has no 'queues': it takes name, queue, priority, lease_seconds, stall_seconds, ",
         ),
         ({"lock": "a"}, "@router.task has no 'lock': it takes name, "),
-        ({"unique": "a"}, "It is said for each job: task.options(unique=…)."),
+        ({"unique": "a"}, "It is an option of each job: task.options(unique=…)."),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",  # the same in every process
 )
@@ -881,5 +881,5 @@ def test_a_coroutine_that_nobody_awaits_is_no_result() -> None:
     def wrapper() -> Any:
         return work()
 
-    with pytest.raises(InvalidArgument, match="task 'work' returned a coroutine that nobody awaits: what wraps an"):
+    with pytest.raises(InvalidArgument, match="task 'work' returned a coroutine, which was never awaited"):
         wrapper.encode_result(wrapper())

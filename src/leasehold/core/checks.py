@@ -1,8 +1,8 @@
 """
-Names, texts, numbers and durations, checked.
+Validates names, texts, numbers and durations.
 
-Each function returns the value in the form that stores keep, or raises `InvalidArgument` with what it got,
-why that is refused and what would do.
+Each function returns the value in the form that stores keep, or raises `InvalidArgument` with the value received,
+the reason and what is accepted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def name(value: object, what: str) -> str:
     if "\0" in value:
         raise InvalidArgument(f"{what} must not contain NUL: {shown(value)}.")
     encodable(value, what)
-    return str.__str__(value)  # a plain string, also for a member of a string enumeration
+    return str.__str__(value)  # a plain string, even for a member of a string enumeration
 
 
 def optional_name(value: object, what: str) -> str | None:
@@ -58,7 +58,7 @@ def whole(value: object, what: str, *, least: int, most: int) -> int:
 
 
 def microseconds(seconds: object, what: str, *, zero: bool = False) -> int:
-    """Return a duration in whole microseconds; it must be finite and positive (or zero, where *zero* says so)."""
+    """Return a duration in whole microseconds; it must be finite and positive; *zero* admits zero."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise InvalidArgument(f"{what} must be a number of seconds, not {shown(seconds)} ({type(seconds).__name__}).")
     if not isfinite(seconds) or seconds > SECONDS_LIMIT:

@@ -1,10 +1,10 @@
 """
-The text that a job keeps as its last error, and what can be told from it.
+The text that a job keeps as its last error: written here, and parsed into type and message.
 
 The worker writes `Type: message`, a header line and the frames, every line of which is indented. So the last header
 divides the text, even if the message itself looks like a traceback. Any other text comes from `lease.fail` or from a
-store, and is a message without a type; unless it has a traceback as Python prints one, of which only the last
-exception is told: frames name files, and must not reach a browser.
+store, and is a message without a type. If it has a traceback as Python prints one, only the last exception of that is
+returned: frames name files, and must not reach a browser.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ids that nobody else has: of jobs that were given none, and of claims."""
+"""Makes unique ids: of jobs that are added without one, and of claims."""
 
 from __future__ import annotations
 

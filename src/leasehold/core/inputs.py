@@ -24,12 +24,12 @@ def queues(names: Sequence[str]) -> list[str]:
         raise InvalidArgument(f"queues is a list of names: write [{names!r}].")
     named = [checks.name(queue, "queue") for queue in names]
     if not named:
-        raise InvalidArgument("queues is empty, so nothing could ever be claimed: name some, or pass None for all.")
+        raise InvalidArgument("queues is empty, so no job could ever be claimed: name some, or pass None for all.")
     return named
 
 
 def seen(job: Job | str, epoch: int | None) -> tuple[str, int]:
-    """Return the job's id and the epoch that the operator saw; one or the other must say it."""
+    """Return the job's id and the epoch that the operator saw: that of the `Job`, or *epoch*."""
     if isinstance(job, Job):
         return job.id, job.epoch if epoch is None else checks.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
     if epoch is None:
@@ -62,7 +62,7 @@ def status(named: Status | str) -> Status:
     try:
         return Status(named)
     except ValueError:
-        raise InvalidArgument(f"no status is called {named!r}: there are {', '.join(Status)}.") from None
+        raise InvalidArgument(f"{named!r} is not a status: use one of {', '.join(Status)}.") from None
 
 
 def effect(name: object, call: object, in_doubt: object, undone: object) -> bool:

@@ -1,4 +1,4 @@
-"""Jobs, from the wish to add one to the state that a reader sees."""
+"""Jobs: `NewJob` as a producer adds it, `Grant` as an owner gets it, `Job` as a reader sees it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .retention import KEPT_FOR_EVER
 from .retry import Retry
 
 PRIORITY_LIMIT = 2**31 - 1
-BY_POLICY: Final[Any] = ...  # keep_seconds of a job that says nothing about it
+BY_POLICY: Final[Any] = ...  # keep_seconds was not passed: the retention policy decides
 DETACHED = ""
 PRUNED = ""  # the document of a job of which only a narrow row is left; no JSON text is empty
 
@@ -137,7 +137,7 @@ def new_job(
     meta: Mapping[str, Any] | None = metas.ABSENT,
     keep_seconds: float | None = BY_POLICY,
 ) -> NewJob:
-    """Return the job that these arguments ask for, all of them checked; the one door for every way of adding."""
+    """Return the job that these arguments ask for, all of them checked; every way of adding goes through here."""
     if delay_seconds is not None and run_at is not None:
         raise InvalidArgument("a job takes delay_seconds or run_at, not both.")
     if retry is not None and not isinstance(retry, Retry):
@@ -290,16 +290,16 @@ class Settlement(NamedTuple):
 
     def fingerprint(self) -> str:
         """
-        Return what two settlements share iff they say the same, so that a repeated one can be recognised.
+        Return a text that equal settlements share, so that a store recognises a repeated one.
 
-        The delay is left out: it is drawn anew each time that an owner says the same thing.
+        The delay is left out: it is drawn anew when an owner repeats its settlement.
         """
         if self.outcome is Outcome.COMPLETE and self.result == "null" and not self.then:
             return "complete"
-        said = [self.result, self.error, str(self.retry)]
-        said += [part for child in self.then for part in (child.id, child.document)]
+        parts = [self.result, self.error, str(self.retry)]
+        parts += [part for child in self.then for part in (child.id, child.document)]
         digest = hashlib.blake2b(digest_size=12)
-        for part in said:
+        for part in parts:
             digest.update(b"-" if part is None else b"+%d:" % len(part) + part.encode())
         return f"{self.outcome}:{digest.hexdigest()}"
 

@@ -1,8 +1,8 @@
 """
 The one table of legal transitions.
 
-Stores ask it before they move a job; where SQL repeats a rule in a WHERE clause, the contract suite walks this table
-against the store, so the two cannot part.
+Stores look a transition up here before they move a job. Where SQL repeats a rule in a WHERE clause, the contract suite
+walks this table against the store, so that the two stay the same.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ NOT_STARTED = "it was not claimed within its start_within_seconds"  # the note o
 
 
 def after(verb: Verb, status: Status, job_id: str) -> Status:
-    """Return the status that *verb* leads to from *status*, or refuse what the table does not list."""
+    """Return the status that *verb* leads to from *status*. Raises `Conflict` for what the table does not list."""
     try:
         return TRANSITIONS[verb][status]
     except KeyError:
@@ -133,7 +133,7 @@ def _reclaimed(verb: Verb, what: str, reclaims: int, retry: Retry) -> str:
 
 
 class Setback(NamedTuple):
-    """What an owner's settlement that is no completion leaves of the job's budgets, and the verb that it amounts to."""
+    """What a failure, crash or release leaves of the job's budgets, and the verb that it amounts to."""
 
     verb: Verb
     errors: int
@@ -141,14 +141,15 @@ class Setback(NamedTuple):
     last_error: str | None
 
 
-def setback(said: Settlement, errors: int, reclaims: int, last_error: str | None, retry: Retry) -> Setback:
+def setback(settlement: Settlement, errors: int, reclaims: int, last_error: str | None, retry: Retry) -> Setback:
     """Judge a failure, a crash or a release, from the budgets as they were."""
-    if said.outcome is Outcome.FAIL:
-        return Setback(judge_error(errors + 1, retry, again=said.retry), errors + 1, reclaims, said.error)
-    if said.outcome is Outcome.CRASH:
+    error = settlement.error
+    if settlement.outcome is Outcome.FAIL:
+        return Setback(judge_error(errors + 1, retry, again=settlement.retry), errors + 1, reclaims, error)
+    if settlement.outcome is Outcome.CRASH:
         verb = judge_reclaim(reclaims + 1, retry)
-        return Setback(verb, errors, reclaims + 1, _reclaimed(verb, str(said.error), reclaims + 1, retry))
-    return Setback(Verb.RELEASE, errors, reclaims, last_error if said.error is None else said.error)
+        return Setback(verb, errors, reclaims + 1, _reclaimed(verb, str(error), reclaims + 1, retry))
+    return Setback(Verb.RELEASE, errors, reclaims, last_error if error is None else error)
 
 
 def ending(
@@ -171,7 +172,7 @@ def ending(
     finished_by = done_by
     if done_by is None and last is not None:
         how, at, by = last
-        # An operator may have finished the job long after its last ownership ended; that is on no ownership's record.
+        # An operator may have finished the job long after its last ownership ended, which no ownership records.
         if at == finished_us and (how == "failed" or how == reason):
             finished_by = by
     return Ending(*moved, status, finished_by, as_datetime(finished_us))
@@ -180,7 +181,7 @@ def ending(
 def no_lease(job_id: str, status: str, holder: str | None, epoch: int, owner: str) -> NoLease:
     """Return the refusal of a lease that *owner* does not have."""
     if holder is None:
-        return NoLease(f"job {job_id!r} is {status}: nobody holds a lease on it.")
+        return NoLease(f"job {job_id!r} is {status}: no owner holds a lease on it.")
     return NoLease(f"job {job_id!r} is leased to {holder!r} (epoch {epoch}), not to {owner!r}.")
 
 

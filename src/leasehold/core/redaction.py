@@ -12,7 +12,7 @@ _SETTING = re.compile(r"\w*(?:pass|secret|client_key)\w*\s*=(.*?)(?=&[a-z_]{4,}=
 
 
 def shown_url(url: str) -> str:
-    """Return the *url* of a store for people: without its password."""
+    """Return the *url* of a store without its password, for messages."""
     shown, done = "", 0
     for start, end in _secret(url):
         if end > done:
@@ -26,6 +26,6 @@ def secrets_of(url: str) -> list[str]:
 
 
 def _secret(url: str) -> list[tuple[int, int]]:
-    """Return where the parts of *url* are that nobody may see, by where they begin; they may overlap."""
+    """Return the spans of the secrets in *url*, by where they begin; they may overlap."""
     found = [_BEFORE_HOST.match(url), *_SETTING.finditer(url)]
     return sorted(match.span(1) for match in found if match)

@@ -72,7 +72,7 @@ TASK: Mapping[str, str] = _all(
 
 
 def no_attribute(owner: object, what: str, name: str, advice: Mapping[str, str], *, own: str = "") -> AttributeError:
-    """Return the error for *name*, which *what* does not have; Python itself suggests names that are spelled alike."""
+    """Return the error for *name*, which *what* does not have; Python itself suggests similar names."""
     text = f"{what} has no attribute {name!r}."
     if name in advice:
         text += f" {advice[name].format(own=own)}"

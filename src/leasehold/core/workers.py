@@ -16,7 +16,7 @@ FORGET_AFTER_US = 86_400_000_000  # a day: how long a dead worker is listed
 
 
 class WorkerReport(NamedTuple):
-    """What a worker says of itself. *name* is the owner's name of its leases, which no other worker has."""
+    """A worker's report about itself. *name* is the owner's name of its leases, which no other worker has."""
 
     name: str
     given_name: str

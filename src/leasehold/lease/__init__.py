@@ -1,4 +1,4 @@
-"""What an owner holds: one job, under one epoch, for a while."""
+"""`Lease`: what an owner holds on one job, under one epoch, until it expires, settles or is lost."""
 
 from .aio import AsyncLease
 from .current import _current, current_lease, lease_here

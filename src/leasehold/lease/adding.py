@@ -1,4 +1,4 @@
-"""How a lease adds a child: under the next number of its name."""
+"""`lease.add`: adds a child job under the next number of its name."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class AsyncLease(Facade):
         await asyncio.to_thread(lease._flush)
         # On threads of their own: the shared ones may all be waiting for the lock that is to be let go here.
         connection = await abandonable(
-            lambda _: lease._told_by(lambda: verbs.begin(lease.job_id, lease.epoch, idle_us=idle)), verbs.rollback
+            lambda _: lease._noting(lambda: verbs.begin(lease.job_id, lease.epoch, idle_us=idle)), verbs.rollback
         )
         block = Block(verbs, (lease.job_id, lease.epoch), connection)
         try:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 async def unless_lost(lease: Lease, reply: Coroutine[Any, Any, T]) -> T:
-    """Await what a verb replies in a transaction of an event loop, as `Lease._unless_lost` does for the others."""
+    """Await the reply of a verb on an async connection, as `Lease._unless_lost` does for the others."""
     try:
         return await reply
     except StoreUnavailable as error:
@@ -31,7 +31,7 @@ def commit(lease: Lease, verbs: Transactions, block: Block) -> None:
     """Commit the block, after the verbs that other threads run in it."""
     block.wait()
     try:
-        lease._told_by(lambda: verbs.commit(block.connection))
+        lease._noting(lambda: verbs.commit(block.connection))
     except BaseException as error:
         known = isinstance(error, LeaseholdError) and not getattr(error, "outcome_unknown", False)
         block.ended = End.ROLLED_BACK if known else End.UNKNOWN
@@ -52,12 +52,12 @@ def roll_back(lease: Lease, verbs: Transactions, connection: Any, block: Block |
         if block.ended is End.NOT_YET:
             block.ended = End.ROLLED_BACK
     was_ended = verbs.was_ended(connection)
-    lease._told_by(lambda: verbs.rollback(connection))
+    lease._noting(lambda: verbs.rollback(connection))
     if isinstance(error, Exception) and not isinstance(error, LeaseholdError) and was_ended:
         with suppress(StoreUnavailable):
             [refusal] = lease.store.check([(lease.job_id, lease.epoch)])
             if refusal is not None:
-                raise lease._told(refusal) from error
+                raise lease._note_refusal(refusal) from error
 
 
 def roll_back_elsewhere(lease: Lease, verbs: Transactions, block: Block, error: BaseException) -> None:

@@ -12,7 +12,7 @@ from ..core.retry import Retry
 
 
 class Held:
-    """A lease, as far as its grant tells."""
+    """The facts of a lease that its grant has."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Keeps a lease that was claimed by hand: renews it in the background for as long as a block lasts."""
+"""`lease.keep()`: renews a lease that was claimed by hand, in the background, until the end of a block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _steady: Clock = SteadyClock()
 
 
 class Keeping(Reporting):
-    """A lease, as far as it is kept."""
+    """The part of a lease that renews it in the background."""
 
     __slots__ = ("_asked_us", "_expires_us")
 
@@ -51,14 +51,14 @@ class Keeping(Reporting):
 
 
 def checked(on_lost: Any) -> Any:
-    """Return what may be called when a lease is lost."""
+    """Return *on_lost* if it is a plain function, or None."""
     if on_lost is not None and (not callable(on_lost) or inspect.iscoroutinefunction(on_lost)):
         raise InvalidArgument(f"on_lost is a plain function that takes the lease, not {on_lost!r}.")
     return on_lost
 
 
 class Keeper(threading.Thread):
-    """The thread of one block."""
+    """The thread that renews the lease of one block."""
 
     def __init__(self, lease: Keeping, on_lost: Callable[[Any], object] | None) -> None:
         super().__init__(name="leasehold-keep", daemon=True)
@@ -68,7 +68,7 @@ class Keeper(threading.Thread):
         self._changed = threading.Condition()
         self._ended = False
         self._failing = False
-        self._telling = threading.Lock()
+        self._calling = threading.Lock()
 
     def run(self) -> None:
         """Renew until the end of the block, or of the lease."""
@@ -87,15 +87,15 @@ class Keeper(threading.Thread):
             self._ended = True
             self._changed.notify_all()
         self.join(_LAST_SECONDS)
-        if self._lease._lost:  # a verb in the block may have learned it
-            self._tell()
+        if self._lease._lost:  # a verb in the block may have been refused
+            self._call_on_lost()
 
     def _renewed(self) -> int | None:
         """Renew; return after how long to do it again, or None if there is nothing left to renew."""
         lease = self._lease
         grant = lease._grant
         if lease._lost:
-            self._tell()
+            self._call_on_lost()
             return None
         if lease._settled is True:
             return None
@@ -111,8 +111,8 @@ class Keeper(threading.Thread):
             lease._expires_us = reply
             return grant.lease_us // 3
         if not isinstance(reply, Settled):  # which is its own owner's doing
-            lease._told(reply)
-            self._tell()
+            lease._note_refusal(reply)
+            self._call_on_lost()
         return None
 
     def _failed(self, error: Exception) -> None:
@@ -122,8 +122,8 @@ class Keeper(threading.Thread):
             log.warning(text, self._lease._grant.spec.id, error, exc_info=None if known else error)
         self._failing = True
 
-    def _tell(self) -> None:
-        with self._telling:
+    def _call_on_lost(self) -> None:
+        with self._calling:
             on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
             try:

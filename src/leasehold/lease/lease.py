@@ -1,4 +1,4 @@
-"""What an owner holds: one job, under one epoch, for a while."""
+"""`Lease`: what an owner holds on one job, under one epoch, and the verbs that it may call."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _Run = Callable[..., Any]  # runs a program in a transaction, as `Block.run` doe
 
 log = logging.getLogger("leasehold")
 
-IDLE_SECONDS = 3600.0  # of `lease.transaction()`: so long that only who was stopped is silent for it
+IDLE_SECONDS = 3600.0  # of `lease.transaction()`: only a stopped process is silent for that long
 _LOOK_SECONDS = 1.0
 _making = threading.Lock()  # held for an instant, by a lease that begins to count its children
 
@@ -67,8 +67,8 @@ class Lease(Held, Keeping):
     The right to try, and the epoch that proves it.
 
     Every verb is conditional on the epoch, in one atomic step at the store. Once the job has moved on, each raises
-    `StaleEpoch`, and `lost` is true from then on. Time alone refuses nothing: an owner past `expires_at` whose job
-    nobody took may still write.
+    `StaleEpoch`, and `lost` is true from then on. Time alone refuses nothing: an owner past `expires_at` may still
+    write as long as its job was not taken over.
 
     Every verb also raises `UnknownJob` if the job is gone from the store, `StoreUnavailable` if the store cannot do it
     now (`outcome_unknown` tells whether it may have happened), and `InvalidArgument` for a wrong argument.
@@ -108,12 +108,12 @@ class Lease(Held, Keeping):
 
     @property
     def expires_at(self) -> datetime:
-        """Until when nobody takes the job over, as far as this lease knows: its own renewals move it."""
+        """Before this the job is not reclaimed for its deadline; its own renewals move it."""
         return instants.aware(self._expires_us)
 
     @property
     def lost(self) -> bool:
-        """Whether this lease is known to be no longer current. Asks nobody; False is not a promise."""
+        """Whether this lease is known to be no longer current. Does not query the store, so False is no guarantee."""
         return self._lost
 
     def wait_lost(self, seconds: float) -> bool:
@@ -162,19 +162,19 @@ class Lease(Held, Keeping):
     def _check_store(self) -> None:
         [refusal] = self._store.check([(self.job_id, self.epoch)])
         if refusal is not None:
-            raise self._told(refusal)
+            raise self._note_refusal(refusal)
 
     def _check_inside(self, run: _Run) -> None:
         """Raise the refusal if the transaction has settled the lease: for its verbs that counts before it commits."""
         with suppress(NotInTransaction, StoreUnavailable):
-            self._told_by(lambda: run(lambda verbs: verbs.check(self.job_id, self.epoch), savepoint=True))
+            self._noting(lambda: run(lambda verbs: verbs.check(self.job_id, self.epoch), savepoint=True))
 
     def renew(self, seconds: float | None = None) -> datetime:
         """
         Keep the job for *seconds* from now, or for as long as it was granted for; return the new `expires_at`.
 
-        On PostgreSQL it takes effect at once, also inside a transaction of this lease. On SQLite, where nobody else can
-        take the job before that transaction ends, it is part of it.
+        On PostgreSQL it takes effect at once, even inside a transaction of this lease. On SQLite, where the job cannot
+        be taken over before that transaction ends, it is part of it.
 
         Raises `StaleEpoch` if the job has moved on. After `StoreUnavailable` the lease is not lost: renew again.
         """
@@ -184,7 +184,7 @@ class Lease(Held, Keeping):
             return instants.aware(inside_us)  # `expires_at` stays: the transaction may yet roll back
         reply = self._store.renew([renewal])[0]
         if not isinstance(reply, int):
-            raise self._told(reply)
+            raise self._note_refusal(reply)
         self._renewed(reply, lasts or 0)
         return self.expires_at
 
@@ -199,7 +199,7 @@ class Lease(Held, Keeping):
             self._check_inside(run)
             return None
         # Even in a savepoint: rolled back, the lease is what it was before.
-        expires_us = int(self._told_by(lambda: run(lambda verbs: verbs.renew(renewal), savepoint=True)))
+        expires_us = int(self._noting(lambda: run(lambda verbs: verbs.renew(renewal), savepoint=True)))
         if (block := self._block()) is not None:
             block.renewed = renewal.lease_us or 0
         return expires_us
@@ -296,7 +296,7 @@ class Lease(Held, Keeping):
     def _begin(self, name: str, call: object, in_doubt: str, undone: object) -> Effect:
         # Looked at before the intent is recorded: a slip must not leave an effect in doubt that was never tried.
         again = inputs.effect(name, call, in_doubt, undone)
-        effect, fresh = self._told_by(
+        effect, fresh = self._noting(
             lambda: self._refuse_beside().begin_effect(self.job_id, self.epoch, name, again=again)
         )
         if not (effect.known or fresh):
@@ -305,7 +305,7 @@ class Lease(Held, Keeping):
 
     def _conclude(self, name: str, outcome: str | None) -> None:
         # Beside a transaction that the call has left open, the effect stays in doubt: it may be among those rows.
-        self._told_by(lambda: self._refuse_beside().end_effect(self.job_id, self.epoch, name, outcome))
+        self._noting(lambda: self._refuse_beside().end_effect(self.job_id, self.epoch, name, outcome))
 
     def complete(
         self, result: object = None, *, then: Iterable[Child] = (), connection: Any = None, savepoint: bool = False
@@ -316,13 +316,12 @@ class Lease(Held, Keeping):
         With *connection*, the completion is part of that transaction: the caller's rows and the completion are one
         commit. Nothing is settled until it commits.
 
-        Raises `StaleEpoch` if the job has moved on, `Settled` if this lease has ended it otherwise; to repeat the same
-        completion is no error. With *connection*, it raises what `fence` raises, and `Settled` for a repetition too.
+        Raises `StaleEpoch` if the job has moved on, `Settled` if this lease has ended it otherwise. Repeating the same
+        completion is not an error. With *connection*, raises what `fence` raises, and `Settled` for a repetition too.
         """
         document = "null" if result is None else documents.encode(result, "result")
         children = self._counter().following(self._grant.spec, then, self._is_stored) if then else ()
-        said = completion(self._grant, document, children)
-        return self._settle(said, connection, savepoint)
+        return self._settle(completion(self._grant, document, children), connection, savepoint)
 
     def fail(
         self,
@@ -342,33 +341,36 @@ class Lease(Held, Keeping):
         if delay_seconds is None:
             delay_seconds = self.retry.delay(self._grant.errors + 1, random.random())
         delay = checks.microseconds(delay_seconds, "delay_seconds", zero=True)
-        said = Settlement(self.job_id, self.epoch, Outcome.FAIL, error=error, retry=bool(retry), delay_us=delay)
-        return self._settle(said, connection, savepoint)
+        settlement = Settlement(self.job_id, self.epoch, Outcome.FAIL, error=error, retry=bool(retry), delay_us=delay)
+        return self._settle(settlement, connection, savepoint)
 
     def release(self, *, delay_seconds: float | None = None, connection: Any = None, savepoint: bool = False) -> None:
-        """Hand the job back unharmed: it counts against no budget. Raises as `complete` does."""
+        """Put the job back to be claimed; it counts against no budget. Raises as `complete` does."""
         delay = 0 if delay_seconds is None else checks.microseconds(delay_seconds, "delay_seconds", zero=True)
         return self._settle(handed_back(self._grant, delay), connection, savepoint)
 
-    def _settle(self, said: Settlement, connection: Any, savepoint: bool) -> None:
+    def _settle(self, settlement: Settlement, connection: Any, savepoint: bool) -> None:
         before, self._settled = self._settled, None
         try:
             # Without this shortcut, a claim and completion in memory take a tenth longer
             # (python benchmarks/core.py --only "memory: claim + complete, one by one").
             if connection is None and not self._joined and not is_anything_open():
-                if (refusal := self._settle_alone(said)) is not None:
-                    raise self._told(refusal)
+                if (refusal := self._settle_alone(settlement)) is not None:
+                    raise self._note_refusal(refusal)
                 return None
             return self._write(
-                connection, savepoint, lambda verbs: self._settle_in(verbs, said), lambda: self._settle_alone(said)
+                connection,
+                savepoint,
+                lambda verbs: self._settle_in(verbs, settlement),
+                lambda: self._settle_alone(settlement),
             )
         except (Conflict, InvalidArgument, NotInTransaction, StaleSnapshot, Unsupported):
             self._settled = before  # nothing has happened
             raise
 
-    def _settle_alone(self, said: Settlement) -> Exception | None:
+    def _settle_alone(self, settlement: Settlement) -> Exception | None:
         self._flush()
-        refusal = self._store.settle([said])[0]
+        refusal = self._store.settle([settlement])[0]
         if refusal is None:
             self._settled = True
         return refusal
@@ -396,14 +398,14 @@ class Lease(Held, Keeping):
         try:
             self._refuse_beside()
             self._flush()
-            connection = self._told_by(lambda: verbs.begin(self.job_id, self.epoch, idle_us=idle))
+            connection = self._noting(lambda: verbs.begin(self.job_id, self.epoch, idle_us=idle))
             verbs.entered(connection)
             block = Block(verbs, (self.job_id, self.epoch), connection)
             with inside(block):
                 yield connection
             commit(self, verbs, block)
         except BaseException as error:
-            # Also None: Ctrl-C may have come when it had begun, before it returned.
+            # Even if `connection` is None: Ctrl-C may have come after BEGIN, before `begin` returned.
             roll_back(self, verbs, connection, block, error)
             raise
 
@@ -430,7 +432,7 @@ class Lease(Held, Keeping):
         """
         Run a verb where it belongs: in the caller's transaction, in this lease's open block, or separately.
 
-        *note* learns of a transaction on a connection of the caller's own.
+        *note* is called with the transaction of a connection of the caller's own.
         """
         if connection is not None or self._joined or is_anything_open():
             block = self._block()
@@ -439,9 +441,9 @@ class Lease(Held, Keeping):
             if connection is not None:
                 return self._join(connection, program, savepoint=savepoint, note=note)
             self._refuse_beside()
-        reply = self._told_by(separately)
+        reply = self._noting(separately)
         if isinstance(reply, Exception):
-            raise self._told(reply)
+            raise self._note_refusal(reply)
         return reply
 
     def _transactions(self, what: str = "connection=…") -> Transactions:
@@ -488,7 +490,7 @@ class Lease(Held, Keeping):
     def _unless_lost(self, verb: Callable[[], T]) -> T:
         """Run a verb in a transaction. If its connection is gone since the job was taken over, raise the refusal."""
         try:
-            return self._told_by(verb)
+            return self._noting(verb)
         except StoreUnavailable as error:
             self._check_lost(error)
             raise
@@ -538,20 +540,21 @@ class Lease(Held, Keeping):
         try:
             return (yield from program)
         except (StaleEpoch, UnknownJob) as refusal:
-            raise self._told(refusal) from refusal.__cause__
+            raise self._note_refusal(refusal) from refusal.__cause__
 
     # Shared
 
-    def _told(self, refusal: Exception) -> Exception:
+    def _note_refusal(self, refusal: Exception) -> Exception:
         # What an open transaction has settled may yet roll back.
         self._lost = self._lost or not isinstance(refusal, Settled) or self._settled is not None
         return refusal
 
-    def _told_by(self, verb: Callable[[], T]) -> T:
+    def _noting(self, verb: Callable[[], T]) -> T:
+        """Run a verb, and remember that the lease is lost if it was refused."""
         try:
             return verb()
         except (StaleEpoch, UnknownJob) as refusal:
-            self._told(refusal)
+            self._note_refusal(refusal)
             raise
         except StoreUnavailable as error:
             self._lost = self._lost or error.is_stale

@@ -1,4 +1,4 @@
-"""How a lease reports its progress: at once, or through what its worker writes later."""
+"""Progress reports: written at once, or kept back for a worker's next batch."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Reports(Protocol):
 
 
 class Reporting(Recorded):
-    """A lease, as far as its reports go."""
+    """The part of a lease that reports progress."""
 
     __slots__ = ("_moves", "_reports")
 
     _lost: bool
-    _moves: int  # how often the work was said to move
+    _moves: int  # how many reports of progress the owner made
     _reports: Reports | None  # None: each is written at once
 
     def progress(
@@ -86,11 +86,11 @@ class Reporting(Recorded):
     def _report_in(self, verbs: Transactions, report: Progress) -> Generator[Any, Any, None]:
         yield from verbs.progress(report.after(self._waiting()))
 
-    def _settle_in(self, verbs: Transactions, said: Settlement) -> Generator[Any, Any, None]:
+    def _settle_in(self, verbs: Transactions, settlement: Settlement) -> Generator[Any, Any, None]:
         # What waits becomes part of the transaction: on SQLite, writing it separately would wait for this transaction.
         if (waiting := self._waiting()) is not None:
             yield from verbs.progress(waiting)
-        yield from verbs.settle(said)
+        yield from verbs.settle(settlement)
 
     def _waiting(self) -> Progress | None:
         """Take what waits into a transaction. A write that is under way may itself wait for that transaction to end."""

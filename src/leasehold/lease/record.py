@@ -1,4 +1,4 @@
-"""What the store's record says of a lease whose owner does not know how its own transaction ended."""
+"""Looks a lease up in the store, when its owner does not know how its own transaction ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BY_ITS_OWNER = ("done", "failed", Reason.RETRY, Reason.RELEASE)
 
 
 class Recorded:
-    """A lease, as far as the record of it goes."""
+    """The part of a lease that reads the store's record of it."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class Recorded:
         # Only now: a COMMIT that the server had received may have come through until the epoch was no longer current.
         if lost and not self._was_rolled_back():
             return None
-        self._told(refusal)
+        self._note_refusal(refusal)
         return refusal if isinstance(refusal, StaleEpoch) else None
 
     def _is_refused_by(self, refusal: StaleEpoch) -> bool:
@@ -57,10 +57,10 @@ class Recorded:
         if refusal.presented != self._grant.epoch or refusal.job_id not in (None, self._grant.spec.id):
             return False
         if refusal.job_id is not None:
-            self._told(refusal)
+            self._note_refusal(refusal)
         return True
 
-    def _told(self, refusal: Exception) -> Exception:
+    def _note_refusal(self, refusal: Exception) -> Exception:
         """Remember that the lease is lost."""
         raise NotImplementedError
 

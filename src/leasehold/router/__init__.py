@@ -1,4 +1,4 @@
-"""The front door: producers add jobs, owners claim them, operators move them, readers look."""
+"""The public verbs: producers add jobs, owners claim them, operators move them, readers look them up."""
 
 from .aio import AsyncRouter
 from .front import Router

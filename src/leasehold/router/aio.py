@@ -1,4 +1,4 @@
-"""The front door for async callers."""
+"""`AsyncRouter`: the verbs of `Router` for async callers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..liveness import SELF
 from .front import Router
 from .results import pauses
 
-# A call waits in short slices: the thread of one that was cancelled does not go on waiting for what nobody will use.
+# A call waits in short slices, so that the thread of a cancelled call ends soon.
 _SLICE_SECONDS = 0.1
 
 

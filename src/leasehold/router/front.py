@@ -1,4 +1,4 @@
-"""Every verb of the front door, for callers that may wait."""
+"""`Router`: every public verb, for callers that may block."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from . import queues as queue_verbs
 from . import workers as worker_verbs
 from .results import id_of, pauses, result_of
 
-if TYPE_CHECKING:  # imported where they are used: who only adds jobs does without tasks, and most do without a worker
+if TYPE_CHECKING:  # imported on use: a producer needs no tasks, and most processes no worker
     from ..tasks.task import AnyTask, Decorator, Task, TaskSettings
     from ..worker.events import Listener
     from ..worker.reporting import Tally
@@ -172,7 +172,7 @@ class Router:
         **options: Unpack[JobOptions],
     ) -> Added:
         """
-        Keep a job, unless one with this *id* exists; `created` says which.
+        Insert a job, unless one with this *id* exists; `created` of the returned `Added` tells which.
 
         An id of None becomes a UUID, made before anything is sent. With *connection*, the job is part of the
         transaction that is open there. Options: task, queue, priority (larger first), delay_seconds or run_at, lock
@@ -180,7 +180,7 @@ class Router:
         start_within_seconds (or it is cancelled), run_seconds (of its handler, beats the task's), keep_seconds
         (after its end), meta (a dict).
 
-        Raises `TypeError` for another option. With *connection*, raises `NotInTransaction` if no transaction is open,
+        Raises `TypeError` for an unknown option. With *connection*: `NotInTransaction` if no transaction is open,
         `Conflict` inside a savepoint, unless *savepoint*, and `Unsupported` if the store cannot join that connection.
         """
         try:
@@ -196,9 +196,9 @@ class Router:
         self, jobs: Iterable[NewJob | Mapping[str, Any]], *, connection: Any = None, savepoint: bool = False
     ) -> list[Added]:
         """
-        Keep all of *jobs* in one transaction, each as `add` would; mappings have the names of its arguments.
+        Insert all of *jobs* in one transaction, each as `add` would; mappings have the names of its arguments.
 
-        Raises as `add` does, and `InvalidArgument` for another option; then none of them is kept.
+        Raises as `add` does, and `InvalidArgument` for an unknown option; then none of them is inserted.
         """
         return self._adder.add_many([self._wish(job) for job in jobs], connection=connection, savepoint=savepoint)
 
@@ -255,7 +255,7 @@ class Router:
         Lease the next due job to *owner*, or return None if there is none within *wait_seconds*.
 
         The calling process is recorded, so that its death frees the job at once; pass `process=None` when claiming
-        for somebody else. Raises `StoreUnavailable` if the store cannot be asked, or is closed meanwhile.
+        for an owner in another process. Raises `StoreUnavailable` if the store does not answer, or is closed meanwhile.
         """
         grants = self._claim(owner, 1, queues, lease_seconds, wait_seconds, process)
         return Lease(self._store, grants[0]) if grants else None
@@ -300,12 +300,12 @@ class Router:
                     process=process,
                     wait_us=wait_us,
                 )
-                # A worker that stops wakes every claim of its store, also this one.
+                # A worker that stops wakes every waiting claim of its store, including this one.
                 if grants or not wait_us or (wait_us := countdown.left()) <= 0:
                     return grants
         except StoreUnavailable as failure:
-            # The reply is lost, and maybe not the claim: jobs leased to an owner that does not know would wait
-            # for their deadline. The claim's own id tells them from those of a namesake.
+            # The reply was lost, and the claim may have been granted: its jobs would wait for their deadline. They are
+            # found by the id of the claim, since another owner may have the same name.
             return self._found(claim_id, failure)
 
     def _found(self, claim_id: str, failure: StoreUnavailable) -> list[Grant]:
@@ -370,11 +370,12 @@ class Router:
         until_empty: bool = False,
     ) -> Tally:
         """
-        Run the handlers of this router's tasks until SIGTERM or SIGINT comes, and return how many jobs ended how.
+        Run the handlers of this router's tasks until SIGTERM or SIGINT; return the counts by outcome.
 
-        With *until_empty*, until nothing is pending or running in *queues*, but jobs in paused queues and of tasks
-        that this router does not know; the tally says how many are left so. At a signal it claims no more, waits
-        *grace_seconds* for its handlers, and hands back what is not done; at a second signal it hands back at once.
+        With *until_empty*, stop as soon as nothing is pending or running in *queues*. Jobs in paused queues and of
+        tasks that this router does not know are not waited for; the tally counts them as left. At a signal it claims no
+        more, waits *grace_seconds* for its handlers, and releases the jobs that are not done; a second signal releases
+        them at once.
 
         Raises `Unsupported` on the thread of a running event loop. Errors of handlers are recorded, not raised.
         """
@@ -407,14 +408,15 @@ class Router:
 
     def around(self, hook: Hook) -> Hook:
         """
-        Put a function that yields once around every handler: it gets the lease. Use it as a decorator.
+        Wrap every handler: code before the `yield` of *hook* runs first, code after it runs last. Use as a decorator.
 
-        One that is `async` is put around async handlers only. The first that was given is the outermost.
+        The function gets the lease and yields once. An `async` one wraps async handlers only. The first that is given
+        is the outermost.
         """
         return self._registry.hooks.add_around(hook)
 
     def lifespan(self, hook: Hook) -> Hook:
-        """Put a function that yields once, plain or async, around every worker. Use it as a decorator."""
+        """Wrap every worker: *hook*, plain or async, yields once, while the worker runs. Use it as a decorator."""
         return self._registry.hooks.add_lifespan(hook)
 
     def on(self, event: str) -> Callable[[Hook], Hook]:
@@ -452,7 +454,7 @@ class Router:
         """
         Take back what expired, stalled, or whose process is gone. Return the ended ownerships.
 
-        Then do the rest of the upkeep that workers do: what has been kept for long enough is pruned (`retention`).
+        Then do the rest of the upkeep that workers do: prune what `retention` no longer keeps.
         """
         ended = alone(self._store).reclaim()
         while alone(self._store).tend(self._retention):
@@ -466,8 +468,8 @@ class Router:
         Of a job whose id you chose, the id, status, epoch and end are kept until *keep_ids_seconds* after its end, None
         for ever: adding that id again still does nothing. `job` shows it with `pruned=True`.
 
-        In portions: nobody waits long for one, and what was removed before an interruption stays so. Epochs go on where
-        they were.
+        Each portion is a short transaction of its own: what was removed before an interruption stays removed. The epoch
+        counter is not touched.
         """
         keep = checks.microseconds(keep_seconds, "keep_seconds", zero=True)
         ids = None if keep_ids_seconds is None else checks.microseconds(keep_ids_seconds, "keep_ids_seconds", zero=True)
@@ -480,13 +482,13 @@ class Router:
         """
         Raise the store's epoch counter above every epoch issued so far, the clock and *above*; return where it is now.
 
-        For what no store can see: a backup restored under a running process, a clock that was set back. Owners whose
-        epochs are still current stay so.
+        For what a store cannot detect: a backup restored under a running process, a clock that was set back. Current
+        owners stay current.
         """
         return alone(self._store).advance(checks.whole(above, "above", least=0, most=CLOCK_LIMIT - 1))
 
     def verify(self) -> list[str]:
-        """Return a sentence for every broken invariant of the store; an empty list is good news."""
+        """Return a sentence for every broken invariant of the store; an empty list if all hold."""
         return self._store.verify()
 
     # Readers

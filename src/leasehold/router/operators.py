@@ -1,4 +1,4 @@
-"""Operators' verbs. Each names the epoch that the operator saw, or takes a `Job` just read, and who acts."""
+"""The verbs of operators. Each takes the epoch that the operator saw, or a `Job` just read, and who acts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def transfer(
     lease_seconds: float | None = None,
 ) -> Lease:
     """
-    Give the job to *to* under a new epoch, and return the new owner's lease. Whoever had it is refused.
+    Give the job to *to* under a new epoch, and return the new owner's lease. The owner before is refused from then on.
 
     If *to* is the name of a live worker, or the given name (`--name`) of exactly one, that worker picks the job up
     within a second and runs it as soon as a slot is free; the lease's owner is the worker's own name. Any other name is
@@ -47,7 +47,7 @@ def transfer(
 
 
 def cancel(router: Router, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
-    """End the job as cancelled. Whoever had it is refused. Raises as `transfer` does."""
+    """End the job as cancelled. Its owner is refused from then on. Raises as `transfer` does."""
     return alone(router.store).cancel(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
 
 
@@ -73,7 +73,7 @@ def requeue(router: Router, job: Job | str, *, by: str, epoch: int | None = None
 def complete(
     router: Router, job: Job | str, *, by: str, result: object = None, epoch: int | None = None, note: str | None = None
 ) -> Job:
-    """Complete the job by hand. Whoever had it is refused. Raises as `transfer` does."""
+    """Complete the job by hand. Its owner is refused from then on. Raises as `transfer` does."""
     document = documents.encode(result, "result")
     return alone(router.store).finish(
         *inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note), result=document

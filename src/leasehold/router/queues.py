@@ -1,4 +1,4 @@
-"""What operators do with a whole queue: pause it, resume it, look at it."""
+"""The verbs of operators on a queue: pause, resume, list."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pause(router: Router, queue: str, *, by: str, note: str | None = None) -> Qu
 
 
 def resume(router: Router, queue: str, *, by: str) -> Queue:
-    """Have claims take jobs from *queue* again, also those that wait already; one that is not paused stays so."""
+    """Have claims take jobs from *queue* again, those that wait already too. A queue that is not paused stays so."""
     return alone(router.store).resume(checks.name(queue, "queue"), by=checks.name(by, "by"))
 
 

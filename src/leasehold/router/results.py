@@ -1,4 +1,4 @@
-"""What a job has come to, for whoever waits for it."""
+"""`Router.result`: returns the result of a finished job, and polls until it is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def id_of(job: str | Added | Job) -> str:
 
 def pauses(wait_seconds: float | None) -> Iterator[float]:
     """Yield the pauses between two looks, each longer than the one before, until *wait_seconds* are over, or ever."""
-    left: Callable[[], float] = lambda: math.inf  # noqa: E731  # the other one is no def either
+    left: Callable[[], float] = lambda: math.inf  # noqa: E731  # `patience` returns a lambda too
     if wait_seconds is not None:
         left = patience(checks.microseconds(wait_seconds, "wait_seconds", zero=True) / 1_000_000)
     pause = _SHORTEST_SECONDS

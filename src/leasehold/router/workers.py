@@ -1,4 +1,4 @@
-"""What operators ask about workers."""
+"""The list of a store's workers."""
 
 from __future__ import annotations
 

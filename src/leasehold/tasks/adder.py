@@ -61,14 +61,14 @@ class Adder:
         return ids.new_id(self.clock.now())
 
     def add(self, job: NewJob, *, connection: Any = None, savepoint: bool = False) -> Added:
-        """Keep *job*, as `Router.add` does, and raise as it does."""
+        """Insert *job*, as `Router.add` does, and raise as it does."""
         jobs = self._roots([job])
         if connection is None:
             return _compared(jobs, alone(self.store).add(jobs))[0]
         return joined(self.store, connection, lambda verbs: _added_one(verbs, jobs), savepoint=savepoint)
 
     def add_many(self, jobs: list[NewJob], *, connection: Any = None, savepoint: bool = False) -> list[Added]:
-        """Keep *jobs*, as `Router.add_many` does, and raise as it does."""
+        """Insert *jobs*, as `Router.add_many` does, and raise as it does."""
         jobs = self._roots(jobs)
         if connection is None:
             return _compared(jobs, alone(self.store).add(jobs))

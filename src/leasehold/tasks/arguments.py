@@ -153,17 +153,17 @@ class Arguments:
                 try:
                     given[name] = load(given[name])
                 except Mismatch as mismatch:
-                    said, where = str(mismatch), mismatch.where
+                    reason, where = str(mismatch), mismatch.where
                 except Exception as error:  # of a class or a validator of the user's own
-                    said, where = f"{type(error).__name__}: {error}", ""
+                    reason, where = f"{type(error).__name__}: {error}", ""
                 else:
                     continue
-                raise Unbindable(f"argument {name + where!r} of task {self._task!r} here: {said}.")
+                raise Unbindable(f"argument {name + where!r} of task {self._task!r} here: {reason}.")
 
     # Annotations
 
     def _loaders_of(self, names: Iterable[str]) -> list[tuple[str, Half]]:
-        """Return how to load these; an annotation that nobody can resolve matters only where a value came."""
+        """Return the loaders of these arguments. Raises `Unbindable` for an annotation that cannot be resolved."""
         found = []
         for name in names:
             try:

@@ -1,4 +1,4 @@
-"""What users put around their handlers, and around a worker."""
+"""The hooks of a router: `@router.around` wraps handlers, `@router.lifespan` wraps a worker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Hooks:
         self.lifespans: list[Lifespan] = []
 
     def add_around(self, hook: Hook) -> Hook:
-        """Put *hook* around each handler."""
+        """Wrap each handler in *hook*."""
         entered = _entered(hook, "around", parameters=1)
         if _is_async(hook):
             self.around_async.append(entered)
@@ -42,7 +42,7 @@ class Hooks:
         return hook
 
     def add_lifespan(self, hook: Hook) -> Hook:
-        """Put *hook* around each worker."""
+        """Wrap each worker in *hook*."""
         self.lifespans.append(_entered(hook, "lifespan", parameters=0))
         return hook
 

@@ -1,4 +1,4 @@
-"""What must not happen while a process of handlers imports the main module: its program would run a second time."""
+"""Refuses to add jobs while a process of handlers imports the main module: the program would run a second time."""
 
 from __future__ import annotations
 

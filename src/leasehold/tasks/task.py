@@ -273,10 +273,10 @@ class Task(Generic[C, P, R_co]):
         if value is None:
             return "null"
         if inspect.iscoroutine(value):
-            value.close()  # else Python warns somewhere else that nobody awaited it
+            value.close()  # else Python warns later that it was never awaited
             raise InvalidArgument(
-                f"task {self.name!r} returned a coroutine that nobody awaits: what wraps an `async def` must itself be "
-                "one, so that the task runs on the event loop."
+                f"task {self.name!r} returned a coroutine, which was never awaited: a decorator around an `async def` "
+                "must itself return an `async def`, so that the task runs on the event loop."
             )
         what = f"the result of task {self.name!r}"
         try:
@@ -349,7 +349,7 @@ def _known(settings: TaskSettings) -> None:
         if key not in TaskSettings.__annotations__:
             elsewhere = ""
             if key in JobSettings.__annotations__:
-                elsewhere = f" It is said for each job: task.options({key}=…)."
+                elsewhere = f" It is an option of each job: task.options({key}=…)."
             elif key in suggestions.RETRY:
                 elsewhere = f" In retry=Retry(…), {suggestions.RETRY[key]}"
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""A job for a task that its router does not know: a slip, or a task of another process."""
+"""Warns of a job for a task that its router does not know: a typing error, or a task of another process."""
 
 from __future__ import annotations
 

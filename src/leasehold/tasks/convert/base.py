@@ -19,15 +19,15 @@ PLAIN = frozenset({bool, int, float, str})  # what JSON has itself, beside None
 class Mismatch(Exception):
     """A value does not fit its annotation; *where* is the way to it, from the outside in."""
 
-    def __init__(self, said: str, where: str = "") -> None:
-        super().__init__(said)
-        self.said = said
+    def __init__(self, reason: str, where: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
         self.where = where
 
     def within(self, part: object) -> Mismatch:
         """Return the same, seen from one level further out."""
         named = isinstance(part, str) and part.isidentifier()
-        return Mismatch(self.said, (f".{part}" if named else f"[{part!r}]") + self.where)
+        return Mismatch(self.reason, (f".{part}" if named else f"[{part!r}]") + self.where)
 
 
 class UnsupportedAnnotation(Exception):

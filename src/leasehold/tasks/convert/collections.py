@@ -51,12 +51,12 @@ def _many(
 
     def load(kept: Any) -> Any:
         if not isinstance(kept, list):
-            raise Mismatch(f"{shown(kept)} is no {name}")
+            raise Mismatch(f"{shown(kept)} is not a valid {name}")
         each = kept if inner.load is None else [within(inner.load, one, index) for index, one in enumerate(kept)]
         try:
             return back(each)
         except TypeError:
-            raise Mismatch(f"{shown(kept)} is no {name}") from None
+            raise Mismatch(f"{shown(kept)} is not a valid {name}") from None
 
     return Converter(name, dump, None if back is list and inner.load is None else load)
 
@@ -69,7 +69,7 @@ def _fixed_tuple(name: str, members: list[Converter]) -> Converter:
 
     def load(kept: Any) -> Any:
         if not isinstance(kept, list) or len(kept) != len(members):
-            raise Mismatch(f"{shown(kept)} is no {name}")
+            raise Mismatch(f"{shown(kept)} is not a valid {name}")
         return tuple(within(each.fetch, one, n) for n, (each, one) in enumerate(zip(members, kept, strict=True)))
 
     return Converter(name, dump, load)
@@ -90,12 +90,14 @@ def _dict(annotation: Any, name: str, arguments: tuple[Any, ...], build: Build) 
             raise Mismatch(f"it must be {name}, not {shown(value)}")
         for key in value:
             if not isinstance(key, str):
-                raise Mismatch(f"its key {shown(key)} is no string, as JSON's are, so it would not come back as it was")
+                raise Mismatch(
+                    f"its key {shown(key)} is not a string, as JSON's are, so it would not come back as it was"
+                )
         return {key: within(inner.dump, one, key) for key, one in value.items()}
 
     def load(kept: Any) -> Any:
         if not isinstance(kept, dict):
-            raise Mismatch(f"{shown(kept)} is no {name}")
+            raise Mismatch(f"{shown(kept)} is not a valid {name}")
         assert inner.load is not None
         return {key: within(inner.load, one, key) for key, one in kept.items()}
 

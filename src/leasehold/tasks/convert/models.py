@@ -17,7 +17,7 @@ def model(kind: type) -> Converter | None:
 
 
 def _is_of(kind: type, module: str, name: str) -> bool:
-    # Whoever has a class of such a library has imported it; nobody else should have to.
+    # A class of such a library implies that it is imported. Importing it here would make it a dependency.
     base = getattr(sys.modules.get(module), name, None)
     return isinstance(base, type) and issubclass(kind, base)
 

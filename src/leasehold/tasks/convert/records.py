@@ -39,7 +39,7 @@ def _dataclass(itself: Converter, kind: Any, build: Build) -> None:
     own = [field for field in dataclasses.fields(kind) if field.init]
     hints = _hints(kind)
     if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
-        refuse_annotation(kind, ", which takes an InitVar that nobody can read back")
+        refuse_annotation(kind, ", which takes an InitVar, whose value cannot be read back")
     fields = {field.name: build(hints[field.name]) for field in own}
     needed = frozenset(f.name for f in own if f.default is _MISSING and f.default_factory is _MISSING)
     itself.dump = _record_dump(
@@ -81,7 +81,7 @@ def _record_load(
 ) -> Half:
     def load(kept: Any) -> Any:
         if not isinstance(kept, dict):
-            raise Mismatch(f"{shown(kept)} is no {itself.shown}")
+            raise Mismatch(f"{shown(kept)} is not a valid {itself.shown}")
         _check_names(itself, kept, fields, needed)
         parts = {name: within(fields[name].fetch, part, name) for name, part in kept.items()}
         try:

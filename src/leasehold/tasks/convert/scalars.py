@@ -36,7 +36,7 @@ def _read(kind: type, load: Half) -> Half:
                 return load(kept)
             except (ValueError, InvalidOperation):
                 pass
-        raise Mismatch(f"{shown(kept)} is no {kind.__name__}")
+        raise Mismatch(f"{shown(kept)} is not a valid {kind.__name__}")
 
     return read
 
@@ -53,7 +53,7 @@ def _dump_datetime(value: datetime) -> str:
 def _load_datetime(kept: str) -> datetime:
     value = datetime.fromisoformat(kept)
     if value.utcoffset() is None:
-        raise Mismatch(f"{kept!r} says no time zone")
+        raise Mismatch(f"{kept!r} has no time zone")
     return value
 
 
@@ -95,7 +95,7 @@ def _dump_timedelta(value: timedelta) -> float:
 
 def _load_timedelta(kept: Any) -> timedelta:
     if isinstance(kept, bool) or not isinstance(kept, int | float):
-        raise Mismatch(f"{shown(kept)} is no number of seconds")
+        raise Mismatch(f"{shown(kept)} is not a number of seconds")
     try:
         return timedelta(seconds=kept)
     except OverflowError:
@@ -145,7 +145,7 @@ def _enumeration(kind: type[enum.Enum]) -> Converter:
         try:
             return kind(kept) if by_value else kind[kept]
         except (ValueError, KeyError, TypeError):
-            raise Mismatch(f"{shown(kept)} is no {kind.__name__}") from None
+            raise Mismatch(f"{shown(kept)} is not a valid {kind.__name__}") from None
 
     return Converter(kind.__name__, _checked(kind, dump), load)
 
