@@ -1,13 +1,17 @@
-"""A file that the package, its tests or a page names is in this repository."""
+"""A file that the package, its tests or a page names is in this repository, and so is a function that a page names."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 TOP = Path(__file__).parents[2]
 FOLDERS = ("src", "docs", "benchmarks", "examples", "scripts", "tests")
 _FILE = re.compile(r"(?<![\w./*-])(?:\.\./)*(\w[\w-]*(?:/[\w.-]+)*/[\w-]+\.(?:py|sql|md|txt))\b")
+
+
+_FUNCTION = re.compile(r"`?\b(?:(\w+)\.)?(\w+)\(\)")  # as the page about the architecture writes one
 
 
 def files() -> list[str]:
@@ -42,3 +46,57 @@ def test_a_file_that_does_not_exist_is_noticed() -> None:
     }
 
     assert dangling(texts, there) == [("b", "core/gone.py"), ("c", "notes/plan.md")]
+
+
+class Definitions:
+    """The functions, classes and methods of the package, and the functions of its SQL."""
+
+    def __init__(self) -> None:
+        self.functions: set[str] = set()
+        self.methods: dict[str, set[str]] = {}
+        self.bases: dict[str, set[str]] = {}
+        for file in (TOP / "src").rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    self.functions.add(node.name)
+                elif isinstance(node, ast.ClassDef):
+                    own = {one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+                    self.methods.setdefault(node.name, set()).update(own)
+                    self.bases.setdefault(node.name, set()).update(
+                        base.id for base in node.bases if isinstance(base, ast.Name)
+                    )
+        sql = "".join(file.read_text() for file in (TOP / "src").rglob("functions/*.sql"))
+        self.in_sql = set(re.findall(r"FUNCTION leasehold\.(\w+)\(", sql))
+
+    def has(self, owner: str, name: str) -> bool:
+        """Return whether *name* is defined: as a function, a method of the class *owner*, or in SQL."""
+        if owner == "leasehold":
+            return name in self.in_sql
+        if not owner:
+            return name in self.functions
+        if owner in ("router", "lease"):  # an instance, as users write it
+            owner = owner.capitalize()
+        found = self.methods.get(owner, set())
+        return name in found or any(self.has(base, name) for base in self.bases.get(owner, ()))
+
+
+def unknown(page: str, definitions: Definitions) -> list[str]:
+    """The functions that *page* names and the package does not have."""
+    named = [(owner, name) for owner, name in _FUNCTION.findall(page) if not name.isupper()]
+    return [f"{owner}.{name}".strip(".") for owner, name in named if not definitions.has(owner, name)]
+
+
+def test_every_function_on_the_page_about_the_architecture_exists() -> None:
+    """So that a renamed one is renamed there too."""
+    page = (TOP / "docs" / "explanation" / "architecture.md").read_text()
+
+    assert len(_FUNCTION.findall(page)) > 50
+    assert unknown(page, Definitions()) == []
+
+
+def test_a_function_that_does_not_exist_is_noticed() -> None:
+    """Of a class, of a base of it, of none, and in SQL."""
+    there = "`Router.add()`, `MemoryStore._add()`, `drive()`, `leasehold.claim()`"
+    missing = "`Router.melt()`, `melt()`, `leasehold.melt()`"
+
+    assert unknown(there + missing, Definitions()) == ["Router.melt", "melt", "leasehold.melt"]
