@@ -157,7 +157,7 @@ def test_a_quiet_history_has_no_findings() -> None:
         ),
         ([issued(1, 1, 2), issued(1, 3, 4, "b")], "epoch 1 was issued twice"),
         ([issued(2, 1, 2), issued(1, 3, 4, "b")], "an epoch is not above one that was issued before"),
-        ([Refused("a", 5, 4, 1, "renew", "owner")], "renew (job_id a, epoch 5, current 4, asked 1, owner owner)"),
+        ([Refused("a", 5, 4, 1, "renew", "owner")], "renew (job_id a, epoch 5, current 4, sent 1, owner owner)"),
     ],
 )
 def test_the_judge_finds(reports: list[Report], found: str) -> None:

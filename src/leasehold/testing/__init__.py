@@ -1,9 +1,9 @@
 """
-For the tests of those who use leasehold, and of those who write a store for it.
+For the tests of applications that use leasehold, and of stores written for it.
 
     ManualClock       time that moves only by hand
     lease             a lease to call a handler with
-    take_over         makes a lease stale: somebody else gets its job
+    take_over         makes a lease stale: another owner gets its job
     elsewhere         calls a verb as another process would
     plugin            the fixtures that pytest has once leasehold is installed
     store_contract    the clauses of `leasehold.store`, as tests for any store

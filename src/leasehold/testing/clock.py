@@ -12,7 +12,7 @@ _START = datetime(2030, 1, 1, tzinfo=UTC)
 
 class ManualClock:
     """
-    A clock that stands still until `advance` moves it, and then wakes whoever waits for the time.
+    A clock that stands still until `advance` moves it, and then wakes the threads that wait for the time.
 
     >>> clock = ManualClock()
     >>> clock.advance(31)

@@ -1,4 +1,4 @@
-"""A lease to call a handler with, and somebody who takes it over."""
+"""A lease to call a handler with, and a takeover of it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def take_over(lease: Lease, *, owner: str = "successor") -> Lease:
     """
     Give the job of *lease* to *owner*, and return the successor's lease: from now on *lease* is stale.
 
-    It is not told; it finds out as a paused owner would, by `StaleEpoch` from its next write. The reason is `manual`.
+    The lease itself is not changed: as for a paused owner, its next write raises `StaleEpoch`. The reason is `manual`.
     """
     grant = lease.store.transfer(
         lease.job_id, lease.epoch, to=owner, by="leasehold.testing", default_lease_us=lease._grant.lease_us

@@ -9,7 +9,7 @@ asked is in docs/how-to/hunt-for-races.md.
 
 It was let loose on PostgreSQL stores that were broken on purpose, and found each of them within seconds: a fence that
 does not compare, or compares and holds nothing; a takeover that leaves the lease; a settlement, a renewal, a checkpoint
-and children by the job's id alone; a claim that loses what is behind a lock key; a freed key that wakes nobody; and,
+and children by the job's id alone; a claim that loses what is behind a lock key; a freed key that wakes no job; and,
 with a pause of 50 ms to help it, an epoch that is drawn before its key is held. `tests/test_hunt.py` has them.
 """
 

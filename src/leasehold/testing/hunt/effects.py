@@ -109,25 +109,25 @@ class Effects:
     def run(self, lease: Lease, lock: str | None, plan: Plan) -> bool:
         """Carry *plan* out under *lease*; return whether the lease may be used further."""
         token, child = self._new_token(), self._new_token()
-        told: bool | None = False
-        asked = self._tick()
-        committing = [asked]
+        written: bool | None = False
+        sent = self._tick()
+        committing = [sent]
         try:
             with self._transaction(lease, plan) as connection:
                 self._steps(connection, lease, plan, token, child)
                 if plan.rolls_back:
                     raise _Undone
                 committing.append(self._tick())
-            told = True
+            written = True
         except _Undone:
             self._say(Counted("rolled back", 1))
         except Exception as error:
-            told = self._failed(error, lease, plan, committing)
+            written = self._failed(error, lease, plan, committing)
         finally:
-            self._say(Token(token, "row", lease.job_id, lease.epoch, told))
+            self._say(Token(token, "row", lease.job_id, lease.epoch, written))
             if plan.follows:
-                self._say(Token(child, "job", lease.job_id, lease.epoch, told))
-        if not told:
+                self._say(Token(child, "job", lease.job_id, lease.epoch, written))
+        if not written:
             return plan.rolls_back
         self._say(Counted("fenced commits", 1))
         verb = f"commit of {plan}"
@@ -213,18 +213,18 @@ class Effects:
         if "40P01" in states:
             self._say(Finding(f"a deadlock: {error} in {plan}", lease.job_id, trace))
             return False
-        told = StaleEpoch.find(error)
+        found = StaleEpoch.find(error)
         conflict = "40001" in states or isinstance(error, StaleSnapshot)
-        if told is None and not conflict and LOST not in states:
+        if found is None and not conflict and LOST not in states:
             self._say(Finding(f"{type(error).__name__}: {error} in {plan}", lease.job_id, trace))
             return False
         try:
-            refusal = told or StaleEpoch.find(error, lease)
-            if told is not None:
+            refusal = found or StaleEpoch.find(error, lease)
+            if found is not None:
                 lease.check()
-                self._say(Finding(f"{plan} was refused, though its epoch is current: {told}", lease.job_id, trace))
+                self._say(Finding(f"{plan} was refused, though its epoch is current: {found}", lease.job_id, trace))
         except StaleEpoch:
-            refusal = told
+            refusal = found
         except LeaseholdError as unexpected:
             self._say(Finding(f"{type(unexpected).__name__}: {unexpected} after {error}", lease.job_id, trace))
             return None
@@ -236,13 +236,13 @@ class Effects:
         elif conflict:
             self._say(Counted("conflicts", 1))
         elif not self._fresh:
-            # A takeover ends the session of who has lost, and may come when that one has just ended its transaction:
-            # then it meets whoever uses the connection next. Nothing is committed, and it can be run again.
+            # A takeover ends the session of the previous owner. If that has just ended its transaction, the next one on
+            # the same connection is cut off instead. Nothing is committed, and it can be run again.
             self._say(Counted("cut off", 1))
         else:
             self._say(Finding(f"the connection of a current owner was ended: {error} in {plan}", lease.job_id, trace))
         # Whether a COMMIT was heard by a server that then hung up is written in the table, and nowhere else.
-        return None if LOST in states and told is None and len(committing) > 1 else False
+        return None if LOST in states and found is None and len(committing) > 1 else False
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -1,5 +1,5 @@
 """
-What the hunters saw, weighed: pure bookkeeping, which knows no store and waits for nobody.
+Judges the reports of the hunters: pure bookkeeping, without a store and without waiting.
 
 Hunters draw *ticks* from one counter that all their processes share: one before they ask for something, one after the
 reply. If one tick is smaller than another, it was drawn earlier. So if a reply that says "everything up to epoch 7 is
@@ -23,10 +23,10 @@ class Issued(NamedTuple):
     """An epoch was issued for a job, between two ticks; with it, everything below is over."""
 
     job_id: str
-    lock: str | None  # None also where the epoch gives nobody the key, as a cancellation's does
+    lock: str | None  # None also if the epoch does not take the key, as a cancellation's does not
     epoch: int
-    asked: int
-    told: int
+    sent: int
+    replied: int
     verb: str
     owner: str | None = None
     checkpoint: int = 0  # the epoch of the checkpoint that came with it
@@ -39,18 +39,18 @@ class Ended(NamedTuple):
     job_id: str
     lock: str | None
     upto: int
-    told: int
+    replied: int
     verb: str
 
 
 class Accepted(NamedTuple):
-    """A write was accepted that was sent after the tick *asked*."""
+    """A write was accepted that was sent after the tick *sent*."""
 
     job_id: str
     lock: str | None
     epoch: int
-    asked: int
-    told: int
+    sent: int
+    replied: int
     verb: str
     owner: str
 
@@ -61,7 +61,7 @@ class Refused(NamedTuple):
     job_id: str
     epoch: int
     current: int
-    asked: int
+    sent: int
     verb: str
     owner: str
 
@@ -70,14 +70,14 @@ class Paused(NamedTuple):
     """A queue was paused, or resumed, between two ticks."""
 
     queue: str
-    asked: int
-    told: int
+    sent: int
+    replied: int
     verb: str
     job_id: None = None
 
 
 class PickedUp(NamedTuple):
-    """A transfer was picked up: under a claim id by a worker, or, without one, by whoever asked for the lease."""
+    """A transfer was picked up: under a claim id by a worker, or, without one, by an owner with `lease`."""
 
     job_id: str
     epoch: int
@@ -85,7 +85,7 @@ class PickedUp(NamedTuple):
 
 
 class Token(NamedTuple):
-    """Something with a name of its own was to be written: it is there, it must not be, or nobody knows (None)."""
+    """Something with a name of its own was to be written: it is there, it must not be, or that is not known (None)."""
 
     token: str
     kind: str  # "row" or "job"
@@ -161,7 +161,7 @@ class _Subject:
 @dataclass
 class _Checkpoint:
     epoch: int
-    told: int
+    replied: int
 
 
 class Judge:
@@ -179,12 +179,12 @@ class Judge:
         self._checkpoints: dict[str, _Checkpoint] = {}
         self._pauses: defaultdict[str, list[Paused]] = defaultdict(list)
         self.accepted: dict[int, PickedUp] = {}  # by epoch: the transfers that a worker has accepted
-        self._said: set[str] = set()
+        self._known: set[str] = set()
 
     def find(self, what: str, job_id: str | None = None, traceback: str | None = None) -> None:
         """Keep a finding, once."""
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._known:
+            self._known.add(what)
             self.findings.append(Finding(what, job_id, traceback))
 
     def history(self, job_id: str) -> list[Report]:
@@ -203,7 +203,7 @@ class Judge:
                 case Issued():
                     self._hear_issue(report)
                 case Ended():
-                    self._hear_end(report.job_id, report.lock, report.upto, report.told, report)
+                    self._hear_end(report.job_id, report.lock, report.upto, report.replied, report)
                 case Accepted():
                     self._hear_write(report)
                 case Refused():
@@ -224,32 +224,32 @@ class Judge:
         if before is not new:
             self.find(f"epoch {new.epoch} was issued twice: {_shown(before)}; {_shown(new)}.", new.job_id)
         self._issues.append(new)
-        self._hear_end(new.job_id, new.lock, new.epoch - 1, new.told, new)
+        self._hear_end(new.job_id, new.lock, new.epoch - 1, new.replied, new)
         kept = self._checkpoints.get(new.job_id)
-        if kept is not None and kept.told < new.asked and new.checkpoint < kept.epoch <= new.epoch:
+        if kept is not None and kept.replied < new.sent and new.checkpoint < kept.epoch <= new.epoch:
             self.find(
                 f"job {new.job_id}: the checkpoint of epoch {kept.epoch} was durable, and {_shown(new)} came with "
                 f"that of epoch {new.checkpoint}.",
                 new.job_id,
             )
 
-    def _hear_end(self, job_id: str, lock: str | None, upto: int, told: int, report: Report) -> None:
+    def _hear_end(self, job_id: str, lock: str | None, upto: int, replied: int, report: Report) -> None:
         for subject in self._subjects(job_id, lock):
-            subject.endings.add(upto, told, report)
+            subject.endings.add(upto, replied, report)
             latest = subject.writes.earliest(-upto)
-            if latest is not None and -latest[0] > told:
+            if latest is not None and -latest[0] > replied:
                 self._stale(latest[1], report, job_id)
 
     def _hear_write(self, write: Accepted) -> None:
         for subject in self._subjects(write.job_id, write.lock):
-            subject.writes.add(-write.epoch, -write.asked, write)
+            subject.writes.add(-write.epoch, -write.sent, write)
             over = subject.endings.earliest(write.epoch)
-            if over is not None and over[0] < write.asked:
+            if over is not None and over[0] < write.sent:
                 self._stale(write, over[1], write.job_id)
         if write.verb == "checkpoint":
             kept = self._checkpoints.get(write.job_id)
             if kept is None or write.epoch > kept.epoch:
-                self._checkpoints[write.job_id] = _Checkpoint(write.epoch, write.told)
+                self._checkpoints[write.job_id] = _Checkpoint(write.epoch, write.replied)
 
     def _stale(self, write: Report, over: Report, job_id: str) -> None:
         self.find(f"a stale write was accepted: {_shown(write)}, sent after the reply to {_shown(over)}.", job_id)
@@ -271,15 +271,15 @@ class Judge:
     # At the end
 
     def judge_issues(self) -> None:
-        """Every epoch is above all that were told before it was asked for."""
-        told = sorted(self._issues, key=lambda issue: issue.told)
+        """Every epoch is above all whose reply had come before its request was sent."""
+        by_reply = sorted(self._issues, key=lambda issue: issue.replied)
         highest: Issued | None = None
-        next_told = 0
-        for issue in sorted(self._issues, key=lambda issue: issue.asked):
-            while next_told < len(told) and told[next_told].told < issue.asked:
-                if highest is None or told[next_told].epoch > highest.epoch:
-                    highest = told[next_told]
-                next_told += 1
+        position = 0
+        for issue in sorted(self._issues, key=lambda issue: issue.sent):
+            while position < len(by_reply) and by_reply[position].replied < issue.sent:
+                if highest is None or by_reply[position].epoch > highest.epoch:
+                    highest = by_reply[position]
+                position += 1
             if highest is not None and highest.epoch >= issue.epoch:
                 self.find(
                     f"an epoch is not above one that was issued before: {_shown(issue)}, after {_shown(highest)}.",
@@ -289,17 +289,17 @@ class Judge:
     def judge_pauses(self) -> None:
         """No claim that began after a pause had returned took from that queue, unless a resume may have come first."""
         for queue, reports in self._pauses.items():
-            pauses = sorted((one for one in reports if one.verb == "pause"), key=lambda one: one.told)
-            resumes = sorted((one for one in reports if one.verb == "resume"), key=lambda one: one.asked)
-            paused_at, resumed_at = [one.told for one in pauses], [one.asked for one in resumes]
-            began = list(accumulate((one.asked for one in pauses), max))
-            ended = list(accumulate((one.told for one in resumes), max))
+            pauses = sorted((one for one in reports if one.verb == "pause"), key=lambda one: one.replied)
+            resumes = sorted((one for one in reports if one.verb == "resume"), key=lambda one: one.sent)
+            paused_at, resumed_at = [one.replied for one in pauses], [one.sent for one in resumes]
+            began = list(accumulate((one.sent for one in pauses), max))
+            ended = list(accumulate((one.replied for one in resumes), max))
             for issue in self._issues:
-                before = bisect_left(paused_at, issue.asked)
+                before = bisect_left(paused_at, issue.sent)
                 if issue.queue != queue or not before:
                     continue
-                maybe = bisect_left(resumed_at, issue.told)
-                # The pause that was asked for last, of those that were over; and every resume that could be behind it.
+                maybe = bisect_left(resumed_at, issue.replied)
+                # The pause that was sent last, of those that had a reply; and every resume that could be behind it.
                 if not maybe or ended[maybe - 1] < began[before - 1]:
                     self.find(
                         f"a claim took from a paused queue: {_shown(issue)}, after {_shown(pauses[before - 1])}.",

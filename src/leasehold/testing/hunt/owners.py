@@ -32,7 +32,7 @@ QUEUES = ("fast", "slow", "default")
 LOCKS = 6
 TASKS = ("", "resize", "send")  # "" for jobs without one
 UNIQUES = 8
-ENOUGH = 300  # jobs that wait: then nobody adds more
+ENOUGH = 300  # pending jobs, above which no more are added
 HELD = 20  # leases of one process: then it claims no more
 LEASE_SECONDS = (0.05, 4.0)
 _SEND_EVERY_SECONDS = 0.2
@@ -40,7 +40,7 @@ _SEND_EVERY_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Orders:
-    """What a process of the hunt is told."""
+    """The settings of one process of the hunt."""
 
     url: str = field(repr=False)  # it may have a password
     schema: str
@@ -93,24 +93,24 @@ def _leave_fenced(router: Router) -> None:
 
 
 class Reports:
-    """What the threads have to say, sent in portions."""
+    """The reports of all threads, sent in portions."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
-        self._said: list[Report] = []
+        self._pending: list[Report] = []
 
     def say(self, report: Report) -> None:
         """Keep a report for the next portion."""
         with self._lock:
-            self._said.append(report)
+            self._pending.append(report)
 
     def send(self) -> None:
-        """Send what was said."""
+        """Send the reports since the last portion."""
         with self._lock:
-            said, self._said = self._said, []
-        if said:
-            self._pipe.send(said)
+            portion, self._pending = self._pending, []
+        if portion:
+            self._pipe.send(portion)
 
 
 @dataclass
@@ -266,9 +266,9 @@ class Hunter:
                 }
             )
         created = [added.job.id for added in self._router.add_many(jobs) if added.created]
-        asked = {job["id"] for job in jobs}
-        if not set(created) <= asked:
-            self._say(Finding(f"add_many says that it has created jobs that nobody asked for: {set(created) - asked}"))
+        sent = {job["id"] for job in jobs}
+        if not set(created) <= sent:
+            self._say(Finding(f"add_many returned jobs as created that were not in the call: {set(created) - sent}"))
         for job_id in created:
             self._say(Token(job_id, "job", job_id, 0, True))
         self._say(Counted("jobs", len(created)))
@@ -282,7 +282,7 @@ class Hunter:
             return
         limit = rng.choice((1, 1, 3, 10))
         known = None if rng.random() < 0.5 else rng.sample(TASKS, rng.randint(1, 2))
-        asked = self._tick()
+        sent = self._tick()
         grants = self._store.claim(
             self._name,
             limit=limit,
@@ -293,20 +293,20 @@ class Hunter:
             wait_us=rng.choice((0, 0, 10_000)),
             tasks=known,
         )
-        told = self._tick()
+        replied = self._tick()
         leases = [Lease(self._store, grant) for grant in grants]
         for lease in leases:
             if known is not None and (lease.task or "") not in known:
                 self._say(Finding(f"a claim that knows {known} was granted {lease.task!r}", lease.job_id))
-            self._got(lease, asked, told, "claim")
+            self._got(lease, sent, replied, "claim")
         if len(leases) < limit:
             self.produce()
 
-    def _got(self, lease: Lease, asked: int, told: int, verb: str) -> None:
+    def _got(self, lease: Lease, sent: int, replied: int, verb: str) -> None:
         lock = (lease.payload or {}).get("lock")
         checkpoint = (lease.checkpoint or {}).get("epoch", 0)
         queue = lease.queue if verb == "claim" else None
-        self._say(Issued(lease.job_id, lock, lease.epoch, asked, told, verb, lease.owner, checkpoint, queue))
+        self._say(Issued(lease.job_id, lock, lease.epoch, sent, replied, verb, lease.owner, checkpoint, queue))
         self._say(Counted("claims", 1))
         if verb == "transfer" or lease.reason in ("timeout", "stall", "recovery"):
             self._say(Counted("takeovers", 1))
@@ -349,9 +349,9 @@ class Hunter:
         """Settle a batch in random order, in all ways."""
         batch = self._party.some(self._rng, self._rng.choice((2, 2, 4, 15)))
         plain = self._rng.random() < 0.5
-        said = [self._settlement(held, plain) for held in batch]
-        answers = self._written("settle", batch, lambda: self._store.settle(said))
-        for held, settlement, refusal in zip(batch, said, answers, strict=True):
+        settlements = [self._settlement(held, plain) for held in batch]
+        answers = self._written("settle", batch, lambda: self._store.settle(settlements))
+        for held, settlement, refusal in zip(batch, settlements, answers, strict=True):
             self._party.drop(held)
             for job in settlement.then:
                 self._say(Token(job.id, "job", held.lease.job_id, held.lease.epoch, refusal is None))
@@ -384,22 +384,22 @@ class Hunter:
         """Write under the leases of *batch*; say what was accepted and what was refused."""
         if not batch:
             return []
-        asked = self._tick()
+        sent = self._tick()
         answers: list[Any] = write()
-        told = self._tick()
+        replied = self._tick()
         for held, answer in zip(batch, answers, strict=True):
             lease = held.lease
             if isinstance(answer, StaleEpoch):
-                self._say(Refused(lease.job_id, lease.epoch, answer.current, asked, verb, lease.owner))
+                self._say(Refused(lease.job_id, lease.epoch, answer.current, sent, verb, lease.owner))
                 self._say(Counted("refusals", 1))
                 self._party.drop(held)
                 self._doubt(held, answer)
             elif isinstance(answer, UnknownJob):
                 self._say(Finding(f"{verb}: {answer}", lease.job_id))
             else:
-                self._say(Accepted(lease.job_id, held.lock, lease.epoch, asked, told, verb, lease.owner))
+                self._say(Accepted(lease.job_id, held.lock, lease.epoch, sent, replied, verb, lease.owner))
                 if verb == "settle":
-                    self._say(Ended(lease.job_id, held.lock, lease.epoch, told, verb))
+                    self._say(Ended(lease.job_id, held.lock, lease.epoch, replied, verb))
         return answers
 
     def _doubt(self, held: Held, refusal: StaleEpoch) -> None:
@@ -414,9 +414,9 @@ class Hunter:
     def reclaim(self) -> None:
         """Take back what expired."""
         ended = self._router.reclaim()
-        told = self._tick()
+        replied = self._tick()
         for one in ended:
-            self._say(Ended(one.job_id, None, one.epoch, told, "reclaim"))
+            self._say(Ended(one.job_id, None, one.epoch, replied, "reclaim"))
 
     def transfer(self) -> None:
         """Take a running job from its owner."""
@@ -428,18 +428,18 @@ class Hunter:
             return
         to = self._name if self._rng.random() < 0.3 else self._party.recipient(self._rng)
         seconds = self._rng.uniform(0.05, 0.5 if to == self._name else 2.0)
-        asked = self._tick()
+        sent = self._tick()
         try:
             lease = self._router.transfer(job, to=to, by="hunt", lease_seconds=seconds)
         except (StaleEpoch, Conflict):
             return  # it has moved, or has ended
-        told = self._tick()
+        replied = self._tick()
         if lease.owner == self._name:
-            self._got(lease, asked, told, "transfer")
-        else:  # its owner, a thread or a worker of some process, picks it up; or nobody does
+            self._got(lease, sent, replied, "transfer")
+        else:  # its owner, a thread or a worker of some process, may pick it up
             lock = (lease.payload or {}).get("lock")
             checkpoint = (lease.checkpoint or {}).get("epoch", 0)
-            self._say(Issued(job_id, lock, lease.epoch, asked, told, "transfer", lease.owner, checkpoint))
+            self._say(Issued(job_id, lock, lease.epoch, sent, replied, "transfer", lease.owner, checkpoint))
             self._say(Counted("takeovers", 1))
 
     def pick_up(self) -> None:
@@ -479,15 +479,15 @@ class Hunter:
         job = self._router.job(job_id)
         verbs = {Status.PENDING: ("cancel", "complete"), Status.RUNNING: ("cancel", "complete", "requeue")}
         verb = self._rng.choice(verbs.get(job.status, ("replay",)))
-        asked = self._tick()
+        sent = self._tick()
         try:
             moved = getattr(self._router, verb)(job, by="hunt")
         except (StaleEpoch, Conflict):
             return
-        told = self._tick()
+        replied = self._tick()
         # Its key is not this epoch's: a pending job holds none.
-        self._say(Issued(job_id, None, moved.epoch, asked, told, verb, None, 2**62))
-        self._say(Ended(job_id, None, moved.epoch, told, verb))
+        self._say(Issued(job_id, None, moved.epoch, sent, replied, verb, None, 2**62))
+        self._say(Ended(job_id, None, moved.epoch, replied, verb))
         self._say(Counted("overrides", 1))
         if job.status is Status.RUNNING:
             self._say(Counted("takeovers", 1))
@@ -495,15 +495,15 @@ class Hunter:
     def pause_queue(self) -> None:
         """Pause a queue, and resume it soon, unless another hunter has done so."""
         queue = self._rng.choice(QUEUES)
-        asked = self._tick()
+        sent = self._tick()
         self._router.pause(queue, by="hunt")
-        self._say(Paused(queue, asked, self._tick(), "pause"))
+        self._say(Paused(queue, sent, self._tick(), "pause"))
         try:
             time.sleep(self._rng.random() * 0.02)
         finally:
-            asked = self._tick()
+            sent = self._tick()
             self._router.resume(queue, by="hunt")
-            self._say(Paused(queue, asked, self._tick(), "resume"))
+            self._say(Paused(queue, sent, self._tick(), "resume"))
         self._say(Counted("pauses", 1))
 
     def idle(self) -> None:

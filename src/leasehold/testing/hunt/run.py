@@ -208,24 +208,24 @@ class _Hunt:
         for queue in self._router.queues():  # a hunter that was ended may have left one paused
             self._router.resume(queue.name, by="calm")
         while left() > 0:
-            asked = self._tick()
+            sent = self._tick()
             leases = self._router.claim_many("calm", limit=200, lease_seconds=60, wait_seconds=0.2)
-            told = self._tick()
+            replied = self._tick()
             for lease in leases:
                 lock = (lease.payload or {}).get("lock")
                 checkpoint = (lease.checkpoint or {}).get("epoch", 0)
-                self.judge.hear([Issued(lease.job_id, lock, lease.epoch, asked, told, "claim", "calm", checkpoint)])
-            asked = self._tick()
-            said = [Settlement(lease.job_id, lease.epoch, Outcome.COMPLETE, result='"calm"') for lease in leases]
-            answers = self._router.store.settle(said)
-            told = self._tick()
+                self.judge.hear([Issued(lease.job_id, lock, lease.epoch, sent, replied, "claim", "calm", checkpoint)])
+            sent = self._tick()
+            settlements = [Settlement(lease.job_id, lease.epoch, Outcome.COMPLETE, result='"calm"') for lease in leases]
+            answers = self._router.store.settle(settlements)
+            replied = self._tick()
             for lease, refusal in zip(leases, answers, strict=True):
                 lock = (lease.payload or {}).get("lock")
                 if refusal is not None:
                     self.judge.find(f"a calm owner was refused: {refusal}", lease.job_id)
                     continue
-                self.judge.hear([Accepted(lease.job_id, lock, lease.epoch, asked, told, "settle", "calm")])
-                self.judge.hear([Ended(lease.job_id, lock, lease.epoch, told, "settle")])
+                self.judge.hear([Accepted(lease.job_id, lock, lease.epoch, sent, replied, "settle", "calm")])
+                self.judge.hear([Ended(lease.job_id, lock, lease.epoch, replied, "settle")])
             counts = self._router.counts()
             if not leases and counts.pending == counts.running == 0:
                 return

@@ -174,7 +174,7 @@ class PostgresTables(_Written):
 class SqliteTables(_Written):
     """The tables in a SQLite file, under names that begin with the schema's."""
 
-    pauses = 0.02  # whoever is inside a write transaction makes everybody wait
+    pauses = 0.02  # an open write transaction blocks all other writers
     isolations: tuple[str, ...] = ("DEFERRED", "IMMEDIATE")
     deferred = False
 

@@ -15,7 +15,7 @@ Time moves only by hand and nothing sleeps. Each test ends by asking `verify`.
 
 import pytest
 
-# Before they are imported, so that a failing assertion shows its values in somebody else's test run too.
+# Before they are imported, so that a failing assertion shows its values in the test run of another project too.
 _TOPICS = (
     "adding",
     "claiming",

@@ -17,7 +17,7 @@ class Adding(Contract):
     """An id is for ever; a unique key is for as long as its job is unfinished."""
 
     def test_c10_a_new_job_is_kept_with_all_that_it_asks_for(self, store: Store, clock: AlarmClock) -> None:
-        """What a producer said is what a reader sees and an owner gets."""
+        """What a producer passes is what a reader sees and an owner gets."""
         run_at = instants.aware(clock.now() + 7)
         wish = new_job(
             "invoice-42",

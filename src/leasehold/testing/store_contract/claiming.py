@@ -87,7 +87,7 @@ class Claiming(Contract):
         assert ids(store.claim("a", limit=2)) == ["past", "now"]
 
     def test_c13_a_reclaimed_or_released_job_keeps_its_place(self, store: Store, clock: AlarmClock) -> None:
-        """Who waited longest still comes first after somebody had it for a while."""
+        """The job that waited longest still comes first after it was claimed and released."""
         store.add([new_job("released")])
         clock.advance(1)
         store.add([new_job("reclaimed")])
@@ -116,7 +116,7 @@ class Claiming(Contract):
 
     def test_c15_the_claims_lease_beats_the_jobs_beats_the_default(self, store: Store, clock: AlarmClock) -> None:
         """The lease lasts what the claim says, else what the job asks for, else the default."""
-        store.add([new_job("plain"), new_job("asks", lease_seconds=7), new_job("told", lease_seconds=7)])
+        store.add([new_job("plain"), new_job("asks", lease_seconds=7), new_job("named", lease_seconds=7)])
 
         grants = store.claim("a", limit=2, default_lease_us=11 * SECOND)
         grants += store.claim("a", lease_us=3 * SECOND, default_lease_us=11 * SECOND)
@@ -214,7 +214,7 @@ class Claiming(Contract):
         assert another.claimed("mine") == grants
 
     def test_c19_the_live_lease_of_an_owner(self, store: Store, clock: AlarmClock) -> None:
-        """Whoever was handed a job gets its lease: the same epoch, the deadline and checkpoint of now."""
+        """The owner of a transferred job gets its lease: the same epoch, the deadline and checkpoint of now."""
         store.add([new_job("a")])
         grant = one(store, "a")
         clock.advance(5)
@@ -237,17 +237,17 @@ class Claiming(Contract):
             store.lease("a", "a")
 
     def test_c19_no_lease_says_who_holds_it(self, store: Store) -> None:
-        """Whoever asks for a lease that it does not have is told who has it, or that nobody has."""
+        """An owner that asks for a lease that it does not have learns who has it, or that no owner does."""
         store.add([new_job("a")])
 
         with pytest.raises(NoLease, match="'a' is pending"):
             store.lease("a", "me")
-        grant = one(store, "somebody")
-        with pytest.raises(NoLease, match=rf"'somebody'.*{grant.epoch}"):
+        grant = one(store, "holder")
+        with pytest.raises(NoLease, match=rf"'holder'.*{grant.epoch}"):
             store.lease("a", "me")
         settle(store, completed(grant))
         with pytest.raises(NoLease, match="'a' is done"):
-            store.lease("a", "somebody")
+            store.lease("a", "holder")
         with pytest.raises(UnknownJob):
             store.lease("unknown", "me")
 

@@ -1,4 +1,4 @@
-"""C29, C30, C35: named effects, begun once, ended once, and settled by hand when nobody knows."""
+"""C29, C30, C35: named effects, begun once, ended once, and settled by hand when the outcome is not known."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Effects(Contract):
         assert len(others | {key}) == 3
 
     def test_c29_a_known_outcome_is_handed_to_every_later_owner(self, store: Store) -> None:
-        """Whoever asks again, even to repeat it, gets what happened and may not do it again."""
+        """A second call, even one that would repeat it, gets the recorded outcome and may not do it again."""
         store.add([new_job("a")])
         first = one(store)
         store.begin_effect("a", first.epoch, "charge")
@@ -58,7 +58,7 @@ class Effects(Contract):
             assert (fresh, effect.known, effect.outcome) == (False, True, '{"receipt":7}')
 
     def test_c29_an_effect_in_doubt_is_fresh_only_if_asked_again(self, store: Store, clock: AlarmClock) -> None:
-        """The next owner learns that somebody began, and may repeat it with the same key if that is harmless."""
+        """The next owner learns that an earlier one began, and may repeat it with the same key if that is harmless."""
         store.add([new_job("a")])
         first = one(store)
         begun = store.begin_effect("a", first.epoch, "charge").effect
@@ -143,7 +143,7 @@ class Effects(Contract):
         assert store.effects("a") == []
 
     def test_c30_effects_of_an_unknown_job(self, store: Store) -> None:
-        """Nobody's effects are an error, not an empty list."""
+        """The effects of an unknown job are an error, not an empty list."""
         with pytest.raises(UnknownJob):
             store.effects("unknown")
 
@@ -159,7 +159,7 @@ class Effects(Contract):
         assert another.begin_effect("a", epoch, "mail", again=True).effect.key == store.effects("a")[1].key
 
     def test_c35_the_next_owner_gets_the_resolved_outcome(self, store: Store, clock: AlarmClock) -> None:
-        """An operator looked it up: nobody calls again."""
+        """An operator looked it up: the call is not repeated."""
         store.add([new_job("a")])
         first = one(store)
         key = store.begin_effect("a", first.epoch, "charge").effect.key

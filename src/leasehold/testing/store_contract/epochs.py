@@ -98,7 +98,7 @@ class Epochs(Contract):
         assert one(store).epoch > before.epoch
 
     def test_c1_advance_goes_above_what_it_is_told(self, store: Store) -> None:
-        """An epoch that somebody else has issued can be outranked by hand."""
+        """An epoch that another store has issued can be outranked by hand."""
         store.add([new_job("a")])
         seen_elsewhere = store.advance() + 10**9
 
@@ -162,7 +162,7 @@ class Epochs(Contract):
             restarted.close()
 
     def test_c2_a_running_job_is_not_granted_again(self, store: Store, clock: AlarmClock) -> None:
-        """A leased job belongs to its owner until it is taken back, whoever else asks."""
+        """A leased job belongs to its owner until it is taken back: no other claim gets it."""
         store.add([new_job("a")])
         one(store, "a")
         clock.advance(29)

@@ -1,4 +1,4 @@
-"""C3 to C6: only the current epoch writes, time refuses nobody, and who is refused is told why."""
+"""C3 to C6: only the current epoch writes, time refuses nothing, and a refusal has its reason."""
 
 from __future__ import annotations
 
@@ -68,20 +68,20 @@ WRITES: dict[str, Write] = {
     # The same verbs on their other paths: without follow-ups, and in a batch.
     "complete, plain": lambda store, job_id, epoch: store.settle([_plain(job_id, epoch)])[0],
     "complete, plain, in a batch": lambda store, job_id, epoch: store.settle(
-        [_plain("nobody's", epoch), _plain(job_id, epoch), _plain("nobody's either", epoch)]
+        [_plain("missing", epoch), _plain(job_id, epoch), _plain("missing too", epoch)]
     )[1],
     "complete, in a mixed batch": lambda store, job_id, epoch: store.settle(
-        [Settlement("nobody's", epoch, Outcome.RELEASE), _plain(job_id, epoch)]
+        [Settlement("missing", epoch, Outcome.RELEASE), _plain(job_id, epoch)]
     )[1],
     "renew, in a batch": lambda store, job_id, epoch: store.renew(
-        [Renewal("nobody's", epoch), Renewal(job_id, epoch, 1_000_000)]
+        [Renewal("missing", epoch), Renewal(job_id, epoch, 1_000_000)]
     )[1],
     "progress, in a batch": lambda store, job_id, epoch: store.progress(
-        [Progress("nobody's", epoch, 0.5), Progress(job_id, epoch, 0.5)]
+        [Progress("missing", epoch, 0.5), Progress(job_id, epoch, 0.5)]
     )[1],
 }
 
-# How somebody else can end an ownership, and the reason that its owner is told.
+# How an ownership can be ended by others, and the reason that the refusal of its owner has.
 TAKEN: dict[str, tuple[Callable[[Store, AlarmClock, Grant], object], Reason]] = {
     "timeout": (lambda store, clock, grant: expire(store, clock), Reason.TIMEOUT),
     "transfer": (lambda store, clock, grant: store.transfer("a", grant.epoch, to="b", by="ops"), Reason.MANUAL),
@@ -117,7 +117,7 @@ class Fencing(Contract):
 
     @pytest.mark.parametrize("write", WRITES)
     def test_c3_a_write_between_two_owners_changes_nothing(self, store: Store, clock: AlarmClock, write: str) -> None:
-        """Taken back is taken, although nobody has claimed the job yet; nor does the store's own epoch write."""
+        """Taken back is taken, although the job has no new owner yet; nor does the store's own epoch write."""
         old = held(store)
         expire(store, clock)
         before = all_of(store)
@@ -131,7 +131,7 @@ class Fencing(Contract):
 
     @pytest.mark.parametrize("write", WRITES)
     def test_c3_an_epoch_of_zero_writes_nothing(self, store: Store, write: str) -> None:
-        """A job that was never claimed has no owner: "never" is not an epoch that somebody holds."""
+        """A job that was never claimed has no owner: "never" is not an epoch that can be held."""
         store.add([new_job("a")])
         before = all_of(store)
 
@@ -179,12 +179,12 @@ class Fencing(Contract):
         clock.advance(1)
 
         renewed = store.renew(renewals)
-        told = store.progress(reports)
+        reported = store.progress(reports)
         checked = store.check([(job_id, epoch) for job_id, epoch, *_ in renewals])
         settled = store.settle([completed(a), completed(b), Settlement("no", 1, Outcome.RELEASE), completed(c)])
 
         assert [type(answer) for answer in renewed] == [int, StaleEpoch, UnknownJob, int]
-        for answers in (told, checked, settled):
+        for answers in (reported, checked, settled):
             assert [type(answer) for answer in answers] == [type(None), StaleEpoch, UnknownJob, type(None)]
         assert [store.job(name).status for name in ("a", "b", "c")] == ["done", "running", "done"]
         assert [store.job(name).progress for name in ("a", "b", "c")] == [0.1, None, 0.3]
@@ -197,13 +197,13 @@ class Fencing(Contract):
         taken = store.transfer("b", b.epoch, to="other", by="ops")
         store.cancel("d", d.epoch, by="ops")
         then = (new_child("c", new_job("then"), 1),) if batch == "a follow-up" else ()
-        said = [completed(a), completed(b), completed(c, then=then), completed(d)]
+        settlements = [completed(a), completed(b), completed(c, then=then), completed(d)]
         if batch == "other results":
-            said = [one._replace(result=str(number)) for number, one in enumerate(said)]
+            settlements = [one._replace(result=str(number)) for number, one in enumerate(settlements)]
         if batch == "a failure":
-            said[0] = failed(a, retry=False)
+            settlements[0] = failed(a, retry=False)
 
-        replies = store.settle(said)
+        replies = store.settle(settlements)
 
         assert [type(reply) for reply in replies] == [type(None), StaleEpoch, type(None), StaleEpoch]
         assert store.lease("b", "other") == taken
@@ -231,7 +231,7 @@ class Fencing(Contract):
 
     @pytest.mark.parametrize("write", WRITES)
     def test_c4_time_alone_refuses_nothing(self, store: Store, clock: AlarmClock, write: str) -> None:
-        """An owner long past its deadline whose job nobody took may still write, under the same epoch."""
+        """An owner long past its deadline whose job was not taken over may still write, under the same epoch."""
         grant = held(store)
         clock.advance(3600)
 
@@ -269,7 +269,7 @@ class Fencing(Contract):
         assert (refused.owner, refused.reason) == (now.owner, reason)
 
     def test_c5_the_reason_is_that_of_the_presented_ownership(self, store: Store, clock: AlarmClock) -> None:
-        """Whatever ended the later ones, each owner is told what ended its own."""
+        """Whatever ended the later ones, each owner gets the reason that ended its own."""
         first = held(store)
         expire(store, clock)
         second = one(store)
@@ -369,7 +369,7 @@ class Fencing(Contract):
 
     @pytest.mark.parametrize("write", WRITES)
     def test_c5_a_refused_write_is_recorded_with_its_facts(self, store: Store, clock: AlarmClock, write: str) -> None:
-        """The event says what the refusal said."""
+        """The event has the facts of the refusal."""
         grant = held(store)
         store.transfer("a", grant.epoch, to="b", by="ops")
         clock.advance(1)
@@ -411,7 +411,7 @@ class Fencing(Contract):
         assert last_event(store, "refused").facts["presented"] == future
 
     def test_c6_an_operators_epoch_from_the_future_is_alarmed_too(self, store: Store) -> None:
-        """Whoever presents it."""
+        """Under any owner's name."""
         held(store)
         future = store.advance() + 10**9
 

@@ -75,12 +75,12 @@ class Walk:
             grant = self.chance.choice(self.leases[-8:])
             delay_us = self.chance.choice([0, 10 * SECOND])
             child = new_child(grant.spec.id, new_job("child", lock="k"), 1)
-            said = [
+            outcomes = [
                 completed(grant, then=self.chance.choice([(), (child,)])),
                 failed(grant, delay_us=delay_us),
                 released(grant, delay_us=delay_us),
             ]
-            self.store.settle([self.chance.choice(said)])
+            self.store.settle([self.chance.choice(outcomes)])
 
     def say(self) -> None:
         """Renew, or report progress on, some lease, live or not."""
@@ -186,7 +186,7 @@ class Keeping(Contract):
             "resolve": lambda job_id, epoch: store.resolve(job_id, epoch, "charge", by="ops", outcome="1"),
             "effect": lambda job_id, epoch: store.end_effect(job_id, epoch, "charge", "1"),
             "child": lambda job_id, epoch: store.add_children(job_id, epoch, [new_job("child")]),
-            "lease": lambda job_id, epoch: store.lease(job_id, "nobody"),
+            "lease": lambda job_id, epoch: store.lease(job_id, "stranger"),
         }
 
         for job_id, epoch in (("unknown", 0), ("a", grant.epoch), ("b", current.epoch - 1)):

@@ -1,4 +1,4 @@
-"""C2, C14, C28: one running job per lock key, and nobody forgotten behind it."""
+"""C2, C14, C28: one running job per lock key, and no job forgotten behind it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Locking(Contract):
         assert order == ["first", "second", "third"]
 
     def test_c14_a_parked_job_does_not_wait_for_another_queue(self, store: Store) -> None:
-        """Once the key is free, each queue's first job behind it can be claimed: nobody may be serving the others."""
+        """Once the key is free, each queue's first job behind it can be claimed: other queues may have no worker."""
         store.add([new_job("holder", lock="k")])
         grant = one(store)
         store.add([new_job("unserved", queue="unserved", lock="k"), new_job("mine", queue="mine", lock="k")])
@@ -264,7 +264,7 @@ class Locking(Contract):
         assert ids(store.claim("b", limit=10)) == ["holder"]
 
     def test_c1_trap_4_later_holders_of_a_key_have_greater_epochs(self, store: Store, clock: AlarmClock) -> None:
-        """Whoever gets a key outranks everybody who had it, so that a guard that saw them does not refuse it."""
+        """A holder's epoch is above all earlier ones of the key, so that a guard that saw those admits it."""
         store.add([new_job(f"job-{number}", lock="k") for number in range(6)])
         holders = []
 

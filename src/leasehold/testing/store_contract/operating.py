@@ -178,7 +178,7 @@ class Operating(Contract):
         assert store.renew([Renewal("a", again.epoch)]) == [clock.now() + 90 * SECOND]
 
     def test_c31_a_pending_job_can_be_handed_to_somebody(self, store: Store) -> None:
-        """Also before its time; nobody else gets it then."""
+        """Even before its time; no claim gets it then."""
         store.add([new_job("a", delay_seconds=60), new_job("b")])
 
         grant = store.transfer("a", 0, to="b", by="ops", default_lease_us=5 * SECOND)

@@ -1,4 +1,4 @@
-"""C57 and C58: jobs whose task a claimer does not know wait behind it, cost nothing, and hold up nobody."""
+"""C57 and C58: jobs whose task a claimer does not know wait behind it, cost nothing, and delay no other job."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Parking(Contract):
     def test_c57_a_job_of_an_unknown_task_is_passed_over_at_no_cost(
         self, store: Store, limit: int, task: str | None
     ) -> None:
-        """No epoch, attempt or budget is spent; the first claim that passed it over is named, whoever comes later."""
+        """No epoch, attempt or budget is spent; the first claim that passed it over is named, even after later ones."""
         store.add([new_job("a", task=task)])
         before = store.job("a")
         assert before.parked is None
@@ -59,7 +59,7 @@ class Parking(Contract):
     def test_c58_a_claim_that_knows_the_task_takes_the_job(
         self, store: Store, limit: int, tasks: list[str] | None
     ) -> None:
-        """As if nobody had passed it over."""
+        """As if no claim had passed it over."""
         store.add([new_job("a", task="new")])
         assert store.claim("first", tasks=OLD) == []
 
@@ -114,7 +114,7 @@ class Parking(Contract):
     def test_c58_parked_jobs_come_in_the_order_of_all(
         self, store: Store, clock: AlarmClock, limit: int, queues: list[str] | None
     ) -> None:
-        """Together with what nobody has passed over: by priority, time and insertion, across tasks and queues."""
+        """Together with jobs that were not passed over: by priority, time and insertion, across tasks and queues."""
         store.add(
             [
                 new_job("3", task="new"),
@@ -380,7 +380,7 @@ class Parking(Contract):
         assert ids(old.result()) == ["b"]
 
     def test_c17_a_claim_that_waits_finds_what_becomes_due_behind_a_task(self, store: Store, clock: AlarmClock) -> None:
-        """Time makes a job due, and the claim that knows it wakes, whoever looks first."""
+        """Time makes a job due, and the claim that knows it wakes, whichever claim looks first."""
         store.add([new_job("a", task="new", delay_seconds=5)])
         old, new = Waiter(store, clock, tasks=OLD), Waiter(store, clock, tasks=["new"])
 

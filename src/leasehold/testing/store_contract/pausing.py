@@ -186,7 +186,7 @@ class Pausing(Contract):
         assert one(store).reason is Reason.RETRY
 
     def test_c50_a_pause_says_who_when_and_why(self, store: Store, clock: AlarmClock) -> None:
-        """The last one counts; a queue that nobody has added to can be paused."""
+        """The last one counts; a queue that never had a job can be paused."""
         assert store.queues() == []
         store.pause("mail", by="ann")
         clock.advance(1)

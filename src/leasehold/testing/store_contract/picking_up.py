@@ -35,7 +35,7 @@ _PROCESS = Process("host", "boot", "namespace", 7, 12)
 
 
 def reported(store: Store, name: str, given_name: str = "shop", **facts: object) -> WorkerReport:
-    """Have a worker report, and return what it said."""
+    """Have a worker report, and return the report."""
     usual = WorkerReport(name, given_name, None, None, (), 16, 0, 0)
     report = usual._replace(**facts)  # type: ignore[arg-type]  # the tests name its fields
     store.report(report)
@@ -43,7 +43,7 @@ def reported(store: Store, name: str, given_name: str = "shop", **facts: object)
 
 
 def handed(store: Store, to: str = "b", job_id: str = "a") -> Grant:
-    """Transfer a new job, which nobody has claimed."""
+    """Transfer a new job, which was never claimed."""
     store.add([new_job(job_id)])
     return store.transfer(job_id, 0, to=to, by="ops")
 
@@ -84,7 +84,7 @@ class PickingUp(Contract):
     # Workers
 
     def test_c59_a_worker_is_listed_as_it_reports_itself(self, store: Store, clock: AlarmClock) -> None:
-        """By name, with when it was started and seen on the store's clock; a later report replaces what it said."""
+        """By name, with when it was started and seen on the store's clock; a later report replaces the earlier one."""
         clock.advance(100)
         started = clock.now() - 5 * SECOND
         reported(store, "b", given_name="other")
@@ -335,7 +335,7 @@ class PickingUp(Contract):
         assert [ended.ended for ended in store.reclaim()] == [Reason.TIMEOUT]
 
     def test_c62_an_accepted_transfer_stalls_from_now_on(self, store: Store, clock: AlarmClock) -> None:
-        """The time before was nobody's."""
+        """The time before it does not count: no owner had the job."""
         store.add([new_job("a", stall_seconds=20)])
         grant = store.transfer("a", 0, to="b", by="ops")
         clock.advance(15)
@@ -400,7 +400,7 @@ class PickingUp(Contract):
         """And so is a job that does not exist; the transfer still waits."""
         grant = handed(store)
 
-        assert store.accept(owner, [("a", grant.epoch + off), ("nobody", 1)], claim_id="mine") == []
+        assert store.accept(owner, [("a", grant.epoch + off), ("no-such-job", 1)], claim_id="mine") == []
 
         assert store.transfers("b") == [("a", grant.epoch)]
 

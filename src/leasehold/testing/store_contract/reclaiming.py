@@ -113,7 +113,7 @@ class Reclaiming(Contract):
         assert ids(store.claim("b")) == ["a"]
 
     def test_c36_also_one_that_was_run_before_its_time(self, store: Store, clock: AlarmClock) -> None:
-        """An operator had it started early; when that owner dies, nobody waits for the old `run_at`."""
+        """An operator had it started early; when that owner dies, the job does not wait for the old `run_at`."""
         store.add([new_job("a", delay_seconds=3600)])
         store.transfer("a", 0, to="b", by="ops")
 
@@ -178,7 +178,7 @@ class Reclaiming(Contract):
         assert [ended.epoch for ended in store.reclaim()] == [second.epoch]
 
     def test_c37_a_dead_process_loses_its_jobs_at_once(self, store: Store) -> None:
-        """Once its death is proved, nobody waits for the deadline."""
+        """Once its death is proved, the job does not wait for the deadline."""
         with a_process() as process:
             store.add([new_job("a"), new_job("b")])
             grant = one(store, "a", process=process.name)
@@ -225,7 +225,7 @@ class Reclaiming(Contract):
         assert [ended.ended for ended in expire(store, clock)] == [Reason.TIMEOUT]
 
     def test_c37_trap_20_without_a_process_there_is_only_time(self, store: Store, clock: AlarmClock) -> None:
-        """A claim for somebody else records none, and nobody's exit proves that owner dead."""
+        """A claim for an owner elsewhere records no process, so no exit proves that owner dead."""
         store.add([new_job("a")])
         grant = one(store, process=None)
 
@@ -268,7 +268,7 @@ class Reclaiming(Contract):
         assert store.job("a").status == Status.DONE
 
     def test_c37_another_store_recovers_too(self, store: Store, another: Store) -> None:
-        """The process is recorded with the lease, so whoever survives can see that it is gone."""
+        """The process is recorded with the lease, so the processes that survive can see that it is gone."""
         store.add([new_job("a")])
         with a_process() as process:
             grant = one(store, process=process.name)

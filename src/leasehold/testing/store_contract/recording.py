@@ -104,7 +104,7 @@ class Recording(Contract):
         assert store.ownerships("a")[0] == before[0]
 
     def test_c39_epochs_that_nobody_held_are_no_ownerships(self, store: Store, clock: AlarmClock) -> None:
-        """A reclaim, a cancellation and a replay issue an epoch to nobody."""
+        """A reclaim, a cancellation and a replay issue an epoch without an owner."""
         store.add([new_job("a")])
         store.cancel("a", 0, by="ops")
         store.replay("a", store.job("a").epoch, by="ops")
@@ -182,7 +182,7 @@ class Recording(Contract):
         assert {event.job_id for event in events if event.kind != "advanced"} == {"a"}
 
     def test_c40_an_event_has_its_facts(self, store: Store, clock: AlarmClock) -> None:
-        """Who had the job, why it went, and what was said."""
+        """Who had the job, why it went, and the note."""
         store.add([new_job("a")])
         settle(store, failed(one(store, "a"), "no route"))
         one(store, "b")

@@ -52,12 +52,12 @@ class Settling(Contract):
         """Whether the results are alike or not; and each is what a repetition is compared with."""
         store.add([new_job(name) for name in "abc"])
         grants = store.claim("worker", limit=3)
-        said = [completed(grant, result) for grant, result in zip(grants, results, strict=True)]
+        settlements = [completed(grant, result) for grant, result in zip(grants, results, strict=True)]
 
-        assert store.settle(said) == [None] * 3
+        assert store.settle(settlements) == [None] * 3
 
         assert [store.job(name).result for name in "abc"] == [json.loads(result) for result in results]
-        assert store.settle(said) == [None] * 3
+        assert store.settle(settlements) == [None] * 3
         others = [completed(grant, "4") for grant in grants]
         assert [type(reply) for reply in store.settle(others)] == [Settled] * 3
 
@@ -126,7 +126,7 @@ class Settling(Contract):
 
     @pytest.mark.parametrize("again", [True, False])
     def test_c25_an_error_is_kept_word_for_word(self, store: Store, again: bool) -> None:
-        """So that its class and message can be told from its frames, however it was settled."""
+        """So that its class and message can be separated from its frames, however it was settled."""
         store.add([new_job("a")])
         text = written("shop.OutOfInk: no ink:\\n\n  cyan\t", '  File "/srv/shop.py", line 3, in print\n    ink()')
 
@@ -259,26 +259,26 @@ class Settling(Contract):
     ) -> None:
         """An owner that did not hear the reply repeats itself and succeeds, whatever has happened since."""
         store.add([new_job("a")])
-        said = _saying(store, how)
-        settle(store, said)
+        settlement = _settlement_of(store, how)
+        settle(store, settlement)
         goes_back = how in ("retry", "release", "crash")
         if since == "another owner":
             if not goes_back:
-                store.replay("a", said.epoch, by="ops")
+                store.replay("a", settlement.epoch, by="ops")
             one(store, "b")
             expire(store, clock)
             one(store, "c")
         elif since == "a finish" and how != "complete":
-            store.finish("a", said.epoch, by="ops", result="1")
+            store.finish("a", settlement.epoch, by="ops", result="1")
         elif since == "a replay" and not goes_back:
-            store.replay("a", said.epoch, by="ops")
+            store.replay("a", settlement.epoch, by="ops")
         elif since == "a cancellation" and goes_back:
-            store.cancel("a", said.epoch, by="ops")
+            store.cancel("a", settlement.epoch, by="ops")
         clock.advance(1)
         before = all_of(store), store.events()
 
-        # The delay is drawn anew each time, and is no part of what is said.
-        settle(store, said._replace(delay_us=said.delay_us + SECOND if said.delay_us else 0))
+        # The delay is drawn anew each time, and is not part of the fingerprint.
+        settle(store, settlement._replace(delay_us=settlement.delay_us + SECOND if settlement.delay_us else 0))
 
         assert (all_of(store), store.events()) == before
 
@@ -287,19 +287,19 @@ class Settling(Contract):
     def test_c27_saying_something_else_is_refused(self, store: Store, how: str, since: str) -> None:
         """One ownership ends one way; a second word is `Settled`, also long after."""
         store.add([new_job("a")])
-        said = _saying(store, how)
-        settle(store, said)
+        settlement = _settlement_of(store, how)
+        settle(store, settlement)
         if since == "another owner":
             if how in ("complete", "fail"):
-                store.replay("a", said.epoch, by="ops")
+                store.replay("a", settlement.epoch, by="ops")
             one(store, "b")
         before = all_of(store)
 
         for other in ("complete", "fail", "retry", "release", "crash"):
             if other != how:
-                refused = refusal(store.settle([_said(said.epoch, other)])[0])
+                refused = refusal(store.settle([_settlement(settlement.epoch, other)])[0])
                 assert type(refused) is Settled
-                assert (refused.presented, refused.reason) == (said.epoch, None)
+                assert (refused.presented, refused.reason) == (settlement.epoch, None)
 
         assert all_of(store) == before
 
@@ -325,7 +325,7 @@ class Settling(Contract):
         assert store.job("a").errors == 1
 
     def test_c27_an_owner_whose_job_was_taken_said_nothing(self, store: Store, clock: AlarmClock) -> None:
-        """Its word is refused every time, also once its successor has said the very same."""
+        """Its settlement is refused every time, even after its successor has made the same one."""
         store.add([new_job("a")])
         old = one(store)
         expire(store, clock)
@@ -335,7 +335,7 @@ class Settling(Contract):
             assert type(store.settle([completed(old, "1")])[0]) is StaleEpoch
 
     def test_c27_a_second_store_recognises_a_repetition(self, store: Store, another: Store) -> None:
-        """What was said is kept with the job, not by the store that heard it."""
+        """The settlement is kept with the job, and not in the process that took it."""
         store.add([new_job("a"), new_job("b")])
         a, b = store.claim("worker", limit=2)
         store.settle([completed(a, "1", THEN), failed(b)])
@@ -344,12 +344,12 @@ class Settling(Contract):
         assert [type(reply) for reply in another.settle([completed(a), released(b)])] == [Settled, Settled]
 
 
-def _saying(store: Store, how: str) -> Settlement:
-    """What the owner of job "a" says, now that it has claimed it."""
-    return _said(one(store, "a").epoch, how)
+def _settlement_of(store: Store, how: str) -> Settlement:
+    """Claim job "a", and return how its owner settles it."""
+    return _settlement(one(store, "a").epoch, how)
 
 
-def _said(epoch: int, how: str) -> Settlement:
+def _settlement(epoch: int, how: str) -> Settlement:
     return {
         "complete": Settlement("a", epoch, Outcome.COMPLETE, '"done"', THEN),
         "fail": Settlement("a", epoch, Outcome.FAIL, error="final", retry=False, delay_us=SECOND),

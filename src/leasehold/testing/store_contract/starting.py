@@ -1,4 +1,4 @@
-"""C56: what nobody has claimed by when its producer wanted it begun."""
+"""C56: a job that was not claimed within its start_within_seconds."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Starting(Contract):
     def test_c56_a_parked_job_is_cancelled_and_the_next_behind_the_key_goes_on(
         self, store: Store, clock: AlarmClock
     ) -> None:
-        """It holds up nobody behind it."""
+        """It does not delay the jobs behind it."""
         store.add([new_job("a", lock="k"), new_job("b", lock="k", start_within_seconds=10), new_job("c", lock="k")])
         grant = one(store, lease_us=100 * SECOND)
         assert store.claim("worker") == []

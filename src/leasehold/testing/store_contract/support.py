@@ -39,7 +39,7 @@ class AlarmClock(ManualClock):
         self._watched: dict[int, Callable[[bool], None]] = {}
 
     def put(self, now: int) -> None:
-        """Set the clock to an instant, also an earlier one, as happens to the clocks of machines; wake nobody."""
+        """Set the clock to an instant, also an earlier one, as happens to the clocks of machines; wakes no thread."""
         self._now = now
 
     def watch(self, waits: threading.Event) -> None:
@@ -194,9 +194,9 @@ def crashed(grant: Grant, how: str = "the process ended with exit code 3") -> Se
     return Settlement(grant.spec.id, grant.epoch, Outcome.CRASH, error=how)
 
 
-def settle(store: Store, said: Settlement) -> None:
+def settle(store: Store, settlement: Settlement) -> None:
     """Settle one lease, which must be accepted."""
-    assert store.settle([said]) == [None]
+    assert store.settle([settlement]) == [None]
 
 
 def expire(store: Store, clock: AlarmClock) -> list[Ownership]:
@@ -252,7 +252,7 @@ class Waiter:
         clock.watch(self._waits)
         try:
             self._answer = self._call(wait_us=wait_seconds * SECOND)
-        except Exception as error:  # told to the test by `result`
+        except Exception as error:  # raised in the test by `result`
             self._error = error
 
     def is_waiting(self) -> bool:

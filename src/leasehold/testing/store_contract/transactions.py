@@ -127,7 +127,7 @@ class InTransactions(Contract):
     def test_c41_a_current_owners_transaction_commits(
         self, store: Store, verbs: Transactions, connection: Any, clock: AlarmClock, program: str
     ) -> None:
-        """Also past its deadline, if nobody took the job: time refuses nothing here either."""
+        """Even past its deadline, if the job was not taken over: time refuses nothing here either."""
         grant = one(store)
         clock.advance(3600)
 
@@ -369,7 +369,7 @@ class InTransactions(Contract):
         assert (event.facts["presented"], event.facts["reason"]) == (old.epoch, "cancellation")
 
     def test_c46_progress_commits_with_the_rows(self, store: Store, verbs: Transactions, connection: Any) -> None:
-        """Fraction, note and checkpoint; before the commit nobody sees any of it, and the next owner finds it all."""
+        """Fraction, note and checkpoint; before the commit none of it is visible, and the next owner finds it all."""
         grant = one(store)
         connection.execute("begin")
         connection.execute("insert into results values ('mine')")

@@ -16,7 +16,7 @@ class Waiting(Contract):
     """A claim that waits sleeps through nothing that it waits for."""
 
     def test_c17_a_claim_first_takes_back_what_expired(self, store: Store, clock: AlarmClock) -> None:
-        """Nobody need call `reclaim`: the next claim gets an expired job at once."""
+        """Without a call of `reclaim`: the next claim gets an expired job at once."""
         store.add([new_job("a")])
         old = one(store, "a")
         clock.advance(30)
@@ -35,7 +35,7 @@ class Waiting(Contract):
         assert one(store, "b").reason == "stall"
 
     def test_c17_a_claim_of_one_queue_takes_back_from_all(self, store: Store, clock: AlarmClock) -> None:
-        """Jobs of a queue that nobody serves still end their dead leases."""
+        """Dead leases end even in a queue that no worker serves."""
         store.add([new_job("a", queue="unserved")])
         one(store)
         clock.advance(31)
@@ -114,7 +114,7 @@ class Waiting(Contract):
         assert ids(waiter.result()) == ["next"]
 
     def test_c17_a_waiting_claim_wakes_for_a_job_that_becomes_due(self, store: Store, clock: AlarmClock) -> None:
-        """A delayed job is claimed at its time, although nobody writes anything then."""
+        """A delayed job is claimed at its time, although nothing is written then."""
         store.add([new_job("a", delay_seconds=5)])
         waiter = Waiter(store, clock)
 
@@ -124,7 +124,7 @@ class Waiting(Contract):
         assert grant.granted_us == clock.now()
 
     def test_c17_a_waiting_claim_wakes_for_the_next_deadline(self, store: Store, clock: AlarmClock) -> None:
-        """A dead owner's job is claimed when its lease expires, although nobody writes anything then."""
+        """A dead owner's job is claimed when its lease expires, although nothing is written then."""
         store.add([new_job("a")])
         one(store)
         waiter = Waiter(store, clock)
