@@ -30,7 +30,7 @@ log = logging.getLogger("leasehold.cli")
 
 BEAT_SECONDS = 1.0
 MAX_AGE_SECONDS = 10.0
-STARTING = "starting"
+STARTING = "it is starting"
 
 
 class Pulse(NamedTuple):
