@@ -254,7 +254,7 @@ MUTANTS = (
     Mutant(
         "sqlite-pass-over-keeps-key",
         "On SQLite, a job that is parked behind its task keeps those behind its lock key waiting.",
-        (Edit("stores/sqlite/claiming.py", "            yield from self.wake(lock, queue)\n", "            pass\n"),),
+        (Edit("stores/sqlite/backlog.py", "        yield from wake(session, lock, queue)\n", "        pass\n"),),
         (_SQLITE + "test_c57_behind_a_free_key_the_known_jobs_come_although_the_first_is_unknown",),
     ),
     # PostgreSQL: the other paths of a verb
@@ -357,7 +357,7 @@ MUTANTS = (
     Mutant(
         "pause-waits",
         "A claim that waits on SQLite takes the write lock again and again beside a paused queue.",
-        (Edit("stores/sqlite/reading.py", "(yield one(self.sql.queues))} - paused\n", "(yield one(self.sql.queues))}\n"),),
+        (Edit("stores/sqlite/reading.py", "(yield one(session.sql.queues))} - paused\n", "(yield one(session.sql.queues))}\n"),),
         ("tests/sqlite/test_pausing.py::test_a_claim_that_waits_beside_a_paused_queue_is_not_busy",),
     ),
     Mutant(
@@ -463,28 +463,36 @@ MUTANTS = (
     Mutant(
         "sqlite-batch-keys",
         "Of a batch of completions only the first frees its lock key.",
-        (Edit("stores/sqlite/owning.py", "            if row[4] is not None:\n                yield from self.wake(row[4])\n            if self.trace:\n"
-              "                yield from self.record(\"completed\"",
-              "            if row is completed[0][1] and row[4] is not None:\n                yield from self.wake(row[4])\n            if self.trace:\n"
-              "                yield from self.record(\"completed\""),),
+        (Edit("stores/sqlite/owning.py", "        if row[4] is not None:\n            yield from backlog.wake(session, row[4])\n        if session.trace:\n"
+              "            yield from session.record(now, \"completed\"",
+              "        if row is completed[0][1] and row[4] is not None:\n            yield from backlog.wake(session, row[4])\n        if session.trace:\n"
+              "            yield from session.record(now, \"completed\""),),
         (_SQLITE + "test_c24_every_path_of_a_settlement_ends_its_lease_alike",),
     ),
     Mutant(
         "sqlite-early-clock",
         "The clock is read before the write lock is held.",
         (Edit("stores/sqlite/database.py",
-              'connection.execute("BEGIN IMMEDIATE")\n            value = drive(connection, verbs.begun(make(self._clock.now())))',
+              'connection.execute("BEGIN IMMEDIATE")\n            '
+              "value = drive(connection, session.begin(program(session, self._clock.now(), *args, **options)))",
               "now = self._clock.now()\n            "
-              'connection.execute("BEGIN IMMEDIATE")\n            value = drive(connection, verbs.begun(make(now)))'),),
+              'connection.execute("BEGIN IMMEDIATE")\n            '
+              "value = drive(connection, session.begin(program(session, now, *args, **options)))"),),
         ("tests/sqlite/test_write_lock.py::test_a_lease_begins_when_the_write_lock_is_held",),
+    ),
+    Mutant(
+        "sqlite-refusal-joins",
+        "A refusal in a caller's transaction is recorded in it, and rolled back with it.",
+        (Edit("stores/sqlite/ownership.py", "if self.defers and kind in _REFUSALS:", "if False:"),),
+        ("tests/traps/test_sqlite_traps.py::test_trap_16_a_refusal_in_a_callers_transaction_is_recorded_apart",),
     ),
     Mutant(
         "sqlite-lost-record",
         "A pending record of a refusal is lost with the transaction that was to record it.",
-        (Edit("stores/sqlite/base.py",
-              "        self.recorded = len(self.apart)\n"
-              "        yield many(self.sql.insert_event, [self.apart[i] for i in range(self.recorded)])\n",
-              "        yield many(self.sql.insert_event, [self.apart.popleft() for _ in range(len(self.apart))])\n"),),
+        (Edit("stores/sqlite/ownership.py",
+              "        self.recorded = len(self.deferred)\n"
+              "        yield many(self.sql.insert_event, [self.deferred[i] for i in range(self.recorded)])\n",
+              "        yield many(self.sql.insert_event, [self.deferred.popleft() for _ in range(len(self.deferred))])\n"),),
         ("tests/sqlite/test_write_lock.py::test_a_pending_refusal_outlives_a_transaction_that_fails",),
     ),
     # Worker and recovery
@@ -561,7 +569,7 @@ MUTANTS = (
     Mutant(
         "sqlite-accept-stale",
         "On SQLite, a transfer is accepted under a stale name or epoch.",
-        (Edit("stores/sqlite/workers.py", "if (held.lease_epoch, held.owner) != (epoch, owner):",
+        (Edit("stores/sqlite/claiming.py", "if (held.lease_epoch, held.owner) != (epoch, owner):",
               "if held.lease_epoch is None:"),),
         (_SQLITE + "test_c62_a_wrong_name_or_epoch_is_left_out",),
     ),

@@ -36,8 +36,8 @@ from leasehold.core.ownership import Reason
 from leasehold.liveness import this_process
 from leasehold.stores.sqlite import SqliteStore
 from leasehold.stores.sqlite.database import Database
-from leasehold.stores.sqlite.log_file import LogFile
 from leasehold.stores.sqlite.sql import migrations, split, statements
+from leasehold.stores.sqlite.wal import Wal
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -270,7 +270,7 @@ def test_a_process_stopped_inside_a_write_makes_others_wait_and_then_say_so(path
         try:
             until(lambda: is_stopped(stopper), "it stops itself")
             message = (
-                r"^somebody else has held the only write lock of .*jobs\.db for 0\.3 s \(busy_seconds\): "
+                r"^another connection has held the only write lock of .*jobs\.db for 0\.3 s \(busy_seconds\): "
                 r"a process may be stopped inside a write transaction, or .* one of yours .*\. Nothing was changed\.$"
             )
             for call in (
@@ -584,13 +584,13 @@ def log_size(path: Path) -> int:
 
 
 @pytest.fixture(params=["by its link", "by its path"])
-def log_file(request: pytest.FixtureRequest, path: Path, router: Router) -> Iterator[LogFile]:
+def wal(request: pytest.FixtureRequest, path: Path, router: Router) -> Iterator[Wal]:
     """The log of an open file, as Linux and as other systems let us look at it."""
     router.add("a")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "by its path":
             patch.setattr(os, "readlink", no_links)
-        log = LogFile(str(path))
+        log = Wal(str(path))
     yield log
     log.close()
 
@@ -600,30 +600,30 @@ def no_links(path: str) -> str:
     raise FileNotFoundError(path)
 
 
-def test_a_log_is_there_as_long_as_its_path_names_it(path: Path, log_file: LogFile) -> None:
+def test_a_log_is_there_as_long_as_its_path_names_it(path: Path, wal: Wal) -> None:
     """Neither a removed one nor another in its place is the same."""
     log, moved = Path(f"{path}-wal"), path.with_name("moved")
-    assert log_file.is_there()
+    assert wal.is_there()
     log.rename(moved)
-    assert not log_file.is_there()
+    assert not wal.is_there()
     log.write_bytes(moved.read_bytes())
-    assert not log_file.is_there()
+    assert not wal.is_there()
     moved.rename(log)
-    assert log_file.is_there()
+    assert wal.is_there()
     os.link(log, moved)
     log.unlink()
-    assert not log_file.is_there()
-    log_file.close()
-    assert not log_file.is_there()
+    assert not wal.is_there()
+    wal.close()
+    assert not wal.is_there()
 
 
 def test_a_log_that_was_not_there_at_first_is_none(path: Path) -> None:
     """Whatever comes to be at its path."""
-    log_file = LogFile(str(path))
-    assert not log_file.is_there()
-    assert not log_file.is_long(1)
+    wal = Wal(str(path))
+    assert not wal.is_there()
+    assert not wal.is_long(1)
     Path(f"{path}-wal").touch()
-    assert not log_file.is_there()
+    assert not wal.is_there()
 
 
 def test_a_log_that_is_removed_as_it_is_opened_is_not_there(
@@ -638,12 +638,12 @@ def test_a_log_that_is_removed_as_it_is_opened_is_not_there(
         return readlink(link)
 
     monkeypatch.setattr(os, "readlink", removed)
-    log_file = LogFile(str(path))
+    wal = Wal(str(path))
     monkeypatch.undo()
 
-    assert not log_file.is_there()
+    assert not wal.is_there()
     os.rename(path.with_name("moved"), f"{path}-wal")
-    log_file.close()
+    wal.close()
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
@@ -677,7 +677,7 @@ def test_the_length_of_a_log_is_what_sqlite_says_it_is(path: Path, page_bytes: i
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute("CREATE TABLE kept (text)")
-        with closing(LogFile(str(path))) as log:
+        with closing(Wal(str(path))) as log:
             for rows in (90, 30, 60, 7):
                 for number in range(rows):
                     connection.execute("INSERT INTO kept VALUES (?)", ["x" * (number * 37 % 3_000)])

@@ -38,9 +38,8 @@ from leasehold import (
     StoreUnavailable,
 )
 from leasehold.stores.sqlite import SqliteStore
+from leasehold.stores.sqlite.connection import FencedConnection, Turn
 from leasehold.stores.sqlite.database import Database
-from leasehold.stores.sqlite.fenced import FencedConnection
-from leasehold.stores.sqlite.turn import Turn
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 needs_alarm = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")

@@ -11,7 +11,7 @@ import pytest
 from tests.patience import PATIENCE_SECONDS
 
 from leasehold.core.job import new_job
-from leasehold.stores.sqlite import SqliteStore
+from leasehold.stores.sqlite import SqliteStore, claiming
 
 
 @pytest.fixture
@@ -56,12 +56,14 @@ def test_a_claim_does_not_step_through_the_jobs_of_a_paused_queue(store: SqliteS
     assert steps(store, limit) <= few + 20
 
 
-def test_a_claim_that_waits_beside_a_paused_queue_is_not_busy(store: SqliteStore) -> None:
+def test_a_claim_that_waits_beside_a_paused_queue_is_not_busy(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It looks at the file now and again, as ever, and does not claim in vain: that would take the write lock."""
     store.add([new_job("a", queue="mail")])
     store.pause("mail", by="ops")
     polls, claims = 0, 0
-    version, claim = store.database.version, store._verbs.claim
+    version, claim = store.database.version, claiming.claim
     enough = threading.Event()
 
     def polled() -> tuple[int, int]:
@@ -77,7 +79,7 @@ def test_a_claim_that_waits_beside_a_paused_queue_is_not_busy(store: SqliteStore
         return claim(*args)  # type: ignore[arg-type]  # as it was called
 
     store.database.version = polled  # type: ignore[method-assign]
-    store._verbs.claim = claimed  # type: ignore[assignment,method-assign]
+    monkeypatch.setattr(claiming, "claim", claimed)
     got: list[str] = []
     waiter = threading.Thread(
         target=lambda: got.extend(g.spec.id for g in store.claim("worker", wait_us=3 * PATIENCE_SECONDS * 1_000_000))

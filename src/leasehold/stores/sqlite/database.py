@@ -1,5 +1,5 @@
 """
-The file: opening it, writing to it one transaction at a time, and saying clearly what is wrong with it.
+The file: opening it, bringing its schema up to date, and writing to it one transaction at a time.
 
 One connection writes and one reads, each behind a lock of this process: threads queue for the lock instead of meeting
 SQLITE_BUSY, and readers never wait for writers.
@@ -11,30 +11,26 @@ import logging
 import os
 import sqlite3
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ...core.clock import Clock
-from ...errors import InvalidArgument, LeaseholdError, StaleSnapshot, StoreIncompatible, StoreUnavailable
+from ...errors import InvalidArgument, LeaseholdError, StoreIncompatible, StoreUnavailable
 from ...transaction import refuse_inside
-from .._versions import Migrated, refuse_newer, refuse_older, refuse_unreleased
-from .base import Base
-from .log_file import LogFile
-from .rows import Program, one
-from .sql import Migration, Statements, migrations
-from .turn import Turn
+from .._versions import Migrated
+from .connection import Turn, drive, explained
+from .ownership import Session
+from .sql import Program, Statements, migrate, migrations, schema_version
+from .wal import Wal
 
 log = logging.getLogger("leasehold")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 LEAST_SQLITE = (3, 37, 0)  # STRICT tables
 SYNCHRONOUS = ("full", "normal", "extra")
-_CHECKPOINT_PAGES = 1_000
-_LOOK_COMMITS = 32
-_LOOK_CHANGES = 1_000
 _LOG_BYTES = 32 * 1024 * 1024
 
 # Connections of a parent process that was inside a transaction when it forked. Closing one in the child could undo
@@ -78,11 +74,10 @@ class Database:
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._file: tuple[int, ...] | None = None  # inode and device
-        self._log: LogFile | None = None  # the write-ahead log, while the file is open
-        self._refusal: str | None = None  # why nothing may be asked any more
+        self._wal: Wal | None = None  # while the file is open
+        self._refusal: str | None = None  # why every later verb is refused
         self._readers = 0
         self._forking: ExitStack | None = None
-        self._commits = self._look_at = 0  # since the last look at the log; at how many changes to look again
 
     @property
     def file(self) -> tuple[int, ...] | None:
@@ -96,40 +91,53 @@ class Database:
 
     # Transactions
 
-    def write(self, make: Callable[[int], Program[T]], verbs: Base) -> T:
+    def write(
+        self,
+        session: Session,
+        program: Callable[Concatenate[Session, int, P], Program[T]],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> T:
         """
-        Run the program of *verbs* that *make* returns in a write transaction of its own, and return its value.
+        Run `program(session, now, *args, **options)` in a write transaction of its own, and return its value.
 
         The clock is read once the write lock is held: however long that took, a lease begins when it is granted.
         """
-        return self._write_turn.run(self.busy_seconds, self.write_in_turn, make, verbs)
+        run: Callable[..., T] = self.write_in_turn  # mypy cannot match one generic signature with another
+        return self._write_turn.run(self.busy_seconds, run, session, program, *args, **options)
 
-    def write_soon(self, make: Callable[[int], Program[T]], verbs: Base) -> T:
-        """Write likewise, but wait only for a moment: for those who asked for something else."""
+    def write_soon(self, session: Session, program: Callable[[Session, int], Program[T]]) -> T:
+        """Run *program* as `write` does, but wait for the lock only for a moment: the caller wanted something else."""
         with self.writing(_MOMENT):
             connection = self.current_writer()
             try:
                 connection.execute(f"PRAGMA busy_timeout = {int(min(_MOMENT, self.busy_seconds) * 1000)}")
-                return self.write_in_turn(make, verbs)
+                return self.write_in_turn(session, program)
             finally:
                 connection.execute(f"PRAGMA busy_timeout = {int(self.busy_seconds * 1000)}")
 
-    def write_in_turn(self, make: Callable[[int], Program[T]], verbs: Base) -> T:
-        """Write likewise; the turn to write is held."""
+    def write_in_turn(
+        self,
+        session: Session,
+        program: Callable[Concatenate[Session, int, P], Program[T]],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Run *program* as `write` does; this thread already holds the turn to write."""
         connection = self.current_writer()
         try:
             connection.execute("BEGIN IMMEDIATE")
-            value = drive(connection, verbs.begun(make(self._clock.now())))
+            value = drive(connection, session.begin(program(session, self._clock.now(), *args, **options)))
             if self.point:
                 self.point("before commit")
             connection.execute("COMMIT")
-            verbs.committed()
+            session.committed()
             if self.point:
                 self.point("after commit")
         except BaseException as error:
             _undo(connection)
             raise self.explained(error) from error if isinstance(error, sqlite3.Error) else error.__cause__
-        self._tidy(connection)
+        self._checkpoint(connection)
         return value
 
     def read(self, program: Program[T]) -> T:
@@ -143,7 +151,7 @@ class Database:
                     reader.execute("COMMIT")
 
     def version(self) -> tuple[int, int]:
-        """Return what changes when anybody commits, or replaces the file; for those who wait."""
+        """Return a value that changes with every commit, and when the file is replaced; for claims that wait."""
         with self._reading() as reader:
             # SQLite's number says nothing about another connection's, so we count the connections too.
             return self._readers, int(reader.execute("PRAGMA data_version").fetchone()[0])
@@ -183,9 +191,7 @@ class Database:
             connection.close()
             raise
         self._file = found or self._identity()
-        self._log, self._writer = LogFile(self.path), connection
-        # Look at the log after the first commit: many processes that each write a little must tidy up too.
-        self._commits = self._look_at = 0
+        self._wal, self._writer = Wal(self.path), connection
         return connection
 
     def _current_reader(self) -> sqlite3.Connection:
@@ -205,15 +211,15 @@ class Database:
 
     def _is_restored(self) -> bool:
         """
-        Whether somebody has copied another content into the open file, and removed its write-ahead log.
+        Whether another content was copied into the open file, and its write-ahead log removed.
 
         SQLite itself never removes a log that is in use. What our connections see is in the one that is gone, so they
-        and whoever opens the file now would each go on in a world of their own.
+        and a process that opens the file now would each go on in a world of their own.
         """
         # In the order of `current_writer`, where another thread may just now open another file: never its name with the
         # log of the one before. And the file is looked at last: if it was replaced, its log is another one by right.
-        file, log_file = self._file, self._log
-        return log_file is not None and not log_file.is_there() and file == self._identity()
+        file, wal = self._file, self._wal
+        return wal is not None and not wal.is_there() and file == self._identity()
 
     def refuse_missing(self) -> None:
         """Refuse to go on if the path names no file."""
@@ -280,25 +286,21 @@ class Database:
                 f"{self.path} cannot be put into WAL mode (it is in {mode!r} mode): is it on a network share?"
             )
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-        # See _tidy: SQLite's own checkpoints would run beside other processes' writes.
+        # See _checkpoint: SQLite's own checkpoints would run beside other processes' writes.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         # A log that begins anew keeps its length, since to write over it is twice as fast as to make it longer. Only
         # what a long reader or a huge commit has left is cut.
         connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
 
-    def _tidy(self, writer: sqlite3.Connection) -> None:
+    def _checkpoint(self, writer: sqlite3.Connection) -> None:
         """
         Now and then, copy the write-ahead log into the file.
 
         Up to SQLite 3.51.2, a checkpoint beside another process's write can, rarely, reset the log under it and damage
         the file. So no connection of ours checkpoints by itself; one does while this one holds the write lock, and
-        so nobody else either writes or checkpoints.
+        no other connection either writes or checkpoints.
         """
-        self._commits += 1
-        if self._commits < _LOOK_COMMITS and writer.total_changes < self._look_at:
-            return
-        self._commits, self._look_at = 0, writer.total_changes + _LOOK_CHANGES
-        if self._log is None or not self._log.is_long(_CHECKPOINT_PAGES):
+        if self._wal is None or not self._wal.is_due(writer.total_changes):
             return
         try:
             try:
@@ -307,7 +309,7 @@ class Database:
                     self._current_reader().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             finally:
                 _undo(writer)  # there is nothing to commit
-        except (sqlite3.Error, LeaseholdError) as error:  # what was asked has been done; this can wait
+        except (sqlite3.Error, LeaseholdError) as error:  # the write is committed; this can wait
             log.warning("could not checkpoint %s: %s; trying again later", self.path, error)
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
@@ -332,7 +334,7 @@ class Database:
             yield from migrate(self._sql, self.path, steps, self._clock.now())
 
     def migrate(self, *, dry_run: bool) -> Migrated:
-        """Bring the schema up to date, or make it, while nobody else has the file open."""
+        """Bring the schema up to date, or make it, while no other connection is open."""
         steps = migrations(self._schema)
         names = {step.version: f"{step.version:04}_{step.name}" for step in steps}
         if dry_run and not os.path.exists(self.path):
@@ -368,7 +370,7 @@ class Database:
     def _disconnect(self) -> None:
         connections = [connection for connection in (self._reader, self._writer) if connection is not None]
         restored = bool(connections) and os.path.exists(self.path) and self._is_restored()
-        self._forget_log()
+        self._close_wal()
         self._writer = self._reader = None
         if restored:
             self._refusal = _RESTORED.format(path=self.path)
@@ -378,17 +380,17 @@ class Database:
         for connection in connections:
             connection.close()
 
-    def _forget_log(self) -> None:
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+    def _close_wal(self) -> None:
+        if self._wal is not None:
+            self._wal.close()
+            self._wal = None
 
     def _check_open(self) -> None:
         if self._refusal is not None:
             raise StoreUnavailable(self._refusal)
 
     # Forking. SQLite remembers in a process's own memory which locks that process has. A forked child would believe
-    # that it has them too and take none, and whoever closes the file next would remove the write-ahead log under it.
+    # that it has them too and take none, and the next process to close the file would remove the log under it.
     # So the file is not open while the process forks; afterwards both sides open it anew.
 
     def before_fork(self) -> bool:
@@ -413,7 +415,7 @@ class Database:
     def forked_child(self) -> None:
         """Start afresh in the child: the parent's locks are the parent's."""
         inherited.extend((self._writer, self._reader))
-        self._forget_log()
+        self._close_wal()
         refusal, file = self._refusal, self._file
         if self._forking is None and file is not None:
             refusal = (
@@ -423,60 +425,9 @@ class Database:
         self._begin()
         self._refusal, self._file = refusal, file
 
-    # Errors
-
     def explained(self, error: BaseException) -> BaseException:
-        """Return *error* in leasehold's words, if it is SQLite's."""
-        if not isinstance(error, sqlite3.Error):
-            return error
-        code = getattr(error, "sqlite_errorcode", 0)
-        if code == sqlite3.SQLITE_BUSY_SNAPSHOT:
-            return StaleSnapshot(
-                "your transaction had read before another one wrote, so SQLite lets it write no more (BUSY_SNAPSHOT). "
-                "Nothing was changed: roll it back and run it again, beginning with BEGIN IMMEDIATE or with the fence."
-            )
-        match code & 0xFF:
-            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-                return StoreUnavailable(
-                    f"somebody else has held the only write lock of {self.path} for {self.busy_seconds:g} s "
-                    "(busy_seconds): a process may be stopped inside a write transaction, or this very call be made "
-                    "inside one of yours (then pass connection=…). Nothing was changed."
-                )
-            case sqlite3.SQLITE_FULL:
-                return StoreUnavailable(f"the disk of {self.path} is full. Nothing was changed.")
-            case sqlite3.SQLITE_NOTADB:
-                return StoreIncompatible(f"{self.path} is not an SQLite database. Nothing was changed.")
-            case sqlite3.SQLITE_CANTOPEN:
-                return StoreUnavailable(f"{self.path} cannot be opened: {self._why_not()}")
-            case sqlite3.SQLITE_READONLY:
-                return StoreUnavailable(f"{self.path} or its folder cannot be written: {error}. Nothing was changed.")
-            case sqlite3.SQLITE_CORRUPT:
-                return StoreIncompatible(f"{self.path} is damaged ({error}): restore a backup. Nothing was changed.")
-        return StoreUnavailable(
-            f"{self.path}: {error}. What was asked may or may not have happened.", outcome_unknown=True
-        )
-
-    def _why_not(self) -> str:
-        folder = os.path.dirname(self.path)
-        if not os.path.isdir(folder):
-            return f"the folder {folder} does not exist. Make it first."
-        if os.path.isdir(self.path):
-            return "it is a folder."
-        return f"is the folder {folder} writable for this user?"
-
-
-def drive(connection: sqlite3.Connection, program: Program[T]) -> T:
-    """Run *program* on *connection*, in whatever transaction it has, and return the program's value."""
-    cursor, send = connection.cursor(), program.send
-    answer: Any = None
-    try:
-        while True:
-            sql, params, several = send(answer)
-            answer = cursor.executemany(sql, params) if several else cursor.execute(sql, params).fetchall()
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # typed as the program is
-    finally:
-        program.close()
+        """Return *error* as an error of leasehold's, if it is SQLite's."""
+        return explained(error, self.path, self.busy_seconds)
 
 
 def _undo(connection: sqlite3.Connection) -> None:
@@ -488,31 +439,3 @@ def _keep(connection: sqlite3.Connection) -> None:
     # To close it would copy its old log over what was restored, and the interpreter closes whatever it can find when it
     # ends. Its collector cannot look into SQLite, so what is only in this circle stays until the process is gone.
     connection.create_function("leasehold_keeps", 0, lambda: str(connection))
-
-
-def schema_version(sql: Statements, path: str, steps: list[Migration], *, older: bool = False) -> Program[int]:
-    """Return the version of the file's schema, 0 for none; refuse another than ours, unless an *older* one will do."""
-    if not (yield one(sql.installed))[0][0]:
-        return 0
-    version = int((yield one(sql.version))[0][0])
-    if version > steps[-1].version:
-        raise refuse_newer(f"the schema of {path}", version, steps[-1].version)
-    if version < steps[0].version:
-        raise refuse_unreleased(f"the schema of {path}", version, steps[0].version)
-    if version < steps[-1].version and not older:
-        raise refuse_older(f"the schema of {path}", version, steps[-1].version)
-    return version
-
-
-def migrate(sql: Statements, path: str, steps: list[Migration], now: int) -> Program[int]:
-    """Bring the schema up to date; another process may have done so meanwhile. Return the version before."""
-    version = yield from schema_version(sql, path, steps, older=True)
-    for step in steps:
-        if step.version > version:
-            for statement in step.statements:
-                yield one(statement)
-    if version == 0:
-        yield one(sql.create_store, steps[-1].version, str(uuid.uuid4()), now)
-    else:
-        yield one(sql.set_version, steps[-1].version)
-    return version

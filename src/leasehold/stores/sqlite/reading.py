@@ -1,4 +1,4 @@
-"""The programs of readers."""
+"""The programs of readers; none of them writes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from ...core.job import Counts, Effect, Grant, Job, Status
 from ...core.lifecycle import FINISHED, no_lease
 from ...core.ownership import Event, Ownership, Reason
 from ...core.queues import Queue
+from ...core.workers import WorkerStatus, is_alive
 from ...errors import UnknownJob
-from ..rows import grant_of, job_of
-from .base import Base
-from .rows import Program, one
+from ..rows import grant_of, job_of, worker_of
+from . import backlog, ownership
+from .ownership import Session
+from .sql import Program, one
 
 _CONDITIONS = {
     "queue": "j.queue = :queue",
@@ -23,146 +25,160 @@ _CONDITIONS = {
 }
 
 
-class Reading(Base):
-    """What readers ask; none of it writes."""
+def job(session: Session, job_id: str) -> Program[Job]:
+    """Return the job."""
+    rows = yield one(session.sql.job, job_id)
+    if not rows:
+        raise UnknownJob(job_id)
+    return job_of(rows[0])
 
-    def job(self, job_id: str) -> Program[Job]:
-        """Return the job."""
-        rows = yield one(self.sql.job, job_id)
-        if not rows:
-            raise UnknownJob(job_id)
-        return job_of(rows[0])
 
-    def jobs(
-        self, status: Status | None, after: str | None, limit: int | None, fits: dict[str, str | None]
-    ) -> Program[list[Job]]:
-        """Return the jobs that fit."""
-        params: dict[str, Any] = {name: value for name, value in fits.items() if value is not None}
-        where = ["j.seq > :after", "j.narrow = 0"] + [_CONDITIONS[name] for name in params]
-        params["after"] = (yield from self.seq(after)) if after is not None else 0
-        params["limit"] = -1 if limit is None else limit
-        if status is not None:
-            where.append(_status_condition(status, params))
-        select = self.sql.job.partition(" WHERE j.id")[0]
-        if status is Status.RUNNING or fits["owner"] is not None:
-            # Begin with the leases, which are few, and not with the jobs.
-            select = select.replace(" LEFT JOIN ", " JOIN ")
-        sql = f"{select} WHERE {' AND '.join(where)} ORDER BY j.seq LIMIT :limit"
-        return [job_of(row) for row in (yield sql, params, False)]
+def jobs(
+    session: Session, status: Status | None, after: str | None, limit: int | None, fits: dict[str, str | None]
+) -> Program[list[Job]]:
+    """Return the jobs that fit."""
+    params: dict[str, Any] = {name: value for name, value in fits.items() if value is not None}
+    where = ["j.seq > :after", "j.narrow = 0"] + [_CONDITIONS[name] for name in params]
+    params["after"] = (yield from _seq(session, after)) if after is not None else 0
+    params["limit"] = -1 if limit is None else limit
+    if status is not None:
+        where.append(_status_condition(status, params))
+    select = session.sql.job.partition(" WHERE j.id")[0]
+    if status is Status.RUNNING or fits["owner"] is not None:
+        # Begin with the leases, which are few, and not with the jobs.
+        select = select.replace(" LEFT JOIN ", " JOIN ")
+    sql = f"{select} WHERE {' AND '.join(where)} ORDER BY j.seq LIMIT :limit"
+    return [job_of(row) for row in (yield sql, params, False)]
 
-    def seq(self, job_id: str) -> Program[int]:
-        """Return the place of the job in the order of insertion."""
-        rows = yield one(self.sql.seq, job_id)
-        if not rows:
-            raise UnknownJob(job_id)
-        return int(rows[0][0])
 
-    def waiting(
-        self, queues: Sequence[str] | None, tasks: frozenset[str | None] | None = None
-    ) -> Program[tuple[bool, int]]:
-        """Return whether something waits for a claim in *queues*, and when to look again even if nobody writes."""
-        paused = {name for (name,) in (yield one(self.sql.paused))}
-        due = {queue for (queue,) in (yield one(self.sql.queues))} - paused
-        lanes = yield from self.lanes(queues, paused, tasks)
-        [(next_us, *_)] = yield one(self.sql.look, None)
-        return bool(lanes or (due if queues is None else due.intersection(queues))), next_us
+def _seq(session: Session, job_id: str) -> Program[int]:
+    """Return the number of the job in the order of insertion."""
+    rows = yield one(session.sql.seq, job_id)
+    if not rows:
+        raise UnknownJob(job_id)
+    return int(rows[0][0])
 
-    def claimed(self, claim_id: str) -> Program[list[Grant]]:
-        """Return the live leases of a claim."""
-        rows = yield one(self.sql.grants, claim_id)
-        return [grant_of(row) for row in rows]
 
-    def lease(self, job_id: str, owner: str) -> Program[tuple[Grant, bool]]:
-        """Return the live lease of *owner* on the job, and whether it was picked up."""
-        held = yield from self.standing(job_id)
-        if held is None:
-            raise UnknownJob(job_id)
-        if held.owner != owner:
-            raise no_lease(job_id, held.status, held.owner, held.epoch, owner)
-        [row] = yield one(self.sql.grant, job_id)
-        return grant_of(row), bool(held.picked_up)
+def waiting(
+    session: Session, queues: Sequence[str] | None, tasks: backlog.Known | None = None
+) -> Program[tuple[bool, int]]:
+    """Return whether something waits for a claim in *queues*, and when to look again even if nothing is written."""
+    paused = {name for (name,) in (yield one(session.sql.paused))}
+    due = {queue for (queue,) in (yield one(session.sql.queues))} - paused
+    lanes = yield from backlog.lanes(session, queues, paused, tasks)
+    [(next_us, *_)] = yield one(session.sql.look, None)
+    return bool(lanes or (due if queues is None else due.intersection(queues))), next_us
 
-    def ownerships(self, job_id: str) -> Program[list[Ownership]]:
-        """Return every ownership of the job."""
-        rows = yield one(self.sql.current_ownership, job_id)
-        if not rows:
-            raise UnknownJob(job_id)
-        epoch, owner, began, granted, expires, seq, *done = rows[0]
-        found = [
-            Ownership(job_id, row[0], row[1], Reason(row[2]), *row[3:]) for row in (yield one(self.sql.ownerships, seq))
-        ]
-        if epoch is not None:
-            found.append(Ownership(job_id, epoch, owner, Reason(began), granted, expires))
-        elif done[1] is not None:
-            epoch, owner, began, granted, expires, finished = done
-            found.append(
-                Ownership(job_id, epoch, owner, Reason(began), granted, expires, Status.DONE.value, finished, owner)
-            )
-        return found
 
-    def effects(self, job_id: str) -> Program[list[Effect]]:
-        """Return the named effects of the job."""
-        yield from self.seq(job_id)
-        return [
-            Effect(job_id, name, key, epoch, outcome is not None, outcome)
-            for name, key, epoch, outcome in (yield one(self.sql.effects, job_id))
-        ]
+def claimed(session: Session, claim_id: str) -> Program[list[Grant]]:
+    """Return the live leases of a claim."""
+    rows = yield one(session.sql.grants, claim_id)
+    return [grant_of(row) for row in rows]
 
-    def events(self, job_id: str | None, kind: str | None, after: int, limit: int | None) -> Program[list[Event]]:
-        """Return what was recorded."""
-        params = {"job_id": job_id, "kind": kind, "after": after, "limit": -1 if limit is None else limit}
-        rows = yield (self.sql.events if job_id is None else self.sql.events_of), params, False
-        return [
-            Event(number, at, of, job, epoch, owner, json.loads(facts))
-            for number, at, of, job, epoch, owner, facts in rows
-        ]
 
-    def configured(self) -> Program[list[Queue]]:
-        """Return the queues that are paused."""
-        return [Queue(*row) for row in (yield one(self.sql.configured))]
+def lease(session: Session, job_id: str, owner: str) -> Program[tuple[Grant, bool]]:
+    """Return the live lease of *owner* on the job, and whether it was picked up."""
+    held = yield from ownership.find(session, job_id)
+    if held is None:
+        raise UnknownJob(job_id)
+    if held.owner != owner:
+        raise no_lease(job_id, held.status, held.owner, held.epoch, owner)
+    [row] = yield one(session.sql.grant, job_id)
+    return grant_of(row), bool(held.picked_up)
 
-    def counts(self) -> Program[Counts]:
-        """Return how many jobs stand where."""
-        total = dict.fromkeys(Status, 0)
-        for status, count in (yield one(self.sql.count_finished)):
-            total[Status(status)] = count
-        queues: dict[str, dict[str, int]] = {}
-        for status, rows in (
-            (Status.PENDING, (yield one(self.sql.count_waiting))),
-            (Status.RUNNING, (yield one(self.sql.count_running))),
-        ):
-            for queue, count in rows:
-                total[status] += count
-                queues.setdefault(queue, {"pending": 0, "running": 0})[status.value] = count
-        parked: dict[str, dict[str, int]] = {}
-        for task, queue, count in (yield one(self.sql.count_parked)):
-            parked.setdefault(task, {})[queue] = count
-        return Counts.of(total, queues, parked)
 
-    def verify(self) -> Program[list[str]]:
-        """Return a sentence for every broken invariant."""
-        wrong = [
-            f"job {job_id!r} is {status} and in {places} places of {int(status == 'unfinished')}."
-            for job_id, status, places in (yield one(self.sql.verify_places))
-        ]
-        wrong += [f"row {seq} is in a place and not a job." for (seq,) in (yield one(self.sql.verify_strays))]
-        wrong += [
-            f"jobs of {queue!r} are parked behind lock {lock!r}, which is free."
-            for lock, queue in (yield one(self.sql.verify_parked))
-        ]
-        wrong += [f"job {job_id!r} runs without its lock." for (job_id,) in (yield one(self.sql.verify_locks))]
-        wrong += [f"job {job_id!r} waits in the wrong place." for (job_id,) in (yield one(self.sql.verify_ready))]
-        wrong += [
-            f"job {job_id!r} has epoch {epoch}, above the last one issued."
-            for job_id, epoch in (yield one(self.sql.verify_epochs))
-        ]
-        wrong += [
-            f"job {job_id!r} is leased under epoch {epoch}, which is not above its earlier ones."
-            for job_id, epoch in (yield one(self.sql.verify_ownerships))
-        ]
-        for (job_id,) in (yield one(self.sql.verify_narrow)):
-            wrong.append(f"job {job_id!r} was pruned, and more than its id is kept.")
-        return wrong
+def ownerships(session: Session, job_id: str) -> Program[list[Ownership]]:
+    """Return every ownership of the job."""
+    rows = yield one(session.sql.current_ownership, job_id)
+    if not rows:
+        raise UnknownJob(job_id)
+    epoch, owner, began, granted, expires, seq, *done = rows[0]
+    found = [
+        Ownership(job_id, row[0], row[1], Reason(row[2]), *row[3:]) for row in (yield one(session.sql.ownerships, seq))
+    ]
+    if epoch is not None:
+        found.append(Ownership(job_id, epoch, owner, Reason(began), granted, expires))
+    elif done[1] is not None:
+        epoch, owner, began, granted, expires, finished = done
+        found.append(
+            Ownership(job_id, epoch, owner, Reason(began), granted, expires, Status.DONE.value, finished, owner)
+        )
+    return found
+
+
+def effects(session: Session, job_id: str) -> Program[list[Effect]]:
+    """Return the named effects of the job."""
+    yield from _seq(session, job_id)
+    return [
+        Effect(job_id, name, key, epoch, outcome is not None, outcome)
+        for name, key, epoch, outcome in (yield one(session.sql.effects, job_id))
+    ]
+
+
+def events(
+    session: Session, job_id: str | None, kind: str | None, after: int, limit: int | None
+) -> Program[list[Event]]:
+    """Return what was recorded."""
+    params = {"job_id": job_id, "kind": kind, "after": after, "limit": -1 if limit is None else limit}
+    rows = yield (session.sql.events if job_id is None else session.sql.events_of), params, False
+    return [
+        Event(number, at, of, job, epoch, owner, json.loads(facts)) for number, at, of, job, epoch, owner, facts in rows
+    ]
+
+
+def queues(session: Session) -> Program[list[Queue]]:
+    """Return the queues that are paused."""
+    return [Queue(*row) for row in (yield one(session.sql.configured))]
+
+
+def workers(session: Session, now: int) -> Program[list[WorkerStatus]]:
+    """Return the workers that have reported."""
+    return [worker_of(row, is_alive(row[-1], now)) for row in (yield one(session.sql.workers))]
+
+
+def counts(session: Session) -> Program[Counts]:
+    """Return how many jobs stand where."""
+    total = dict.fromkeys(Status, 0)
+    for status, count in (yield one(session.sql.count_finished)):
+        total[Status(status)] = count
+    queues: dict[str, dict[str, int]] = {}
+    for status, rows in (
+        (Status.PENDING, (yield one(session.sql.count_waiting))),
+        (Status.RUNNING, (yield one(session.sql.count_running))),
+    ):
+        for queue, count in rows:
+            total[status] += count
+            queues.setdefault(queue, {"pending": 0, "running": 0})[status.value] = count
+    parked: dict[str, dict[str, int]] = {}
+    for task, queue, count in (yield one(session.sql.count_parked)):
+        parked.setdefault(task, {})[queue] = count
+    return Counts.of(total, queues, parked)
+
+
+def verify(session: Session) -> Program[list[str]]:
+    """Return a sentence for every broken invariant."""
+    wrong = [
+        f"job {job_id!r} is {status} and in {places} places of {int(status == 'unfinished')}."
+        for job_id, status, places in (yield one(session.sql.verify_places))
+    ]
+    wrong += [f"row {seq} is in a place and not a job." for (seq,) in (yield one(session.sql.verify_strays))]
+    wrong += [
+        f"jobs of {queue!r} are parked behind lock {lock!r}, which is free."
+        for lock, queue in (yield one(session.sql.verify_parked))
+    ]
+    wrong += [f"job {job_id!r} runs without its lock." for (job_id,) in (yield one(session.sql.verify_locks))]
+    wrong += [f"job {job_id!r} waits in the wrong place." for (job_id,) in (yield one(session.sql.verify_ready))]
+    wrong += [
+        f"job {job_id!r} has epoch {epoch}, above the last one issued."
+        for job_id, epoch in (yield one(session.sql.verify_epochs))
+    ]
+    wrong += [
+        f"job {job_id!r} is leased under epoch {epoch}, which is not above its earlier ones."
+        for job_id, epoch in (yield one(session.sql.verify_ownerships))
+    ]
+    for (job_id,) in (yield one(session.sql.verify_narrow)):
+        wrong.append(f"job {job_id!r} was pruned, and more than its id is kept.")
+    return wrong
 
 
 def _status_condition(status: Status, params: dict[str, Any]) -> str:

@@ -1,20 +1,35 @@
-"""Reads the .sql files of this folder: named statements, and numbered migrations."""
+"""The .sql files of this folder: named statements for programs to yield, and the numbered steps of the schema."""
 
 from __future__ import annotations
 
 import re
 import sqlite3
+import uuid
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ...connections import Program as Program
+from ...connections import Statement
 from ...errors import InvalidArgument
+from .._versions import refuse_newer, refuse_older, refuse_unreleased
 from ..rows import SpecRow
 
 _PREFIX = re.compile(r"\bleasehold_")
 _TABLE = re.compile(r"(?<!')\bleasehold_")
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _SPEC = ", ".join(f"j.{name}" for name in SpecRow._fields)
+
+
+def one(sql: str, *params: Any) -> Statement:
+    """A statement to run once."""
+    return sql, params, False
+
+
+def many(sql: str, params: Sequence[tuple[Any, ...]]) -> Statement:
+    """A statement to run for each of *params*; it returns no rows."""
+    return sql, params, True
 
 
 class Statements:
@@ -83,3 +98,34 @@ def split(script: str) -> list[str]:
 def _bare(text: str) -> str:
     # A driver that looks at a statement's first word must find it there.
     return "\n".join(line.partition("--")[0].rstrip() for line in text.splitlines()).strip()
+
+
+# The programs of the schema
+
+
+def schema_version(sql: Statements, path: str, steps: list[Migration], *, older: bool = False) -> Program[int]:
+    """Return the version of the file's schema, 0 for none; refuse another than ours, unless an *older* one will do."""
+    if not (yield one(sql.installed))[0][0]:
+        return 0
+    version = int((yield one(sql.version))[0][0])
+    if version > steps[-1].version:
+        raise refuse_newer(f"the schema of {path}", version, steps[-1].version)
+    if version < steps[0].version:
+        raise refuse_unreleased(f"the schema of {path}", version, steps[0].version)
+    if version < steps[-1].version and not older:
+        raise refuse_older(f"the schema of {path}", version, steps[-1].version)
+    return version
+
+
+def migrate(sql: Statements, path: str, steps: list[Migration], now: int) -> Program[int]:
+    """Bring the schema up to date; another process may have done so meanwhile. Return the version before."""
+    version = yield from schema_version(sql, path, steps, older=True)
+    for step in steps:
+        if step.version > version:
+            for statement in step.statements:
+                yield one(statement)
+    if version == 0:
+        yield one(sql.create_store, steps[-1].version, str(uuid.uuid4()), now)
+    else:
+        yield one(sql.set_version, steps[-1].version)
+    return version

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ...connections import Connection, driver_error
 from ...core.clock import Clock
@@ -23,47 +24,40 @@ from ...errors import (
     UnknownJob,
 )
 from ...store import Refusal, Renewal
-from ...transaction import FORKED, Joined, is_here, refuse_inside
+from ...transaction import FORKED, Joined, is_here, is_inside, refuse_inside
 from ..transactions import DatabaseTransactions, cause
-from .database import Database, drive, inherited
-from .fenced import ROLLED_BACK, FencedConnection
-from .owning import Owning
-from .rows import Program, Standing, one
+from . import ownership, owning
+from .connection import ROLLED_BACK, FencedConnection, drive
+from .database import Database, inherited
+from .ownership import Session, Standing
+from .sql import Program, one
 
-if TYPE_CHECKING:
-    from .store import SqliteStore
+log = logging.getLogger("leasehold")
 
 T = TypeVar("T")
 
 
-class JoinedVerbs(Owning):
-    """Producers' and owners' programs in a transaction, where a record of a refusal would be rolled back with it."""
-
-    def keep(self, event: tuple[Any, ...]) -> Program[None]:
-        """Keep an event: with the transaction if it is the transaction's doing, else afterwards and apart."""
-        if event[1] in ("refused", "alarm"):
-            self.apart.append(event)
-        else:
-            yield from super().keep(event)
-
-    def last_epoch(self) -> Program[int]:
-        """Return the last epoch that was issued."""
-        return int((yield one(self.sql.last_epoch))[0][0])
-
-
 class SqliteTransactions(DatabaseTransactions):
-    """Runs programs in transactions that somebody else ends."""
+    """
+    Runs programs in transactions that the caller ends.
+
+    The record of a refusal would be rolled back with such a transaction. So the *joined* session defers it, and a
+    transaction of the store's own *session* records it separately.
+    """
 
     exclusive = True  # a write transaction holds the file's only write lock
 
-    def __init__(self, store: SqliteStore, database: Database, clock: Clock, verbs: JoinedVerbs) -> None:
-        self._store = store
+    def __init__(
+        self, database: Database, clock: Clock, session: Session, joined: Session, notify: Callable[[], None]
+    ) -> None:
         self._database = database
         self.database = database.key
         self._clock = clock
-        self._verbs = verbs
+        self._session = session
+        self._joined = joined
+        self._notify = notify  # called after a commit
         self._open: weakref.ref[FencedConnection] | None = None  # the last one: its turn to write excludes another
-        self._begun = threading.local()  # .connection: what this thread has begun and nobody has entered yet
+        self._begun = threading.local()  # .connection: what this thread has begun, until its block is entered
 
     # A transaction of ours, for the caller's rows
 
@@ -71,7 +65,7 @@ class SqliteTransactions(DatabaseTransactions):
         """
         Return a connection with an open transaction that is fenced by *epoch*; raise the refusal otherwise.
 
-        Nobody can end the transaction of a process that was stopped: *idle_us* means nothing here.
+        The transaction of a stopped process cannot be ended from outside: *idle_us* has no effect here.
 
         It is a new one each time. One that is used again would hand its settings, its temporary tables and a variable
         that outlived its block from one job to the next, and opening one takes less than a commit does.
@@ -86,14 +80,15 @@ class SqliteTransactions(DatabaseTransactions):
             try:
                 self._open, self._begun.connection = weakref.ref(connection), connection
                 connection.execute("BEGIN IMMEDIATE")
-                _admitted(drive(connection, self._verbs.fence(job_id, epoch, self._clock.now())))
+                _admitted(drive(connection, owning.fence(self._joined, self._clock.now(), job_id, epoch)))
                 connection.set_authorizer(_only_inside(weakref.ref(connection)))
                 connection.turn, connection.file = turn, database.file
                 return connection
             except BaseException as error:
                 connection.end()
-                with suppress(LeaseholdError):  # the refusal is what was asked for; its record can wait
-                    self._store.record_refusals()
+                with suppress(LeaseholdError):  # the caller needs the refusal; its record can wait
+                    if self._session.deferred:
+                        database.write_in_turn(self._session, _nothing)
                 raise database.explained(error) from error.__cause__
         except BaseException:
             turn.__exit__(None, None, None)
@@ -123,14 +118,14 @@ class SqliteTransactions(DatabaseTransactions):
             raise explained from cause(explained, error)
         finally:
             connection.end()
-        self._store.changed()
+        self._notify()
 
     def rollback(self, connection: FencedConnection | None) -> None:
         """
         Undo what `begin` opened, unless it is committed.
 
-        None if Ctrl-C came while `begin` returned: it is what this thread has begun last. Nobody would close it but the
-        garbage collector, some time, since a sqlite3 connection refers to itself.
+        None if Ctrl-C came while `begin` returned: it is what this thread has begun last. Only the garbage collector
+        would close it, some time, since a sqlite3 connection refers to itself.
         """
         connection = connection or getattr(self._begun, "connection", None)
         self._begun.connection = None
@@ -149,64 +144,90 @@ class SqliteTransactions(DatabaseTransactions):
         """Start afresh in a forked child."""
         inherited.append(self._open and self._open())
 
+    # Deferred refusals
+
+    def record_soon(self) -> None:
+        """
+        Record the refusals that were deferred, unless another transaction writes.
+
+        That may be the very transaction in which they happened, so a reader does not wait for it.
+        """
+        if self._session.deferred and not is_inside(self._database.key):
+            try:
+                self._database.write_soon(self._session, _nothing)
+            except LeaseholdError as error:
+                log.debug("%d refusals are still to be recorded: %s", len(self._session.deferred), error)
+
+    def record_all(self) -> None:
+        """Record the refusals that were deferred, as the store's last write: wait for it, and log a failure."""
+        if self._session.deferred:
+            try:
+                refuse_inside(self._database.key)
+                self._database.write(self._session, _nothing)
+            except LeaseholdError as error:
+                log.warning("%d refusals could not be recorded: %s", len(self._session.deferred), error)
+            self._session.deferred.clear()
+
     # Programs
 
     def add(self, jobs: Sequence[NewJob]) -> Program[list[Added]]:
         """The program of `Store.add`."""
         yield from self._lock()
-        return (yield from self._verbs.add(jobs, self._clock.now()))
+        return (yield from owning.add(self._joined, self._clock.now(), jobs))
 
     def fence(self, job_id: str, epoch: int) -> Program[None]:
         """The program that makes the transaction commit only if *epoch* is current."""
         yield from self._lock()
-        return _admitted((yield from self._verbs.fence(job_id, epoch, self._clock.now())))
+        return _admitted((yield from owning.fence(self._joined, self._clock.now(), job_id, epoch)))
 
     def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> Program[list[Added]]:
         """The program of `Store.add_children`."""
         yield from self._lock()
-        return _admitted((yield from self._verbs.add_children(job_id, epoch, jobs, self._clock.now())))
+        return _admitted((yield from owning.add_children(self._joined, self._clock.now(), job_id, epoch, jobs)))
 
     def check(self, job_id: str, epoch: int) -> Program[None]:
         """The program of `Store.check`, for one lease, as this transaction sees it; it raises the refusal."""
-        [refusal] = yield from self._verbs.check([(job_id, epoch)], self._clock.now())
+        [refusal] = yield from owning.check(self._joined, self._clock.now(), [(job_id, epoch)])
         return _admitted(refusal)
 
     def has_job(self, job_id: str) -> Program[bool]:
         """The program that returns whether the job exists, as this transaction sees it."""
-        return (yield from self._verbs.standing(job_id)) is not None
+        return (yield from ownership.find(self._joined, job_id)) is not None
 
     def renew(self, renewal: Renewal) -> Program[int]:
         """The program of `Store.renew`, for one lease; it raises the refusal."""
         yield from self._lock()
-        [reply] = yield from self._verbs.renew([renewal], self._clock.now())
+        [reply] = yield from owning.renew(self._joined, self._clock.now(), [renewal])
         return _admitted(reply)
 
     def progress(self, report: Progress) -> Program[None]:
         """The program of `Store.progress`, for one lease; it raises the refusal."""
         yield from self._lock()
-        [refusal] = yield from self._verbs.progress([report], self._clock.now())
+        [refusal] = yield from owning.progress(self._joined, self._clock.now(), [report])
         return _admitted(refusal)
 
     def settle(self, settlement: Settlement) -> Program[None]:
         """The program of `Store.settle`, for one lease; it raises the refusal."""
         yield from self._lock()
         now = self._clock.now()
-        # Not by `settle` alone, which lets the same be said again: here the caller's rows would be written again, too.
-        held = yield from self._verbs.holding(settlement.job_id, settlement.epoch, settlement.outcome.value, now)
+        # Not by `settle` alone, which accepts the same settlement twice: the caller's rows would be written twice, too.
+        held = yield from ownership.find_held(
+            self._joined, now, settlement.job_id, settlement.epoch, settlement.outcome.value
+        )
         if not isinstance(held, Standing):
             raise held
-        [refusal] = yield from self._verbs.settle([settlement], now)
+        [refusal] = yield from owning.settle(self._joined, now, [settlement])
         return _admitted(refusal)
 
     def _lock(self) -> Program[None]:
-        # The first statement is a write. From here to the end of the caller's transaction nobody else writes, so
-        # what is compared now still holds at its COMMIT.
+        # The first statement is a write. From here to the end of the caller's transaction no other connection writes,
+        # so what is compared now still holds at its COMMIT.
         if not self._database.opened:
             yield from self._database.migrate_in()
-        [(_, _, last)] = yield one(self._verbs.sql.lock)
-        # Nobody issues an epoch now, so another one in the file that the path names means that it is another file,
+        [(_, _, last)] = yield one(self._joined.sql.lock)
+        # No epoch is issued now, so another one in the file that the path names means that it is another file,
         # whatever its name: the caller's is still open from before it was replaced.
-        if self._database.opened and last != self._database.read(self._verbs.last_epoch()):
+        if self._database.opened and last != self._database.read(ownership.last_epoch(self._joined)):
             raise StoreUnavailable(
                 f"that connection is to a file that was replaced: {self._database.path} names another one by now. "
                 "Nothing was changed: connect anew."
@@ -255,6 +276,11 @@ class SqliteTransactions(DatabaseTransactions):
 _SAVEPOINT = "leasehold_verb"
 
 
+def _nothing(session: Session, now: int) -> Program[None]:
+    """The program of a transaction that only records the deferred refusals."""
+    yield from ()
+
+
 def _whole(program: Program[T]) -> Program[T]:
     """Return *program* such that, if it fails halfway, nothing of it stays in the caller's transaction."""
     yield one(f"SAVEPOINT {_SAVEPOINT}")
@@ -288,7 +314,7 @@ def _admitted(value: T | Refusal) -> T:
 
 
 def _only_inside(connection: weakref.ref[sqlite3.Connection]) -> Callable[..., int]:
-    """Return an authorizer that lets nobody begin, commit or roll back, nor do anything after a rollback."""
+    """Return an authorizer that denies BEGIN, COMMIT and ROLLBACK, and every statement after a rollback."""
 
     def authorize(action: int, *_: object) -> int:
         here = connection()

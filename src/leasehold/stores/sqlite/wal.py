@@ -1,12 +1,16 @@
-"""The write-ahead log beside a file: whether it is still there, and whether it has become long."""
+"""The write-ahead log beside a file: whether it is still there, and whether it is long enough to checkpoint."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 
+_CHECKPOINT_PAGES = 1_000
+_LOOK_COMMITS = 32
+_LOOK_CHANGES = 1_000
 
-class LogFile:
+
+class Wal:
     """
     The log of a file that is open.
 
@@ -18,6 +22,9 @@ class LogFile:
         self._handle: int | None = None
         self._identity: tuple[int, ...] | None = None
         self._link = self._name = ""
+        # Commits since the last look at its length; at how many changes to look again. The first look is after the
+        # first commit: many processes that each write a little must checkpoint too.
+        self._commits = self._look_at = 0
         with suppress(OSError):
             self._handle = os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
             self._identity = os.fstat(self._handle)[1:3]
@@ -27,7 +34,7 @@ class LogFile:
             self._name = ""  # another one is there by now
 
     def close(self) -> None:
-        """Look at it no more."""
+        """Close the handle; `is_there` then looks at the path alone."""
         self._name = ""
         if self._handle is not None:
             os.close(self._handle)
@@ -37,8 +44,8 @@ class LogFile:
         """
         Return whether the path still names this log.
 
-        Linux tells where an open file is. To look at what is at the path would tell, too, but since Linux 6.13 whoever
-        looks at the times of a file makes the next write to it slower, by a fifth of a commit.
+        Linux tells where an open file is. A stat of the path would tell, too, but since Linux 6.13 a
+        reader of the times of a file makes the next write to it slower, by a fifth of a commit.
         """
         try:
             if self._name and os.readlink(self._link) == self._name:
@@ -52,6 +59,14 @@ class LogFile:
             return os.stat(self._path)[1:3] == self._identity
         except OSError:
             return False
+
+    def is_due(self, changes: int) -> bool:
+        """Return whether to checkpoint after this commit; *changes* is how many rows its connection has changed."""
+        self._commits += 1
+        if self._commits < _LOOK_COMMITS and changes < self._look_at:
+            return False
+        self._commits, self._look_at = 0, changes + _LOOK_CHANGES
+        return self.is_long(_CHECKPOINT_PAGES)
 
     def is_long(self, pages: int) -> bool:
         """
