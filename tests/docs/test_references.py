@@ -53,12 +53,14 @@ class Definitions:
 
     def __init__(self) -> None:
         self.functions: set[str] = set()
+        self.modules: dict[str, set[str]] = {}
         self.methods: dict[str, set[str]] = {}
         self.bases: dict[str, set[str]] = {}
         for file in (TOP / "src").rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     self.functions.add(node.name)
+                    self.modules.setdefault(file.stem, set()).add(node.name)
                 elif isinstance(node, ast.ClassDef):
                     own = {one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
                     self.methods.setdefault(node.name, set()).update(own)
@@ -69,14 +71,14 @@ class Definitions:
         self.in_sql = set(re.findall(r"FUNCTION leasehold\.(\w+)\(", sql))
 
     def has(self, owner: str, name: str) -> bool:
-        """Return whether *name* is defined: as a function, a method of the class *owner*, or in SQL."""
+        """Return whether *name* is defined: as a function, in the class or module *owner*, or in SQL."""
         if owner == "leasehold":
             return name in self.in_sql
         if not owner:
             return name in self.functions
         if owner in ("router", "lease"):  # an instance, as users write it
             owner = owner.capitalize()
-        found = self.methods.get(owner, set())
+        found = self.methods.get(owner, set()) | self.modules.get(owner, set())
         return name in found or any(self.has(base, name) for base in self.bases.get(owner, ()))
 
 
