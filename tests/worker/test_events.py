@@ -17,7 +17,7 @@ from tests.postgres.fixtures import NEWEST, Place, url_of
 from tests.worker import process_tasks as tasks
 from tests.worker.processes import kept
 
-from leasehold import InvalidArgument, Lease, Retry, Router, Status
+from leasehold import InvalidArgument, Lease, Retry, Router, Status, StoreIncompatible
 from leasehold.testing import ManualClock
 from leasehold.worker import events
 from leasehold.worker.events import NAMES, Cancelled, Failed, Lost, Observers, Refused, Settled
@@ -336,6 +336,39 @@ def test_what_a_claim_of_the_worker_fails_is_heard_at_most_once() -> None:
 
         assert [event.job.id for event in heard.events] == ["a"]
         assert router.job("b").status is Status.PENDING
+
+
+def test_what_upkeep_fails_is_logged_like_a_handlers_last_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Also without a listener, and only what has failed for good."""
+    clock = ManualClock()
+    with Router(clock=clock) as router:
+        router.add("a", task="send", retry=Retry(max_reclaims=0), queue="other")
+        router.add("b", task="send", retry=Retry(max_reclaims=1), queue="other")
+        assert len(router.claim_many("silent", lease_seconds=5)) == 2
+        with working(router, steady=clock, queues=["default"]):
+            clock.advance(6)
+            with_status(router, "a", Status.FAILED)
+        job = router.job("a")
+
+    [line] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert line.getMessage() == f"job 'a' (send) failed for good, after 1 reclaim: {job.error_message}"
+    assert (vars(line)["job_id"], vars(line)["task"], vars(line)["owner"]) == ("a", "send", "silent")
+
+
+def test_what_upkeep_fails_is_not_logged_where_it_cannot_be_read(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a role that may not read jobs: without a listener, nothing but that line is lost."""
+    clock = ManualClock()
+    with Router(clock=clock) as router:
+        router.add("a", retry=Retry(max_reclaims=0), queue="other")
+        router.claim("silent", lease_seconds=5)
+        with working(router, steady=clock, queues=["default"]):
+            monkeypatch.setattr(router.store, "job", lambda _: (_ for _ in ()).throw(StoreIncompatible("no right")))
+            clock.advance(6)
+            until(lambda: router.counts().failed == 1, "the failure")
+
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_what_was_reclaimed_here_and_failed_elsewhere_is_not_heard_here() -> None:

@@ -51,7 +51,9 @@ def test_an_async_handler_is_cancelled_and_its_job_failed_once(caplog: pytest.Lo
         assert (job.errors, job.reclaims, job.status) == (1, 0, Status.PENDING)
         assert job.last_error is not None
         assert "run_seconds, 5" in job.last_error
-        assert "run_seconds, 5" in caplog.text
+        assert job.error_type == "TimeoutError"
+        assert job.error_message == "the handler ran for longer than its run_seconds, 5"
+        assert f"job 'a' (work): {job.error_message}" in caplog.text
 
 
 @pytest.mark.parametrize(("tasks", "jobs"), [(None, 5), (60, 5), (2, 5)])

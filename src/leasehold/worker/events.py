@@ -13,12 +13,15 @@ called on a thread of their own, so that a slow one delays no job: `Observers`.
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple
 
 from ..core.job import Job, Settlement, Status
+from ..core.ownership import Ownership
+from ..core.wording import counted
 from ..errors import InvalidArgument, StaleEpoch, UnknownJob
 from ..lease import Lease
 from ..store import Store
@@ -112,14 +115,15 @@ class _Ended(NamedTuple):
 
     job_id: str
     epoch: int
+    taken_back: bool = False  # by upkeep: no run has ended here that would be logged
 
 
 class Observers:
     """
     Calls the listeners of a worker, one after the other and in the order of the events, on one thread.
 
-    The thread starts with the first event that a listener is for. If they fall behind by 10,000 events, further ones
-    are dropped.
+    The thread starts with the first event that a listener is for, or with the first job that upkeep takes back: a
+    final failure of that kind is logged here. If they fall behind by 10,000 events, further ones are dropped.
     """
 
     def __init__(self, store: Store, listeners: Mapping[str, Sequence[Listener]]) -> None:
@@ -146,10 +150,9 @@ class Observers:
             self._put(_Ended(job_id, epoch))
 
     def swept(self) -> None:
-        """Have `failed` heard of what upkeep in this process has failed."""
-        if self.want(Failed):
-            for job_id, epoch in self._store.take_reclaimed():
-                self._put(_Ended(job_id, epoch))
+        """Have what upkeep in this process has failed logged, and `failed` heard of it."""
+        for job_id, epoch in self._store.take_reclaimed():
+            self._put(_Ended(job_id, epoch, taken_back=True))
 
     def close(self, seconds: float) -> None:
         """Hear no more; wait up to *seconds* until the listeners have heard what came before."""
@@ -194,10 +197,24 @@ class Observers:
         """Return the event if the job has failed as this ownership ended, and not later under another owner."""
         try:
             job = self._store.job(ended.job_id)
-            if job.status is Status.FAILED and self._store.ownerships(job.id)[-1].epoch == ended.epoch:
+            last = self._store.ownerships(job.id)[-1] if job.status is Status.FAILED else None
+            if last is not None and last.epoch == ended.epoch:
+                if ended.taken_back:
+                    _write(job, last)
                 return Failed(job)
         except UnknownJob:  # pruned already
             pass
         except Exception as error:
-            log.error("could not see whether job %r has failed, so its 'failed' event is lost: %s", ended.job_id, error)
+            # Without a listener only a line of the log is lost, for instance where the role may not read jobs.
+            level = logging.ERROR if self.want(Failed) else logging.DEBUG
+            text = "could not see whether job %r has failed, so its 'failed' event is lost: %s"
+            log.log(level, text, ended.job_id, error)
         return None
+
+
+def _write(job: Job, ended: Ownership) -> None:
+    """Log a job whose owners died, went silent or stalled too often, as a handler's last error is logged."""
+    named = repr(job.id) if job.task is None else f"{job.id!r} ({job.task})"
+    facts = {"job_id": job.id, "task": job.task, "epoch": ended.epoch, "owner": ended.owner}
+    after = counted(job.reclaims, "reclaim", "reclaims")
+    log.error("job %s failed for good, after %s: %s", named, after, job.error_message, extra=facts)

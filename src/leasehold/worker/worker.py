@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from ..aio import abandonable
-from ..core import checks
+from ..core import checks, failure
 from ..core.clock import FAR, Clock, SteadyClock
 from ..core.job import Grant, Settlement
 from ..core.retention import DEFAULT_RETENTION, Retention
@@ -507,7 +507,8 @@ class Worker:
             seconds = (run.run_us or 0) / 1_000_000
             text = f"the handler ran for longer than its run_seconds, {seconds:g}"
             self._reporter.outran(run, text)
-            self._stop_run(run, failed(run.task, run.lease, TimeoutError(text), text=text))
+            kept = failure.written(f"TimeoutError: {text}", "(the worker keeps the time, and does not know where the handler was)")
+            self._stop_run(run, failed(run.task, run.lease, TimeoutError(text), text=kept))
 
     def waited(self, run: Run) -> None:
         """Hand back a job that was claimed and could not begin."""
