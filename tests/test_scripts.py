@@ -115,6 +115,17 @@ def test_ctrl_c_is_tested_in_the_background_too() -> None:
     assert ran.returncode == 0, ran.stdout
 
 
+def test_a_run_without_a_test_says_that_none_matched() -> None:
+    """It ends with pytest's own code, and no test has failed."""
+    command = [str(TOP / "scripts" / "test"), "-n", "0", "tests/core/test_errors.py", "-k", "nothing_of_that_name"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+
+    assert ran.returncode == 5, ran.stdout
+    assert "no test matched: " in ran.stderr
+    assert "-k nothing_of_that_name. See which there are" in ran.stderr
+    assert "failed" not in ran.stderr
+
+
 @pytest.mark.parametrize("script", ["test", "test-all"])
 def test_the_scripts_explain_themselves(script: str) -> None:
     """Without installing anything first."""

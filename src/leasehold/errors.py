@@ -39,6 +39,7 @@ finders: list[Callable[[BaseException], StaleEpoch | None]] = []
 connection_was_lost: list[Callable[[BaseException], bool]] = []
 
 _JOB = "job:"  # how the resource of a store's refusal begins
+_OPERATORS = frozenset({"transfer", "cancel", "replay", "requeue", "finish", "resolve"})  # verbs of no owner
 
 
 class LeaseholdError(Exception):
@@ -119,14 +120,18 @@ class StaleEpoch(LeaseholdError):
                 "was restored from a backup and has forgotten what it issued: then raise its counter with "
                 f"`leasehold store advance URL --above {self.presented}`, and look at the job."
             )
-        held = f"owner {self.owner!r}" if self.owner is not None else "no owner"
-        why = f", moved by {self.reason.value}" if self.reason is not None else ""
+        by = "" if self.reason is None else self.reason.value
         if self.reason in ("manual", "cancellation") and self.moved_by is not None:
-            why = f", moved by {self.moved_by!r}" + (f": {self.note!r}" if self.note else "")
-        then = self._outcome() or (
-            "no owner holds it now" if self.owner is None else "its current owner will settle it"
-        )
-        return f"the current epoch is {self.current} ({held}{why}). Stop working on it; {then}."
+            by = repr(self.moved_by) + (f": {self.note!r}" if self.note else "")
+        operating = self.verb in _OPERATORS
+        if outcome := self._outcome():
+            ended = f" Epoch {self.presented} was ended by {by}." if by else ""
+            advice = "Read the job again and decide." if operating else "Stop working on it."
+            return f"the current epoch is {self.current}, and the job is finished: {outcome}.{ended} {advice}"
+        held = f"owner {self.owner!r}" if self.owner is not None else "no owner"
+        then = "no owner holds it now" if self.owner is None else "its current owner will settle it"
+        advice = "Read the job again and decide" if operating else f"Stop working on it; {then}"
+        return f"the current epoch is {self.current} ({held}{f', moved by {by}' if by else ''}). {advice}."
 
     def _outcome(self) -> str:
         """Return how the job ended, as a clause; "" if it has not ended, or the record does not have it."""
@@ -186,9 +191,14 @@ class Settled(StaleEpoch):
 class UnknownJob(LeaseholdError, LookupError):
     """No job has that id: it was never added, or has been pruned."""
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, *, pruned: str | None = None) -> None:
         self.job_id = job_id
-        super().__init__(f"no job has the id {job_id!r}: it was never added to this store, or has been pruned.")
+        super().__init__(
+            f"no job has the id {job_id!r}: it was never added to this store, or has been pruned."
+            if pruned is None
+            else f"job {job_id!r} was pruned, and its result with it: it was {pruned}. Keep such jobs for longer with "
+            "keep_seconds, or with the Retention of every router on this store."
+        )
 
 
 class InvalidArgument(LeaseholdError, ValueError):
@@ -235,12 +245,12 @@ class JobFailed(LeaseholdError):
 class NotFinished(LeaseholdError, TimeoutError):
     """The job whose result was requested was still pending or running after `wait_seconds`."""
 
-    def __init__(self, job_id: str, *, status: Status) -> None:
+    def __init__(self, job_id: str, *, status: Status, why: str = "") -> None:
         self.job_id = job_id
         self.status = status
         super().__init__(
             f"job {job_id!r} has no result yet: it is {status.value}. "
-            "Ask again later, or pass a longer wait_seconds; a pending job needs a worker."
+            f"Ask again later, or pass a longer wait_seconds; a pending job needs a worker.{why and ' '}{why}"
         )
 
 

@@ -83,8 +83,18 @@ def test_the_tree_is_as_drawn() -> None:
         ),
         (
             StaleEpoch.of_job("a", presented=41, current=42, reason=Reason.TIMEOUT, ending=DONE),
-            "job 'a': write with epoch 41 is refused: the current epoch is 42 (no owner, moved by timeout). "
-            "Stop working on it; it was completed by 'worker-2' at 2026-11-16T15:04:05+00:00.",
+            "job 'a': write with epoch 41 is refused: the current epoch is 42, and the job is finished: it was "
+            "completed by 'worker-2' at 2026-11-16T15:04:05+00:00. Epoch 41 was ended by timeout. Stop working on it.",
+        ),
+        (
+            StaleEpoch.of_job("a", presented=41, current=42, verb="cancel", ending=DONE),
+            "job 'a': cancel with epoch 41 is refused: the current epoch is 42, and the job is finished: it was "
+            "completed by 'worker-2' at 2026-11-16T15:04:05+00:00. Read the job again and decide.",
+        ),
+        (
+            StaleEpoch.of_job("a", presented=41, current=42, owner="w", reason=Reason.TIMEOUT, verb="transfer"),
+            "job 'a': transfer with epoch 41 is refused: the current epoch is 42 (owner 'w', moved by timeout). "
+            "Read the job again and decide.",
         ),
         (
             Settled.of_job("a", presented=42, current=42, verb="fail", ending=DONE),
@@ -101,6 +111,11 @@ def test_the_tree_is_as_drawn() -> None:
             SETTLED,
             "job 'a': fail with epoch 41 is refused: its owner has already settled the job under this epoch, "
             "with another outcome or for good.",
+        ),
+        (
+            UnknownJob("a", pruned="done"),
+            "job 'a' was pruned, and its result with it: it was done. Keep such jobs for longer with keep_seconds, or "
+            "with the Retention of every router on this store.",
         ),
         (UnknownJob("a"), "no job has the id 'a': it was never added to this store, or has been pruned."),
         (

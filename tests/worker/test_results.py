@@ -76,6 +76,46 @@ def test_a_job_that_may_still_be_done_is_not_finished(router: Router, status: St
     assert (caught.value.job_id, caught.value.status) == ("a", status)
 
 
+def test_a_pending_job_says_what_it_waits_for(router: Router) -> None:
+    """As far as the store knows: a task that a worker does not know, a lock, a paused queue, a time to come."""
+    router.add("slip", task="imprt", queue="imports")
+    router.add("bare", queue="imports")
+    router.store.claim("mailer-7", limit=10, queues=["imports"], tasks=["import"])
+    router.add("first", lock="k", queue="locks")
+    router.add("second", lock="k", queue="locks")
+    assert len(router.claim_many("worker-0", queues=["locks"])) == 1
+    router.add("mail", queue="mail")
+    router.pause("mail", by="ann", note="the relay is down")
+    later = router.add("later", delay_seconds=3600).job.run_at
+    router.add("ready")
+
+    def why(job_id: str) -> str:
+        with pytest.raises(NotFinished) as caught:
+            router.result(job_id)
+        return str(caught.value).rpartition("needs a worker.")[2]
+
+    assert why("slip") == " Worker 'mailer-7' has passed it over, since it does not know the task 'imprt'."
+    assert why("bare") == " It names no task, and workers such as 'mailer-7' do not take such jobs."
+    assert why("second") == " It waits for its lock 'k', which another job holds."
+    assert why("mail") == " Its queue 'mail' is paused by 'ann': 'the relay is down'."
+    assert why("later") == f" It is due at {later.isoformat(timespec='seconds')}."
+    assert why("ready") == why("first") == ""
+
+
+def test_a_pruned_job_says_so_while_its_id_is_kept(router: Router) -> None:
+    """An id that leasehold made goes with its job."""
+    router.add("a")
+    completed(router)
+    at = router.job("a").finished_at
+    assert at is not None
+    router.prune(keep_seconds=0)
+
+    with pytest.raises(UnknownJob, match=r"^job 'a' was pruned, .* it was done at (\S+)\. Keep") as caught:
+        router.result("a")
+
+    assert at.isoformat(timespec="seconds") in str(caught.value)
+
+
 def test_a_failed_job_says_why(router: Router) -> None:
     """With its last error, and how many there were."""
     router.add("a", retry=Retry(max_errors=2, delay_seconds=0))
@@ -202,13 +242,18 @@ def test_the_async_form_holds_no_thread_between_two_looks(router: Router, monkey
     """Each look is a call of its own on the pool, with nothing to wait for there."""
     router.add("a")
     waits: list[float] = []
-    result = Router.result
+    result, once = Router.result, Router._result
 
     def look(self: Router, id: str, *, wait_seconds: float = 0) -> object:
         waits.append(wait_seconds)
         return result(self, id, wait_seconds=wait_seconds)
 
+    def look_once(self: Router, id: str) -> object:
+        waits.append(0)
+        return once(self, id)
+
     monkeypatch.setattr(Router, "result", look)
+    monkeypatch.setattr(Router, "_result", look_once)
     with pytest.raises(NotFinished):
         asyncio.run(router.aio.result("a", wait_seconds=0.5))
 

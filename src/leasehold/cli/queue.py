@@ -135,5 +135,6 @@ def _paused(found: Queue) -> str:
 
 def _parked(row: dict[str, Any]) -> str:
     return "".join(
-        f", {count} parked behind {f'task {task!r}' if task else 'no task'}" for task, count in row["parked"].items()
+        f", {count} parked behind task {task!r}" if task else f", {count} without a task, which workers do not take"
+        for task, count in row["parked"].items()
     )

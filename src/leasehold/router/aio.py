@@ -16,7 +16,7 @@ from ..errors import NoLease, NotFinished, StaleEpoch, StoreUnavailable
 from ..lease import Lease
 from ..liveness import SELF
 from .front import Router
-from .results import pauses
+from .results import pauses, waited
 
 # A call waits in short slices, so that the thread of a cancelled call ends soon.
 _SLICE_SECONDS = 0.1
@@ -61,7 +61,7 @@ class AsyncRouter(Facade):
         router: Router = self._sync
         for pause in pauses(wait_seconds):
             with suppress(NotFinished):
-                return await asyncio.to_thread(router.result, id)
+                return await asyncio.to_thread(router._result, id)
             await asyncio.sleep(pause)
         return await asyncio.to_thread(router.result, id)
 
@@ -77,7 +77,7 @@ class AsyncRouter(Facade):
 
     async def lease(self, job_id: str, *, owner: str, wait_seconds: float = 0) -> Lease:
         """Return the live lease of *owner* on the job, and raise, as `Router.lease` does."""
-        ask = functools.partial(Router.lease, self._sync, job_id, owner=owner)
+        ask = functools.partial(Router._lease, self._sync, job_id, owner=owner)
         checks.microseconds(wait_seconds, "wait_seconds", zero=True)
 
         def wait(abandoned: Callable[[], bool]) -> Lease:
@@ -85,10 +85,10 @@ class AsyncRouter(Facade):
             while True:
                 try:
                     return ask(wait_seconds=min(left, _SLICE_SECONDS))
-                except NoLease:
+                except NoLease as error:
                     left -= _SLICE_SECONDS
                     if left <= 0 or abandoned():
-                        raise
+                        raise waited(error, wait_seconds) from None
 
         return await abandonable(wait)
 

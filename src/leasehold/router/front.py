@@ -29,7 +29,7 @@ from ..core.job import (
 )
 from ..core.ownership import CLOCK_LIMIT, Event, Ownership, Process
 from ..core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
-from ..errors import InvalidArgument, NotFinished, StoreUnavailable
+from ..errors import InvalidArgument, NoLease, NotFinished, StoreUnavailable
 from ..lease import Lease
 from ..liveness import SELF, this_process
 from ..store import Pruned, Store
@@ -39,7 +39,7 @@ from ..tasks.hooks import Hook
 from . import operators
 from . import queues as queue_verbs
 from . import workers as worker_verbs
-from .results import id_of, pauses, result_of
+from .results import id_of, pauses, result_of, waited, waits_for
 
 if TYPE_CHECKING:  # imported on use: a producer needs no tasks, and most processes no worker
     from ..tasks.task import AnyTask, Decorator, Task, TaskSettings
@@ -325,6 +325,12 @@ class Router:
 
         Raises `NoLease`, which says who holds it instead, and `UnknownJob`.
         """
+        try:
+            return self._lease(job_id, owner=owner, wait_seconds=wait_seconds)
+        except NoLease as error:
+            raise waited(error, wait_seconds) from None
+
+    def _lease(self, job_id: str, *, owner: str, wait_seconds: float) -> Lease:
         wait_us = checks.microseconds(wait_seconds, "wait_seconds", zero=True)
         store = alone(self._store) if wait_us else self._store
         return Lease(
@@ -507,8 +513,16 @@ class Router:
         """
         for pause in pauses(wait_seconds):
             with suppress(NotFinished):
-                return result_of(self.job(id_of(id)), self._registry.tasks)
+                return self._result(id)
             time.sleep(pause)
+
+        def why(job: Job) -> str:  # only at the last look, since it asks the store again
+            return waits_for(job, self._store.queues(), self._clock.now())
+
+        return result_of(self.job(id_of(id)), self._registry.tasks, why)
+
+    def _result(self, id: str | Added | Job) -> Any:
+        """Look once."""
         return result_of(self.job(id_of(id)), self._registry.tasks)
 
     def jobs(

@@ -507,7 +507,9 @@ class Worker:
             seconds = (run.run_us or 0) / 1_000_000
             text = f"the handler ran for longer than its run_seconds, {seconds:g}"
             self._reporter.outran(run, text)
-            kept = failure.written(f"TimeoutError: {text}", "(the worker keeps the time, and does not know where the handler was)")
+            kept = failure.written(
+                f"TimeoutError: {text}", "(the worker keeps the time, and does not know where the handler was)"
+            )
             self._stop_run(run, failed(run.task, run.lease, TimeoutError(text), text=kept))
 
     def waited(self, run: Run) -> None:

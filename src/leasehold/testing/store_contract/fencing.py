@@ -294,7 +294,7 @@ class Fencing(Contract):
         refused = refusal(store.renew([Renewal("a", grant.epoch)])[0])
 
         assert (refused.moved_by, refused.note) == ("ops", "it hangs")
-        assert "moved by 'ops': 'it hangs'" in str(refused)
+        assert " by 'ops': 'it hangs'" in str(refused)
         ended = {"transfer": None, "cancel": Status.CANCELLED, "finish": Status.DONE}[how]
         assert (refused.status, refused.finished_by) == (ended, None if ended is None else "ops")
 
