@@ -127,8 +127,8 @@ class Store(Protocol):
         C17.  First, what has expired or stalled is reclaimed (see `reclaim`). A waiting claim wakes for an add, for a
               job that becomes due, for one that is parked behind a task that it knows, and for the next deadline.
         C56.  A job with `start_within_us` that was not claimed for the first time within it, counted from when it was
-              due, is cancelled in the same way: by the store, with the reason `cancellation`, a new epoch and a note in
-              the event. Once it was claimed, or moved by an operator, that deadline is void.
+              due, is cancelled in the same way: by the store, with the reason `cancellation`, a new epoch and a note,
+              in the event and as `last_error`. Once it was claimed, or moved by an operator, that deadline is void.
         C18.  The leases of one *claim_id* can be asked for with `claimed`, by an owner whose reply was lost.
         C45.  `wake` makes a claim of this store object that waits return soon, with nothing.
         C57.  A due job whose task is not among *tasks* is passed over and parked behind the name of its task, once, and

@@ -30,16 +30,7 @@ from ...core.lifecycle import (
     only_its_id,
     setback,
 )
-from ...core.ownership import (
-    CLOCK_LIMIT,
-    STORE,
-    Event,
-    Ownership,
-    Process,
-    Reason,
-    draw_epochs,
-    sane,
-)
+from ...core.ownership import CLOCK_LIMIT, STORE, Event, Ownership, Process, Reason, draw_epochs, sane
 from ...core.queues import Queue
 from ...core.workers import WorkerStatus
 from ...errors import LeaseholdError, Settled, StaleEpoch, StoreUnavailable, UnknownJob
@@ -353,6 +344,7 @@ class State:
             self._leave(record)
             self._wake(record.spec.lock)
             self._advance_record(record, Reason.CANCELLATION, now)
+            record.last_error = NOT_STARTED
             self._end(record, Status.CANCELLED, now)
             self._note("cancelled", record, now, by=STORE, note=NOT_STARTED)
             self._undo = None

@@ -67,6 +67,9 @@ FROM leasehold_starts AS s LEFT JOIN leasehold_jobs AS j ON j.seq = s.seq LEFT J
 WHERE s.start_by <= ?
 ORDER BY s.start_by, s.seq LIMIT ?;
 
+-- name: not_started
+UPDATE leasehold_jobs SET last_error = ? WHERE seq = ?;
+
 -- name: delete_start
 DELETE FROM leasehold_starts WHERE start_by = ? AND seq = ?;
 

@@ -33,6 +33,7 @@ def sweep(session: Session, now: int) -> Program[list[Ownership]]:
     for start_by, seq, job_id, unclaimed in (yield one(sql.late, now, SWEPT_AT_ONCE)):
         if unclaimed:
             yield from moving.override(session, now, Verb.CANCEL, "cancelled", job_id, 0, STORE, NOT_STARTED)
+            yield one(sql.not_started, NOT_STARTED, seq)
         yield one(sql.delete_start, start_by, seq)
     return ended
 

@@ -20,6 +20,7 @@ def late(store: Store, job_id: str) -> bool:
         return False
     event = last_event(store, "cancelled")
     assert (job.reason, job.owner, job.attempt) == (Reason.CANCELLATION, None, 0)
+    assert job.last_error == NOT_STARTED
     assert job.epoch > 0
     assert job.finished_us is not None
     assert (event.job_id, event.epoch, event.facts) == (job_id, job.epoch, {"by": "leasehold", "note": NOT_STARTED})

@@ -175,7 +175,8 @@ BEGIN
         DELETE FROM leasehold.starts WHERE ctid = s.ctid;
         v_epoch := nextval('leasehold.epochs');
         UPDATE leasehold.jobs SET
-            status = 'cancelled', epoch = v_epoch, reason = 'cancellation', updated_at = p_now, finished_at = p_now
+            status = 'cancelled', epoch = v_epoch, reason = 'cancellation', updated_at = p_now, finished_at = p_now,
+            last_error = 'it was not claimed within its start_within_seconds'
         WHERE seq = j.seq;
         PERFORM leasehold.finish(j, 'cancelled', p_now);
         -- It may have been the next to hold its key.
