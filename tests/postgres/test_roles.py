@@ -463,7 +463,7 @@ def test_grant_and_revoke(world: World, capsys: pytest.CaptureFixture[str]) -> N
         assert rights(world, role)[0] == {*KINDS["worker"].functions, "add", "add_alike", "broken"}
     finally:
         code, text = said(capsys, "revoke", owner, *options)
-    assert (code, text) == (0, f"{role} has no right in the store any more.\n")
+    assert (code, text) == (0, f"{role} has no rights in the store any more.\n")
     assert rights(world, role) == (set(), set(), set())
 
 
@@ -535,4 +535,4 @@ def test_only_postgres_has_roles(tmp_path: Any, capsys: pytest.CaptureFixture[st
 
     code, text = said(capsys, "grant", url, "--role", "web", "--as", "producer")
 
-    assert (code, "its permissions say who may use it" in text) == (2, True)
+    assert (code, "the permissions of its file" in text) == (2, True)
