@@ -237,6 +237,14 @@ def place(server_url: str) -> Iterator[Place]:
 
 
 @pytest.fixture
+def store(place: Place) -> Iterator[PostgresStore]:
+    """A store on the server's own clock, verified at the end."""
+    made = place.store()
+    yield made
+    assert made.verify() == []
+
+
+@pytest.fixture
 def kept_sessions(place: Place) -> None:
     """Let stores use sessions that an earlier test has left: for tests to which it does not matter who opened them."""
     place.keeps = True

@@ -30,14 +30,6 @@ from .staging import Call, Session, session, until, until_blocked
 pytestmark = pytest.mark.usefixtures("kept_sessions")
 
 
-@pytest.fixture
-def store(place: Place) -> Iterator[PostgresStore]:
-    """A store on the server's own clock, verified at the end."""
-    made = place.store()
-    yield made
-    assert made.verify() == []
-
-
 # A queue that is paused
 
 

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from psycopg import sql
 
 from leasehold.core.job import new_job
 from leasehold.stores.postgres import PostgresStore
 
-from .fixtures import Place
 from .owners import PATIENCE_MS
 from .staging import Call, session, until_blocked
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
-
-
-@pytest.fixture
-def store(place: Place) -> Iterator[PostgresStore]:
-    """A store on the server's own clock, verified at the end."""
-    made = place.store()
-    yield made
-    assert made.verify() == []
 
 
 @pytest.mark.parametrize("limit", [1, 2])

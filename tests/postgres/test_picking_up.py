@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import psycopg
 import pytest
 
@@ -18,14 +16,6 @@ from .owners import PATIENCE_MS, transfer
 from .staging import Call, session, until_blocked
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
-
-
-@pytest.fixture
-def store(place: Place) -> Iterator[PostgresStore]:
-    """A store on the server's own clock, verified at the end."""
-    made = place.store()
-    yield made
-    assert made.verify() == []
 
 
 def handed(store: PostgresStore) -> Grant:

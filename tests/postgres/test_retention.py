@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
 
 import pytest
 from psycopg import sql
@@ -21,14 +20,6 @@ from .fixtures import Place
 from .staging import Call, Session, session, until_blocked
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
-
-
-@pytest.fixture
-def store(place: Place) -> Iterator[PostgresStore]:
-    """A store on the server's own clock, asked at the end whether it is still whole."""
-    made = place.store()
-    yield made
-    assert made.verify() == []
 
 
 def finished(store: PostgresStore, *jobs: NewJob) -> None:

@@ -7,7 +7,7 @@ until the next claim. The lease is over all the same: nothing passes under it, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -25,14 +25,6 @@ from .owners import OWNERS, one, refused, settling
 from .staging import session
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
-
-
-@pytest.fixture
-def store(place: Place) -> Iterator[PostgresStore]:
-    """A store on the server's own clock, verified at the end."""
-    made = place.store()
-    yield made
-    assert made.verify() == []
 
 
 @pytest.mark.parametrize("how", [Outcome.COMPLETE, Outcome.FAIL, Outcome.RELEASE])

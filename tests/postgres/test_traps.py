@@ -25,14 +25,6 @@ from .staging import ISOLATIONS, Call, blocked, session, until, until_blocked
 pytestmark = pytest.mark.usefixtures("kept_sessions")
 
 
-@pytest.fixture
-def store(place: Place) -> Iterator[PostgresStore]:
-    """A store on the server's own clock, asked at the end whether it is still whole."""
-    made = place.store()
-    yield made
-    assert made.verify() == []
-
-
 def one(store: PostgresStore, owner: str = "worker", **options: Any) -> Grant:
     """Claim exactly one job."""
     [grant] = store.claim(owner, **options)
