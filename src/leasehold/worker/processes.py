@@ -116,7 +116,7 @@ class Processes:
         return None
 
     def leave(self, supervisor: _Supervisor) -> None:
-        """Have nobody wake *supervisor* any more."""
+        """Do not wake *supervisor* any more."""
         with self._lock:
             supervisor.is_over = True
             for supervisors in (self._supervisors, self._idle):

@@ -1,4 +1,4 @@
-"""A worker's queues, as somebody has typed them: one that nobody has heard of may be a slip."""
+"""Warns of a worker's queue that the store does not know: its name may be mistyped."""
 
 from __future__ import annotations
 

@@ -366,7 +366,7 @@ class Worker:
         return not self._in_flight
 
     def begin(self, grants: Sequence[Grant], sent_us: int, *, transferred: bool = False) -> None:
-        """Begin what a claim or a transfer has got; what nobody here can handle goes back."""
+        """Begin what a claim or a transfer has got; a job that this worker cannot handle goes back."""
         tasks, store, reports, now = self._shop.tasks, self._store, self._progress, self._steady.now()
         runs: list[Run] = []
         soonest = now + 1_000_000

@@ -47,7 +47,7 @@ class Parking:
         """
         Remove and return the first of each queue behind *key*, or of one *queue*.
 
-        Of each queue, since nobody may be claiming from the queue of the very first.
+        Of each queue, since no worker may be claiming from the queue of the very first.
         """
         queues = self._locks.get(key)
         if not queues:

@@ -40,7 +40,7 @@ BEGIN
                     WHERE p.kind = 'lock' AND p.behind = v_key AND p.queue > q.queue ORDER BY p.queue LIMIT 1)
             FROM queues AS q WHERE q.queue IS NOT NULL
         ), woken AS (
-            -- Of each queue, since nobody may be claiming from the queue of the very first.
+            -- Of each queue, since no worker may be claiming from the queue of the very first.
             DELETE FROM leasehold.parked AS p USING queues AS q CROSS JOIN LATERAL (
                 SELECT ctid AS place FROM leasehold.parked WHERE kind = 'lock' AND behind = v_key AND queue = q.queue
                 ORDER BY rank, run_at, seq LIMIT 1
@@ -145,7 +145,7 @@ BEGIN
             INSERT INTO leasehold.freed (lock) SELECT unnest(v_locks);
         END IF;
     END LOOP;
-    -- Somebody who knows them may wait.
+    -- A claim that knows them may be waiting.
     PERFORM leasehold.wake();
 END
 $lh$;
