@@ -381,7 +381,7 @@ INTERNAL = {
     "Registry": "what the constructor of a task takes, which @router.task calls",
     "Adder": "the same",
     "Arguments": "the same",
-    "Child": "in worker/child.py; in lease.py it is short for NewJob or a mapping",
+    "Child": "in worker/executors/process/child.py; in lease.py it is short for NewJob or a mapping",
     "Decorator": "what @router.task(…) is until it gets its function",
     "Grant": "what the constructor of a lease takes, which a store makes",
     "Reports": "what a worker passes to the constructor of a lease",

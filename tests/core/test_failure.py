@@ -10,7 +10,7 @@ import pytest
 from leasehold.core import failure
 from leasehold.core.failure import Failure
 from leasehold.core.job import Job, new_job, new_state
-from leasehold.worker.handling import described
+from leasehold.worker.calling import described
 
 LOOKS_LIKE_ONE = """remote said:
 Traceback (most recent call last):

@@ -15,7 +15,7 @@ from tests.sqlite.joining import in_thread
 
 from leasehold import Conflict, InDoubt, Lease, Settled, StaleEpoch, StoreUnavailable
 from leasehold.transaction import Block
-from leasehold.worker.handling import call, call_async, settlement
+from leasehold.worker.calling import call, call_async, settlement
 
 from .libraries import Driver, run
 from .stages import Stage

@@ -31,7 +31,7 @@ from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.rights import KINDS, grantees
 from leasehold.testing import ManualClock
 from leasehold.testing.hunt.command import main
-from leasehold.worker.waiting import Waiting
+from leasehold.worker.until_empty import Waiting
 
 from .fixtures import database
 

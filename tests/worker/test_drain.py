@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_SECONDS
 
 from leasehold import Conflict, InvalidArgument, Lease, Retry, Router, StaleEpoch, Status, Unsupported, current_lease
 from leasehold.testing import ManualClock, take_over
-from leasehold.worker import draining
+from leasehold.worker import drain as drain_module
 
 marked: ContextVar[str] = ContextVar("marked", default="nothing")
 pids: list[int] = []
@@ -321,7 +321,7 @@ def test_a_job_that_hands_itself_back_for_ever_is_noticed(
     router: Router, delay_seconds: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It spends no budget, so there is a bound: a thousand runs, and here fewer."""
-    monkeypatch.setattr(draining, "_MOST_FREE_RUNS", 20)
+    monkeypatch.setattr(drain_module, "_MOST_FREE_RUNS", 20)
 
     @router.task
     def poll(lease: Lease) -> None:

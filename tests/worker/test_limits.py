@@ -10,7 +10,7 @@ import pytest
 
 from leasehold import Lease, Retry, Router, StaleEpoch, Status
 from leasehold.testing import ManualClock
-from leasehold.worker.handling import released
+from leasehold.worker.calling import released
 from leasehold.worker.run import Run
 from leasehold.worker.worker import Worker
 

@@ -19,9 +19,10 @@ from tests.worker.staging import has_looked, working
 from leasehold import Retry, Status, StoreUnavailable
 from leasehold.tasks.task import AnyTask, Unbindable
 from leasehold.testing import ManualClock
-from leasehold.worker import processes
-from leasehold.worker.handling import Crashed, End
-from leasehold.worker.processes import Killed, Processes
+from leasehold.worker.calling import Crashed, End
+from leasehold.worker.executors.process import supervisor
+from leasehold.worker.executors.process.pool import Processes
+from leasehold.worker.executors.process.supervisor import Killed
 from leasehold.worker.run import Run
 
 
@@ -111,7 +112,7 @@ def test_a_place_that_fails_is_left_and_another_one_takes_over(
     with router.worker(concurrency=1) as worker:
         one = now(tasks.pid.job())
         with monkeypatch.context() as broken:
-            broken.setattr(processes._Supervisor, "_rest", lambda place: 1 / 0)
+            broken.setattr(supervisor.Supervisor, "_rest", lambda place: 1 / 0)
             now(tasks.pid.job())
             until(lambda: "cannot look after a process" in caplog.text)
         until(lambda: not is_running(one.result))
@@ -238,7 +239,7 @@ def test_processes_leave_nothing_behind(tmp_path: Path) -> None:
 
 def test_an_idle_process_ends_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its own way out, so that its lifespans are left."""
-    monkeypatch.setattr(processes, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(supervisor, "IDLE_SECONDS", 0.05)
     [added] = router.add_many([tasks.pid.job()])
     with router.worker(concurrency=1):
         [job] = done(added.job.id)
@@ -323,8 +324,8 @@ def test_an_error_that_cannot_be_sent_does_not_say_that_nothing_happened() -> No
     class Local(Exception):
         """Which no other process can import."""
 
-    sent = processes._sendable(Local("odd"))
+    sent = supervisor._sendable(Local("odd"))
 
     assert isinstance(sent, StoreUnavailable)
     assert (str(sent), sent.outcome_unknown) == ("Local: odd", True)
-    assert processes._sendable(sent) is sent
+    assert supervisor._sendable(sent) is sent

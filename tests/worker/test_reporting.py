@@ -15,7 +15,7 @@ from leasehold import Reason, Retry, Router
 from leasehold.cli.health import STARTING, pulse_of
 from leasehold.testing import ManualClock
 from leasehold.worker.reporting import Tally
-from leasehold.worker.waiting import Waiting
+from leasehold.worker.until_empty import Waiting
 
 from .staging import until, working
 

@@ -27,7 +27,7 @@ from leasehold import (
 )
 from leasehold.testing import ManualClock
 from leasehold.worker.settling import Said
-from leasehold.worker.waiting import Waiting
+from leasehold.worker.until_empty import Waiting
 
 from .staging import (
     PATIENCE,

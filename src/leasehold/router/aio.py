@@ -70,7 +70,7 @@ class AsyncRouter(Facade):
     ) -> list[Job]:
         """Run what is due, as `Router.drain` does, and raise as it does; async handlers run on this loop."""
         router: Router = self._sync
-        from ..worker.draining import drained
+        from ..worker.drain import drained
 
         call = functools.partial(drained, router._shop(), router._clock, queues, asyncio.get_running_loop())
         return await abandonable(functools.partial(call, advance=advance, raise_errors=raise_errors))

@@ -401,7 +401,7 @@ class Router:
         Raises `Conflict` for a job that no task here can handle, or that comes back for ever, and `Unsupported` if the
         clock cannot advance.
         """
-        from ..worker.draining import drained
+        from ..worker.drain import drained
 
         return drained(self._shop(), self._clock, queues, advance=advance, raise_errors=raise_errors)
 

@@ -20,7 +20,7 @@ from ..store import Store
 from ..tasks.task import AnyTask
 from .log import log
 from .queue_names import warn_of_unknown
-from .waiting import Waiting
+from .until_empty import Waiting
 
 MOST = 10_000  # in one claim
 WAIT_SECONDS = 1.0  # for jobs, before it looks at everything else

@@ -10,27 +10,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from ..tasks.task import Kind
+from .executor import Executor
 from .log import log
 from .run import Run
-
-
-class Executor(Protocol):
-    """Where handlers of one kind run."""
-
-    def start(self, runs: Sequence[Run]) -> None:
-        """Begin each of *runs* now; the worker is called once at the end of each."""
-        ...
-
-    def stop(self, run: Run) -> bool:
-        """Stop the handler where that can be done; return whether it can."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything; handlers have ended or are not waited for."""
-        ...
 
 
 class Dispatcher:

@@ -17,9 +17,9 @@ from ..core.job import Grant, Progress
 from ..core.wording import counted
 from ..errors import StoreUnavailable
 from ..store import Refusal, Store
-from .keeping import Keeper, Sleeper
 from .log import log
 from .run import Run
+from .sleeper import Keeper, Sleeper
 
 _WITHIN_US = 1_000_000
 _TOGETHER_US = 100_000  # those that are due within this time are one transaction

@@ -15,8 +15,8 @@ from ..lease import Lease
 from ..store import Refusal
 from ..tasks.task import Unbindable, Unready
 from . import events
+from .calling import Raised
 from .events import Observers
-from .handling import Raised
 from .log import log
 from .run import Run
 from .settling import Said

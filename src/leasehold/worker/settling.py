@@ -17,7 +17,7 @@ from ..core.job import Settlement
 from ..core.wording import counted
 from ..errors import Settled, StoreUnavailable
 from ..store import Refusal, Store
-from .handling import Unsettled, failed
+from .calling import Unsettled, failed
 from .log import log
 from .run import Run
 

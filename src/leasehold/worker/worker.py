@@ -35,23 +35,26 @@ from ..liveness import this_process
 from ..store import Refusal, Store
 from ..tasks.hooks import Hooks
 from ..tasks.task import AnyTask, Kind
+from .calling import End, failed, released, settlement
 from .claiming import LONGEST_REST_SECONDS, MOST, WAIT_SECONDS, Claimer
-from .dispatching import Dispatcher, Executor
+from .dispatching import Dispatcher
 from .events import Listener, Observers
-from .handling import End, failed, released, settlement
-from .keeping import Renewer, Watch
+from .executor import Executor
+from .executors.loop import Loop
+from .executors.process.pool import Processes
+from .executors.process.supervisor import Killed, Unguarded
+from .executors.threads import Threads
 from .lifespan import Lifespan
 from .log import log
-from .loops import Loop
 from .presence import Presence
-from .processes import Killed, Processes, Unguarded
 from .progress import ProgressWriter
+from .renewing import Renewer
 from .reporting import TAKEN, Reporter, Tally
 from .run import Run
 from .settling import Said, Settler
 from .signals import signals
 from .tending import Tender
-from .threads import Threads
+from .watching import Watch
 
 _NOBODY: Any = None  # the task of a job that only goes back
 # With a grace of 25 seconds, all of this is over before Kubernetes' 30.

@@ -16,9 +16,9 @@ from ..errors import Conflict, InvalidArgument, Unsupported
 from ..lease import Lease
 from ..liveness import this_process
 from ..tasks.task import AnyTask, Kind, Unbindable
-from .handling import End, call, call_async, released, settlement
+from .calling import End, call, call_async, released, settlement
+from .executors.loop import Loop
 from .lifespan import Lifespan
-from .loops import Loop
 from .reporting import Reporter
 from .run import Run
 from .settling import Said, settled

@@ -1,33 +1,32 @@
-"""Handlers in processes of their own: every `def` with `process=True`."""
+"""A thread of the worker, and the process of handlers that it looks after."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ..core.clock import patience
-from ..errors import InvalidArgument, LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
-from ..lease import Lease
-from ..store import Store
-from ..tasks.hooks import Hooks
-from ..tasks.main_guard import GUARD, UNGUARDED, refuse_in_an_import
-from ..tasks.task import Unready
-from .handling import Crashed, End
-from .log import log
-from .remote import VERBS, Began, Call, Ended, Job, Reply
-from .run import Run
+from ....core.clock import patience
+from ....errors import InvalidArgument, LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
+from ....lease import Lease
+from ....store import Store
+from ....tasks.hooks import Hooks
+from ....tasks.main_guard import GUARD, UNGUARDED
+from ....tasks.task import Unready
+from ...calling import Crashed, End
+from ...log import log
+from ...run import Run
+from .messages import VERBS, Began, Call, Ended, Reply, Start
 
 if TYPE_CHECKING:
-    from .spawning import Spawned  # which costs an import that many a worker does without
-
+    from .pool import Processes
+    from .spawned import Spawned  # which costs an import that many a worker does without
 
 IDLE_SECONDS = 60.0  # then a process that has nothing to do ends
+END_SECONDS = 2.0
 _BEGIN_SECONDS = 60.0  # for a process to begin and import what it needs
-_END_SECONDS = 2.0
 
 
 class Killed(Exception):
@@ -38,112 +37,7 @@ class Unguarded(Unready):
     """The main module cannot be imported without running the program again, so no process can begin."""
 
 
-class Processes:
-    """
-    Up to *most* processes, begun when they are needed and used again. Each has a thread here that looks after it.
-
-    Whatever happens to a process, the run that it had is told to *ended*, once.
-    """
-
-    def __init__(self, most: int, began: Callable[[Run], None], ended: Callable[[Run, End], None]) -> None:
-        self.began = began
-        self._most = most
-        self._ended = ended
-        self._lock = threading.Lock()  # for all that follows, and who has which run
-        self._waiting: deque[Run] = deque()
-        self._supervisors: list[_Supervisor] = []
-        self._idle: list[_Supervisor] = []  # the last one is asked first
-        self._closing = False
-        self._hopeless: Unguarded | None = None
-        refuse_in_an_import("a worker was started")
-
-    def start(self, runs: Sequence[Run]) -> None:
-        """Begin each of *runs* as soon as there is room."""
-        with self._lock:
-            self._waiting.extend(runs)
-            for _ in runs:
-                if self._idle:
-                    self._idle.pop().wake()
-                elif len(self._supervisors) < self._most:
-                    self._supervisors.append(_Supervisor(self))
-
-    def stop(self, run: Run) -> bool:
-        """Kill the process that handles *run*."""
-        with self._lock:
-            supervisor: _Supervisor | None = run.handle
-            unbegun = supervisor is None and run.first()
-            if supervisor is not None and supervisor.run is run:
-                supervisor.kill()
-        if unbegun:
-            self._ended(run, End(None, Killed("it had not begun")))
-        return True
-
-    def close(self) -> None:
-        """End every process; one that does not end is killed."""
-        with self._lock:
-            self._closing = True
-            supervisors = list(self._supervisors)
-            for supervisor in supervisors:
-                supervisor.wake()
-        left = patience(_END_SECONDS)
-        for supervisor in supervisors:
-            supervisor.thread.join(max(left(), 0))
-        for supervisor in supervisors:
-            if supervisor.thread.is_alive():
-                with self._lock:
-                    supervisor.kill()
-                supervisor.thread.join(_END_SECONDS)
-
-    # For the threads
-
-    def next(self, supervisor: _Supervisor, *, patient: bool) -> Run | None:
-        """Return the next run for *supervisor*, or None, when it is idle from now on, or no longer here."""
-        with self._lock:
-            if supervisor in self._idle:
-                self._idle.remove(supervisor)
-            while self._waiting:
-                run = self._waiting.popleft()
-                if run.first():
-                    run.handle = supervisor
-                    supervisor.run = run
-                    return run
-            if self._closing or not patient:
-                self._supervisors.remove(supervisor)
-                supervisor.is_over = True
-            else:
-                # Rather one that has a process.
-                self._idle.insert(len(self._idle) if supervisor.has_process else 0, supervisor)
-        return None
-
-    def leave(self, supervisor: _Supervisor) -> None:
-        """Do not wake *supervisor* any more."""
-        with self._lock:
-            supervisor.is_over = True
-            for supervisors in (self._supervisors, self._idle):
-                if supervisor in supervisors:
-                    supervisors.remove(supervisor)
-
-    def over(self, supervisor: _Supervisor, run: Run, end: End) -> None:
-        """Tell the end of *run*; the supervisor is free before that, since the next run may come at once."""
-        with self._lock:
-            supervisor.run = None
-            supervisor.is_killed = False
-            self._idle.insert(len(self._idle) if supervisor.has_process else 0, supervisor)
-        self._ended(run, end)
-
-    def despair(self, why: Unguarded | None = None) -> Unguarded | None:
-        """Begin no process any more, since *why*; return why that is so, if it is."""
-        with self._lock:
-            self._hopeless = self._hopeless or why
-            return self._hopeless
-
-    def killing(self, supervisor: _Supervisor) -> bool:
-        """Return whether the run of *supervisor* was stopped."""
-        with self._lock:
-            return supervisor.is_killed
-
-
-class _Supervisor:
+class Supervisor:
     """A thread, and the process that it looks after, if it has one at the moment."""
 
     def __init__(self, processes: Processes) -> None:
@@ -200,7 +94,7 @@ class _Supervisor:
 
     def _rest(self) -> bool:
         """Wait for something to do; return False if nothing came for long."""
-        from .spawning import wait
+        from .spawned import wait
 
         process = self._process
         if process is None:
@@ -235,7 +129,7 @@ class _Supervisor:
         if (hopeless := self._all.despair()) is not None:
             return End(None, hopeless)
         try:
-            from .spawning import Spawned
+            from .spawned import Spawned
 
             self._process = Spawned()
         except Exception as error:
@@ -253,7 +147,7 @@ class _Supervisor:
         lease, task = run.lease, run.task
         self._store = lease._store
         url, modules = task.registry.adder.url, _modules(task.registry.hooks)
-        process.send(Job(task.name, task.module, task.qualname, lease._grant, url, modules))
+        process.send(Start(task.name, task.module, task.qualname, lease._grant, url, modules))
         while True:
             said, dead, _ = process.ready(seconds=_BEGIN_SECONDS if run.began_us is None else None)
             if not (said or dead):
@@ -335,7 +229,7 @@ class _Supervisor:
         if process is None:
             return
         process.end()
-        left: Callable[[], float] | None = patience(_END_SECONDS)
+        left: Callable[[], float] | None = patience(END_SECONDS)
         while True:
             said, dead, _ = process.ready(seconds=None if left is None else max(left(), 0))
             if not (said or dead):
@@ -347,7 +241,7 @@ class _Supervisor:
 
 
 def _how(code: int | None) -> str:
-    from .spawning import how
+    from .spawned import how
 
     return "has ended" if code is None else how(code)
 

@@ -18,16 +18,17 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn, cast
 
-from ..core import redaction
-from ..errors import InvalidArgument, StaleEpoch, StoreUnavailable, Unsupported
-from ..lease import Lease
-from ..store import Store
-from ..tasks import Backend
-from ..tasks.task import AnyTask, Task, Unbindable, Unready
-from .handling import End, Raised, call, described, failed, settlement
-from .lifespan import Lifespan
-from .loops import Loop
-from .remote import Began, Call, Ended, Job, RemoteReports, RemoteStore, Reply
+from ....core import redaction
+from ....errors import InvalidArgument, StaleEpoch, StoreUnavailable, Unsupported
+from ....lease import Lease
+from ....store import Store
+from ....tasks import Backend
+from ....tasks.task import AnyTask, Task, Unbindable, Unready
+from ...calling import End, Raised, call, described, failed, settlement
+from ...lifespan import Lifespan
+from ..loop import Loop
+from .messages import Began, Call, Ended, Reply, Start
+from .remote_store import RemoteReports, RemoteStore
 
 QUIET = {signal.SIGINT, signal.SIGTERM}
 
@@ -61,7 +62,7 @@ class Child:
         self._sending = threading.Lock()
         self._numbers = itertools.count()
         self._asked: dict[int, SimpleQueue[Reply]] = {}
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Start | None] = SimpleQueue()
         self._stores: dict[int, RemoteStore] = {}  # by the id of the registry
         self._lifespans: list[tuple[Lifespan, Loop]] = []
 
@@ -110,7 +111,7 @@ class Child:
 
     # Jobs
 
-    def _handle(self, job: Job) -> Ended:
+    def _handle(self, job: Start) -> Ended:
         try:
             task = self._found(job)
             store = self._store_of(task, job.url)
@@ -123,7 +124,7 @@ class Child:
         _flush()
         return Ended(end.document, None if end.error is None else _carried(task, lease, end), lease._settled)
 
-    def _found(self, job: Job) -> AnyTask:
+    def _found(self, job: Start) -> AnyTask:
         """Return the task, from the module in which it is written."""
         module: Any = importlib.import_module(job.module)
         for name in job.imports:

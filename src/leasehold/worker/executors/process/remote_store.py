@@ -1,5 +1,5 @@
 """
-What a worker and its handlers' processes say to each other, and the store as such a process sees it.
+The store as a process of handlers sees it.
 
 A handler in a process of its own has no connection to the store: its verbs are executed by the worker, which holds the
 lease. Only a transaction is opened in the process itself, since its rows are written there.
@@ -9,56 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..core.job import Grant, Progress
-from ..errors import Unsupported
-from ..store import Store, Transactions
-
-# Every verb of the contract, but for those that are about a store object of one's own.
-VERBS = frozenset(
-    name for name, verb in vars(Store).items() if callable(verb) and not name.startswith("_")
-) - {"close", "take_reclaimed", "wake"}  # fmt: skip
-
-
-class Job(NamedTuple):
-    """To the process: run this handler for this lease."""
-
-    task: str
-    module: str
-    qualname: str
-    grant: Grant
-    url: str | None  # of the worker's router
-    imports: tuple[str, ...]  # modules with its hooks
-
-
-class Reply(NamedTuple):
-    """To the process: how a call came out."""
-
-    number: int
-    value: Any
-    error: BaseException | None = None
-
-
-class Call(NamedTuple):
-    """From the process: execute a verb of the store."""
-
-    number: int
-    verb: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-class Began(NamedTuple):
-    """From the process: the handler has been found, and begins now."""
-
-
-class Ended(NamedTuple):
-    """From the process: the handler's result, as JSON text, or its error, and whether it has settled the job."""
-
-    document: str | None
-    error: Exception | None
-    settled: bool | None
+from ....core.job import Grant, Progress
+from ....errors import Unsupported
+from ....store import Store, Transactions
+from .messages import VERBS
 
 
 class RemoteStore:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..tasks.main_guard import PROCESS
+from ....tasks.main_guard import PROCESS
 from . import child
 
 _spawn = multiprocessing.get_context("spawn")

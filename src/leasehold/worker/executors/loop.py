@@ -6,12 +6,13 @@ import asyncio
 import contextvars
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
-from ..tasks.hooks import Hooks
-from .handling import End, call_async
-from .run import Run
+from ...tasks.hooks import Hooks
+from ..calling import End, call_async
+from ..executor import Began, Ended
+from ..run import Run
 
 _CLEAR_SECONDS = 1.0
 
@@ -22,8 +23,8 @@ class Loop:
     def __init__(
         self,
         hooks: Hooks,
-        began: Callable[[Run], None],
-        ended: Callable[[Run, End], None],
+        began: Began,
+        ended: Ended,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._hooks = hooks

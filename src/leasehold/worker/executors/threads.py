@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from queue import SimpleQueue
 
-from ..tasks.hooks import Hooks
-from .handling import End, call
-from .run import Run
+from ...tasks.hooks import Hooks
+from ..calling import call
+from ..executor import Began, Ended
+from ..run import Run
 
 
 class Threads:
     """Up to *most* threads, started when they are needed. None of them can be stopped from outside."""
 
-    def __init__(
-        self, most: int, hooks: Hooks, began: Callable[[Run], None], ended: Callable[[Run, End], None]
-    ) -> None:
+    def __init__(self, most: int, hooks: Hooks, began: Began, ended: Ended) -> None:
         self._most = most
         self._hooks = hooks
         self._began = began

@@ -1,0 +1,38 @@
+"""
+CONTRACT: what runs the handlers of one kind of task. `executors/` has one module for each kind.
+
+An executor is made with two functions. For each run that it is given:
+
+1. It calls `run.first()`, and drops the run if that is False: a keeper has handed it back.
+2. It calls `began(run)` just before the handler, on any thread.
+3. It calls `ended(run, end)` once, whatever becomes of the handler, even if it was stopped or its process has died.
+
+`ended` may call `start` of any executor, so no lock may be held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from .calling import End
+from .run import Run
+
+Began = Callable[[Run], None]
+Ended = Callable[[Run, End], None]
+
+
+class Executor(Protocol):
+    """Where handlers of one kind run."""
+
+    def start(self, runs: Sequence[Run]) -> None:
+        """Begin each of *runs* now. The dispatcher passes no more than there are slots."""
+        ...
+
+    def stop(self, run: Run) -> bool:
+        """Stop the handler where that can be done; return whether it can."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; handlers have ended or are not waited for."""
+        ...

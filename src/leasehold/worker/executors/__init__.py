@@ -1,0 +1,1 @@
+"""Where handlers run: `threads` for `def`, `loop` for `async def`, `process/` for `process=True`."""
