@@ -61,6 +61,9 @@ PUBLIC = {
     # errors
     "LeaseholdError",
     "Conflict",
+    "CredentialExpired",
+    "CredentialRefused",
+    "GuardUnavailable",
     "InDoubt",
     "InvalidArgument",
     "JobFailed",
@@ -72,6 +75,7 @@ PUBLIC = {
     "StaleSnapshot",
     "StoreIncompatible",
     "StoreUnavailable",
+    "Unfenced",
     "UnknownJob",
     "Unsupported",
 }
@@ -88,6 +92,8 @@ LAYERS = [
     "stores",
     "aio",
     "lease",
+    "guard",
+    "guards",
     "tasks",
     "worker",
     "router",

@@ -6,6 +6,7 @@ Background jobs whose stale owners cannot write.
     connections/  a caller's database connection: what it is, its transaction, and how to run statements on it
     store         CONTRACT: the verbs of a store       stores/   memory, sqlite, postgres
     lease         what an owner holds
+    guard         CONTRACT: what a guarded resource must refuse       guards/   files, and more
     tasks/        what a task is: its signature, arguments and their conversion
     worker/       runs the handlers of tasks: claim, run, settle
     router        the front door: producers, owners, operators, readers
@@ -26,6 +27,9 @@ from .core.retry import Retry
 from .core.workers import WorkerStatus
 from .errors import (
     Conflict,
+    CredentialExpired,
+    CredentialRefused,
+    GuardUnavailable,
     InDoubt,
     InvalidArgument,
     JobFailed,
@@ -38,6 +42,7 @@ from .errors import (
     StaleSnapshot,
     StoreIncompatible,
     StoreUnavailable,
+    Unfenced,
     UnknownJob,
     Unsupported,
 )
@@ -62,9 +67,12 @@ __all__ = [
     "Clock",
     "Conflict",
     "Counts",
+    "CredentialExpired",
+    "CredentialRefused",
     "Effect",
     "Ending",
     "Event",
+    "GuardUnavailable",
     "Health",
     "InDoubt",
     "InvalidArgument",
@@ -97,6 +105,7 @@ __all__ = [
     "Task",
     "TaskOptions",
     "TaskSettings",
+    "Unfenced",
     "UnknownJob",
     "Unsupported",
     "Worker",

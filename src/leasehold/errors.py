@@ -15,6 +15,10 @@ Every exception that leasehold raises on purpose.
     ├── InDoubt               an effect was begun and its outcome is not known
     ├── StoreUnavailable      the store did not do it now; `outcome_unknown` if it may have happened all the same
     │   └── StaleSnapshot     the caller's transaction read before another one wrote; run it again
+    ├── GuardUnavailable      a guarded resource, its mark or its lock cannot be had now; nothing was written
+    ├── Unfenced              `prove` found that a resource does not compare: a guard on it protects nothing
+    ├── CredentialRefused     a credential is forged, malformed, or for another audience or key
+    │   └── CredentialExpired it was authentic, and is too old; mint another while the lease is current
     └── StoreIncompatible     the store's data cannot be used by this version
 
 Facts are attributes, so that a program does not have to parse the message.
@@ -291,6 +295,22 @@ class StaleSnapshot(StoreUnavailable):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
+
+
+class GuardUnavailable(LeaseholdError):
+    """A guarded resource, its mark or its lock cannot be had now. Nothing was written; try again."""
+
+
+class Unfenced(LeaseholdError):
+    """`prove` found that the resource accepts what it must refuse: a guard on it protects nothing."""
+
+
+class CredentialRefused(LeaseholdError):
+    """The credential is forged or malformed, or it is for another audience, or does not cover the key."""
+
+
+class CredentialExpired(CredentialRefused):
+    """The credential is authentic, and older than it may be. Time refuses the credential, never the epoch."""
 
 
 class StoreIncompatible(LeaseholdError):

@@ -445,6 +445,15 @@ class Store(Protocol):
         """
         ...
 
+    def identity(self) -> str:
+        """
+        Return the id of this store.
+
+        C63.  It is made with the store and stays: every process, and every later time, gets the same. Guards write it
+              beside the epochs that this store has issued.
+        """
+        ...
+
     def queues(self) -> list[Queue]:
         """Return the queues that are paused, by name."""
         ...

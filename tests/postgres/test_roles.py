@@ -190,6 +190,7 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
     "resume": (OP, lambda it: it.owner.pause(it.id, by="ann"), lambda s, it: s.resume(it.id, by="ann")),
     "report": (W, lambda it: it, lambda store, it: store.report(it.report())),
     "retire": (W, Case.reported, lambda store, it: store.retire(it.id)),
+    "identity": (P | W | R, lambda it: it, lambda store, it: store.identity()),
     "workers": (W | R, Case.reported, lambda store, it: store.workers()),
     "transfer: to a worker": (
         OP,

@@ -481,6 +481,11 @@ class MemoryStore(Transfers):
         return fitting[:limit]
 
     @turn
+    def identity(self) -> str:
+        """Return the id of this store."""
+        return str(self._id)
+
+    @turn
     def queues(self) -> list[Queue]:
         """Return the queues that are paused, by name."""
         return [self._paused[name] for name in sorted(self._paused)]

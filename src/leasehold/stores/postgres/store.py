@@ -508,6 +508,11 @@ class PostgresStore(Upkeep, Workers):
         rows = self._read(self.database.statements.events, job_id=job_id, kind=kind, after=after, limit=limit)
         return [event_of(row) for row in rows]
 
+    def identity(self) -> str:
+        """Return the id of this store."""
+        self.database.open()
+        return str(self.database.store_id)
+
     def queues(self) -> list[Queue]:
         """Return the queues that are paused, by name."""
         return [Queue(*row) for row in self._read(self.database.statements.queues)]

@@ -126,6 +126,12 @@ def events(
     ]
 
 
+def identity(session: Session) -> Program[str]:
+    """Return the id of the store."""
+    [(store_id,)] = yield one(session.sql.store_id)
+    return str(store_id)
+
+
 def queues(session: Session) -> Program[list[Queue]]:
     """Return the queues that are paused."""
     return [Queue(*row) for row in (yield one(session.sql.configured))]

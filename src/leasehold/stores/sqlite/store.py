@@ -398,6 +398,10 @@ class SqliteStore:
         self.transactions.record_soon()
         return self._read(reading.events, job_id, kind, after, limit)
 
+    def identity(self) -> str:
+        """Return the id of this store."""
+        return self._read(reading.identity)
+
     def queues(self) -> list[Queue]:
         """Return the queues that are paused, by name."""
         return self._read(reading.queues)

@@ -74,6 +74,21 @@ class Reading(Contract):
         expire(store, clock)
         assert store.counts().queues == {"x": {"pending": 2, "running": 0}, "y": {"pending": 1, "running": 0}}
 
+    def test_c63_the_id_of_a_store_stays(self, store: Store) -> None:
+        """Whatever happens in it."""
+        found = store.identity()
+
+        store.add([new_job("a")])
+        store.advance()
+
+        assert found == store.identity() != ""
+
+    def test_c63_a_store_has_the_same_id_after_a_restart(self, store: Store, clock: AlarmClock) -> None:
+        """And another one has another."""
+        found = store.identity()
+
+        assert self.reopen(store, clock).identity() == found
+
     def test_what_is_read_does_not_change_afterwards(self, store: Store) -> None:
         """A job is a value of one moment."""
         store.add([new_job("a", {"list": [1]})])
