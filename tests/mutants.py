@@ -105,7 +105,7 @@ MUTANTS = (
     Mutant(
         "sweep-ended",
         "A sweep takes back a job that was settled at REPEATABLE READ.",
-        (Edit(_SQL + "04_claiming.sql", "IF j.seq IS NULL OR l.epoch <= j.epoch THEN\n        RETURN NULL;",
+        (Edit(_SQL + "04_reclaiming.sql", "IF j.seq IS NULL OR l.epoch <= j.epoch THEN\n        RETURN NULL;",
               "IF j.seq IS NULL THEN\n        RETURN NULL;"),),
         (_SNAPSHOTS + "test_a_sweep_takes_nothing_back_that_was_settled_at_repeatable_read",),
     ),
@@ -246,7 +246,7 @@ MUTANTS = (
     Mutant(
         "late-in-a-lane",
         "A job that is being claimed from behind its task is cancelled as late.",
-        (Edit(_SQL + "04_claiming.sql",
+        (Edit(_SQL + "04_reclaiming.sql",
               "        CONTINUE WHEN NOT FOUND AND EXISTS (\n            SELECT FROM leasehold.parked\n",
               "        CONTINUE WHEN false AND EXISTS (\n            SELECT FROM leasehold.parked\n"),),
         ("tests/postgres/test_late_starts.py::test_what_somebody_has_just_taken_is_not_cancelled",),
@@ -420,7 +420,7 @@ MUTANTS = (
     Mutant(
         "recovery-forgets",
         "Recovery forgets a process one of whose leases was locked.",
-        (Edit(_SQL + "04_claiming.sql",
+        (Edit(_SQL + "04_reclaiming.sql",
               "WHERE p.id = ANY (p_gone) AND NOT EXISTS (SELECT FROM leasehold.leases WHERE process = p.id);",
               "WHERE p.id = ANY (p_gone);"),),
         (_BESIDE + "test_recovery_remembers_a_process_one_of_whose_leases_was_locked",),
@@ -538,7 +538,7 @@ MUTANTS = (
     Mutant(
         "unmarked-reclaim",
         "On PostgreSQL, an expiry before the pick-up counts a reclaim.",
-        (Edit(_SQL + "04_claiming.sql", "reclaims = j.reclaims + l.picked_up::integer", "reclaims = j.reclaims + 1"),),
+        (Edit(_SQL + "04_reclaiming.sql", "reclaims = j.reclaims + l.picked_up::integer", "reclaims = j.reclaims + 1"),),
         (_POSTGRES + "test_c36_a_transfer_that_was_not_picked_up_counts_no_reclaim",),
     ),
     Mutant(

@@ -74,6 +74,23 @@ def test_schema_sql_is_the_sum_of_the_migrations(server_url: str) -> None:
         connection.execute("drop schema written cascade; drop schema migrated cascade")
 
 
+def test_every_function_with_the_owners_rights_has_the_same_settings(place: Place) -> None:
+    """A caller's search_path or planner settings change nothing; only what reads whole tables is planned freely."""
+    store = place.store()
+    store.counts()
+    with psycopg.connect(store.database.url) as connection:
+        rows = connection.execute(
+            "select proname, proconfig from pg_proc as p join pg_namespace as n on n.oid = p.pronamespace "
+            "where nspname = %s and prosecdef",
+            [store.database.schema],
+        ).fetchall()
+    fixed = "search_path=pg_catalog, pg_temp"
+    planned = [f"enable_{name}=off" for name in ("seqscan", "hashjoin", "mergejoin", "bitmapscan")]
+    planned = [fixed, *planned, "jit=off", "plan_cache_mode=force_generic_plan"]
+    assert len(rows) > 40
+    assert {name: settings for name, settings in rows if settings != planned} == {"counted": [fixed], "broken": [fixed]}
+
+
 def test_no_file_names_a_table_without_its_schema() -> None:
     """Whatever search_path a session has, our functions mean our tables."""
     tables = "jobs|leases|ready|scheduled|parked|freed|fences|store|uniques|finished|ownerships|effects|events|epochs"

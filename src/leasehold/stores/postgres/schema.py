@@ -28,6 +28,12 @@ Connection = psycopg.Connection[Any]
 _PATIENCE_MS = 500
 _PAUSE_SECONDS = 0.5  # and how long the others then have for themselves
 
+# How every function that a role may call runs, SECURITY DEFINER in its file: see functions/01_shared.sql.
+_OURS_ALONE = "SET search_path = pg_catalog, pg_temp"
+_BY_KEYS = "SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off"
+_AS_PLANNED = "SET jit = off SET plan_cache_mode = force_generic_plan"
+_WHOLE_TABLES = ("counted", "broken")  # the functions that read them, as PostgreSQL finds best
+
 
 class Found(NamedTuple):
     """What the store's row says."""
@@ -193,6 +199,7 @@ def _bring_up(connection: Connection, schema: str, found: Found | None, now: int
             connection.execute(step.script)
     for script in functions(schema):
         connection.execute(script)
+    _configure(connection, schema)
     after = _signatures(connection, schema)
     for signature in after - before:  # what was there before has the rights that it shall have
         connection.execute(f"REVOKE ALL ON FUNCTION {signature} FROM PUBLIC".encode())
@@ -210,6 +217,18 @@ def _bring_up(connection: Connection, schema: str, found: Found | None, now: int
         )
     _run(connection, schema, "UPDATE leasehold.store SET schema_version = %s, oldest_code = %s", [latest(), oldest()])
     grant_again(connection, schema, granted)
+
+
+def _configure(connection: Connection, schema: str) -> None:
+    """Fix the settings under which the functions run that have the rights of the schema's owner."""
+    rows = connection.execute(
+        "SELECT p.oid::regprocedure::text, p.proname = ANY (%s) FROM pg_proc AS p JOIN pg_namespace AS n "
+        "ON n.oid = p.pronamespace WHERE n.nspname = %s AND p.prosecdef",
+        [list(_WHOLE_TABLES), schema],
+    ).fetchall()
+    for signature, whole in rows:
+        settings = _OURS_ALONE if whole else f"{_OURS_ALONE} {_BY_KEYS} {_AS_PLANNED}"
+        connection.execute(f"ALTER FUNCTION {signature} {settings}".encode())
 
 
 def _run(connection: Connection, schema: str, statement: str, parameters: list[Any]) -> None:

@@ -111,9 +111,7 @@ $lh$;
 
 -- Issues an epoch to nobody, above everything that was issued, the clock and p_above.
 CREATE OR REPLACE FUNCTION leasehold.advance(p_above bigint, p_patience integer, p_now bigint) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
     v_epoch bigint;

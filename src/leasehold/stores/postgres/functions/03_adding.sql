@@ -134,9 +134,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.add(
     p_store uuid, p_jobs json, p_savepoint boolean, p_trace boolean, p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.found
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 BEGIN
     IF p_patience IS NOT NULL THEN
         PERFORM set_config('lock_timeout', p_patience::text, true);
@@ -153,9 +151,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.add_alike(
     p_ids text[], p_payloads text[], p_wish json, p_patience integer, p_now bigint
 ) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE
     v_now bigint := leasehold.instant(p_now);
     v_wish leasehold.wish := json_populate_record(NULL::leasehold.wish, p_wish);

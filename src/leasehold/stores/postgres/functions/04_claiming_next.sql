@@ -9,9 +9,7 @@ CREATE OR REPLACE FUNCTION leasehold.claim_next(
     p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint,
     p_lowered bigint, p_swept bigint, p_freed bigint, p_queue text, p_rank integer, p_run_at bigint, p_after bigint, p_now bigint
 ) RETURNS SETOF leasehold.claimed
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);

@@ -13,9 +13,7 @@ $lh$;
 
 -- The verb `check`. Answers with the refusals only.
 CREATE OR REPLACE FUNCTION leasehold.check_holders(p_holders json, p_now bigint) RETURNS SETOF leasehold.answer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 BEGIN
     PERFORM leasehold.refuse_standby();
     RETURN QUERY
@@ -30,9 +28,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.renew(
     p_renewals json, p_wait boolean, p_patience integer, p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.answer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -104,9 +100,7 @@ $lh$;
 -- The verb `progress`. Answers with the refusals only.
 CREATE OR REPLACE FUNCTION leasehold.progress(p_reports json, p_patience integer, p_trace boolean, p_now bigint)
 RETURNS SETOF leasehold.answer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -149,9 +143,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.add_children(
     p_id text, p_epoch bigint, p_jobs json, p_patience integer, p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.found
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
     v_refused leasehold.found;
@@ -172,9 +164,7 @@ CREATE OR REPLACE FUNCTION leasehold.begin_effect(
     p_id text, p_epoch bigint, p_name text, p_key text, p_again boolean, p_patience integer, p_now bigint,
     OUT refusal text, OUT fresh boolean, OUT effect_key text, OUT epoch bigint, OUT outcome text
 )
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -203,9 +193,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.end_effect(
     p_id text, p_epoch bigint, p_name text, p_outcome text, p_patience integer, p_now bigint
 ) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
     v_seq bigint;

@@ -132,9 +132,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.complete(
     p_ids text[], p_epochs bigint[], p_results text[], p_said text[], p_patience integer, p_now bigint
 ) RETURNS integer[]
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -195,9 +193,7 @@ $lh$;
 -- The verb `settle`. Answers with the refusals only.
 CREATE OR REPLACE FUNCTION leasehold.settle(p_said json, p_patience integer, p_trace boolean, p_now bigint)
 RETURNS SETOF leasehold.answer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);

@@ -84,9 +84,7 @@ CREATE OR REPLACE FUNCTION leasehold.transfer(
     p_id text, p_epoch bigint, p_to text, p_by text, p_note text, p_lease_us bigint, p_default_us bigint,
     p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.transferred
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -163,9 +161,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.override(
     p_verb text, p_id text, p_epoch bigint, p_by text, p_note text, p_result text, p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.moved
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -258,9 +254,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.resolve(
     p_id text, p_epoch bigint, p_name text, p_by text, p_outcome text, p_note text, p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.moved
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -386,9 +380,7 @@ CREATE OR REPLACE FUNCTION leasehold.prune(
     p_keep_us bigint, p_limit integer, p_events integer, p_keep_ids_us bigint, p_patience integer, p_now bigint,
     OUT jobs integer, OUT events integer, OUT ids integer
 )
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -440,9 +432,7 @@ CREATE OR REPLACE FUNCTION leasehold.prune_due(
     p_kind text, p_keep_us bigint, p_from bigint, p_limit integer, p_keep_ids_us bigint, p_patience integer, p_now bigint,
     OUT jobs integer, OUT following bigint
 )
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
@@ -495,9 +485,7 @@ CREATE OR REPLACE FUNCTION leasehold.prune_events(
     p_keep_us bigint, p_from bigint, p_limit integer, p_patience integer, p_now bigint,
     OUT events integer, OUT following bigint
 )
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_before bigint := leasehold.alone(p_now, p_patience) - p_keep_us;
@@ -518,9 +506,7 @@ $lh$;
 -- The part of the verb `tend` that forgets ids, and processes that hold nothing. Answers with how many ids.
 CREATE OR REPLACE FUNCTION leasehold.prune_ids(p_keep_us bigint, p_limit integer, p_patience integer, p_now bigint)
 RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE
     v_before bigint := leasehold.alone(p_now, p_patience) - p_keep_us;
 BEGIN
@@ -533,9 +519,7 @@ $lh$;
 -- Called after the takeover has committed, never in it: had it rolled back, this would have ended a current owner (trap
 -- 16b). Without p_epochs it is about all that are noted: who took over may have died before it came to this.
 CREATE OR REPLACE FUNCTION leasehold.end_fenced(p_epochs bigint[]) RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE
     v_ended integer := 0;
     v_lacking text;

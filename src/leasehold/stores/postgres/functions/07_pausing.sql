@@ -6,7 +6,7 @@
 -- its client has kept of earlier claims (floors). One that began before may still take jobs.
 CREATE OR REPLACE FUNCTION leasehold.pause(p_queue text, p_by text, p_note text, p_patience integer, p_now bigint)
 RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
 BEGIN
@@ -23,7 +23,7 @@ $lh$;
 -- The verb `resume`. A floor that a client keeps of the queue is as good as it was: what came to wait below it meanwhile
 -- has said so (lower_floors).
 CREATE OR REPLACE FUNCTION leasehold.resume(p_queue text, p_by text, p_patience integer, p_now bigint) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
 BEGIN
@@ -39,7 +39,7 @@ $lh$;
 
 -- The queues that are configured. A worker that ends when nothing is left asks too.
 CREATE OR REPLACE FUNCTION leasehold.known_queues() RETURNS SETOF leasehold.queues
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql STABLE SECURITY DEFINER AS $lh$
 BEGIN
     RETURN QUERY SELECT * FROM leasehold.queues AS q ORDER BY q.name;
 END

@@ -13,9 +13,7 @@ CREATE OR REPLACE FUNCTION leasehold.fence(
     p_store uuid, p_id text, p_epoch bigint, p_verb text, p_said json, p_savepoint boolean, p_piped boolean,
     p_trace boolean, p_now bigint
 ) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_place tid;
@@ -64,13 +62,13 @@ $lh$;
 
 -- Whether a job exists, as this transaction sees it: also one that it has added itself.
 CREATE OR REPLACE FUNCTION leasehold.has_job(p_id text) RETURNS boolean
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE sql STABLE SECURITY DEFINER AS $lh$
     SELECT EXISTS (SELECT FROM leasehold.jobs WHERE id = p_id)
 $lh$;
 
 -- The refusal of a verb under an epoch that this transaction will settle, or null if it will not.
 CREATE OR REPLACE FUNCTION leasehold.settled_in(p_id text, p_epoch bigint, p_now bigint) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 BEGIN
     RETURN CASE WHEN leasehold.has_settled(p_epoch) THEN leasehold.settled_refusal(p_id, p_epoch, 'check', p_now) END;
 END
@@ -134,9 +132,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.fence_children(
     p_store uuid, p_id text, p_epoch bigint, p_jobs json, p_savepoint boolean, p_trace boolean, p_now bigint
 ) RETURNS SETOF leasehold.found
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE
     v_refused leasehold.found;
 BEGIN
@@ -152,9 +148,7 @@ $lh$;
 
 -- Whether an epoch has been settled with these very words.
 CREATE OR REPLACE FUNCTION leasehold.was_said(p_id text, p_epoch bigint, p_said text) RETURNS boolean
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql STABLE SECURITY DEFINER AS $lh$
 BEGIN
     RETURN EXISTS (
         SELECT FROM leasehold.jobs AS j
@@ -168,9 +162,7 @@ $lh$;
 -- What COMMIT does with a fence. It runs with the rights of the schema's owner: the caller's role need not have any on
 -- the leases (trap 14).
 CREATE OR REPLACE FUNCTION leasehold.at_commit() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_refusal text;

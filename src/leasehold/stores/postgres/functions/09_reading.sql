@@ -2,9 +2,7 @@
 
 -- The verb `claimed`: the live leases that one claim was granted.
 CREATE OR REPLACE FUNCTION leasehold.claim_leases(p_claim_id text) RETURNS SETOF leasehold.granted
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql STABLE SECURITY DEFINER AS $lh$
 BEGIN
     RETURN QUERY SELECT * FROM leasehold.granted AS g WHERE g.claim_id = p_claim_id ORDER BY g.epoch;
 END
@@ -13,9 +11,7 @@ $lh$;
 -- The verb `lease`: how the job stands, and its lease if the owner is who asks. No row: there is no such job.
 CREATE OR REPLACE FUNCTION leasehold.lease_of(p_id text, p_owner text)
 RETURNS TABLE (status text, holder text, current bigint, picked_up boolean, lease leasehold.granted)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql STABLE SECURITY DEFINER AS $lh$
 BEGIN
     RETURN QUERY
     SELECT s.status, s.owner, s.epoch, l.picked_up, g FROM leasehold.seen AS s
@@ -26,7 +22,7 @@ $lh$;
 
 -- The processes that have claimed jobs, so that whoever sweeps can see which of them are gone.
 CREATE OR REPLACE FUNCTION leasehold.known_processes() RETURNS SETOF leasehold.processes
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql STABLE SECURITY DEFINER AS $lh$
 BEGIN
     RETURN QUERY SELECT * FROM leasehold.processes AS p ORDER BY p.id;
 END
@@ -34,7 +30,7 @@ $lh$;
 
 -- The verb `counts`. A worker that ends when nothing is left asks it too.
 CREATE OR REPLACE FUNCTION leasehold.counted() RETURNS TABLE (status text, queue text, count bigint, task text)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql STABLE SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
@@ -56,7 +52,7 @@ $lh$;
 -- The verb `verify`: a sentence for every violation. A lease at its job's own epoch was ended by a caller's transaction; a
 -- row of `freed` stands for a key whose parked jobs the next claim will see to.
 CREATE OR REPLACE FUNCTION leasehold.broken() RETURNS SETOF text
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql STABLE SECURITY DEFINER AS $lh$
 BEGIN
     RETURN QUERY
     WITH live AS (

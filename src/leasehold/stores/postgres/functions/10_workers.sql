@@ -5,9 +5,7 @@ CREATE OR REPLACE FUNCTION leasehold.report_worker(
     p_name text, p_given_name text, p_process text, p_queues text, p_tasks text, p_concurrency integer, p_running integer,
     p_up_us bigint, p_patience integer, p_now bigint
 ) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
 BEGIN
@@ -22,9 +20,7 @@ $lh$;
 
 -- The verb `retire`. It waits for a transfer to this worker that is under way: the worker's last look then finds it.
 CREATE OR REPLACE FUNCTION leasehold.retire_worker(p_name text, p_patience integer, p_now bigint) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 BEGIN
     PERFORM leasehold.alone(p_now, p_patience);
     DELETE FROM leasehold.workers WHERE name = p_name;
@@ -33,7 +29,7 @@ $lh$;
 
 -- The part of the verb `tend` that forgets workers which have not reported for p_keep_us.
 CREATE OR REPLACE FUNCTION leasehold.forget_workers(p_keep_us bigint, p_patience integer, p_now bigint) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 BEGIN
     DELETE FROM leasehold.workers WHERE seen_at <= leasehold.alone(p_now, p_patience) - p_keep_us;
 END
@@ -43,7 +39,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.known_workers(p_now bigint)
 RETURNS TABLE (name text, given_name text, process text, queues text, tasks text, concurrency integer, running integer,
                started_at bigint, seen_at bigint, alive boolean)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+LANGUAGE plpgsql STABLE SECURITY DEFINER AS $lh$
 BEGIN
     RETURN QUERY
     SELECT w.name, w.given_name, w.process, w.queues, w.tasks, w.concurrency, w.running, w.started_at, w.seen_at,
@@ -54,9 +50,7 @@ $lh$;
 
 -- The verb `transfers`: what was transferred to an owner and not picked up.
 CREATE OR REPLACE FUNCTION leasehold.transfers_to(p_owner text) RETURNS TABLE (job_id text, epoch bigint)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql STABLE SECURITY DEFINER AS $lh$
 BEGIN
     RETURN QUERY
     SELECT j.id, l.epoch FROM leasehold.leases AS l
@@ -67,9 +61,7 @@ $lh$;
 
 -- The part of the verb `lease` that marks the pick-up of a transfer, if the epoch is still the job's.
 CREATE OR REPLACE FUNCTION leasehold.pick_up(p_id text, p_epoch bigint, p_patience integer, p_now bigint) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 BEGIN
     PERFORM leasehold.alone(p_now, p_patience);
     UPDATE leasehold.leases SET picked_up = true
@@ -82,9 +74,7 @@ CREATE OR REPLACE FUNCTION leasehold.accept(
     p_owner text, p_transfers json, p_claim_id text,
     p_host text, p_boot text, p_namespace text, p_pid bigint, p_started bigint, p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.granted
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off SET jit = off
-SET plan_cache_mode = force_generic_plan AS $lh$
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
