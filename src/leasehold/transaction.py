@@ -30,7 +30,17 @@ T = TypeVar("T")
 class Joined:
     """A caller's own transaction that a verb has joined, until it has ended."""
 
-    __slots__ = ("__weakref__", "_connection", "_ended", "_is_open", "_thread", "awaited", "database", "number")
+    __slots__ = (
+        "__weakref__",
+        "_connection",
+        "_ended",
+        "_is_open",
+        "_thread",
+        "awaited",
+        "database",
+        "is_lost",
+        "number",
+    )
 
     def __init__(
         self,
@@ -40,11 +50,13 @@ class Joined:
         *,
         awaited: bool = False,
         number: str | None = None,
+        is_lost: Callable[[], bool | None] = lambda: None,
     ) -> None:
-        """*is_open* is asked with the connection, and refers to nothing that keeps it alive."""
+        """*is_open* is asked with the connection. Neither it nor *is_lost* refers to anything that keeps it alive."""
         self.database = database
         self.awaited = awaited  # whether the connection belongs to an event loop
         self.number = number  # by which the server knows the transaction
+        self.is_lost = is_lost  # whether its connection was lost; None if that cannot be known
         self._is_open = is_open
         self._ended = False
         self._thread = threading.get_ident()

@@ -9,13 +9,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from leasehold import Lease, Router, StaleEpoch, StoreUnavailable
+from leasehold import Conflict, Lease, Router, StaleEpoch, StoreUnavailable
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.fenced import FencedConnection
 from leasehold.testing import elsewhere
 
 from .fixtures import Place, path_of, with_path
-from .libraries import transaction
+from .libraries import Transaction, transaction
 from .proxy import Proxy, Where
 from .staging import until
 
@@ -253,6 +253,90 @@ def test_a_completion_of_an_earlier_transaction_is_not_looked_for(store: Postgre
 
             assert StaleEpoch.find(lost.value, lease) is None
     assert rows(store) == 1
+
+
+@pytest.mark.parametrize("library", ["psycopg", "sqlalchemy", "sqlalchemy async", "asyncpg", "django"])
+@pytest.mark.parametrize("asked", [False, True], ids=["", "noticed by another verb"])
+def test_a_refusal_is_found_beside_a_later_transaction_that_has_committed(
+    place: Place, store: PostgresStore, library: str, asked: bool
+) -> None:
+    """Two transactions of one lease: the second commits, and a takeover ends the session of the first."""
+    with Router(store.database.url, schema=store.database.schema) as router, place.connect(store) as second:
+        lease = lease_of(router)
+        with transaction(library, store.database.url) as first:
+            first.fence(lease)
+            first.execute("insert into results values ('first')")
+            lease.fence(second)
+            second.execute("insert into results values ('second')")
+            second.commit()
+            move(router)
+            with pytest.raises(Exception) as lost:  # noqa: PT011  # of any library
+                until_it_fails(first)
+            if asked:
+                with pytest.raises(StaleEpoch):
+                    lease.progress(0.5)
+
+            found = StaleEpoch.find(lost.value, lease)
+
+            assert found is not None
+            assert found.owner == "b"
+    assert rows(store) == 1
+
+
+def until_it_fails(opened: Transaction | psycopg.Connection) -> None:
+    """Use a transaction whose session the server is about to end."""
+    while True:
+        opened.execute("select 1")
+
+
+def test_a_lost_commit_is_not_refused_because_of_another_session_that_was_ended(
+    place: Place, store: PostgresStore, proxy: Proxy
+) -> None:
+    """Two sessions of one lease are lost. One has committed, and the error may be of that one."""
+    with (
+        Router(store.database.url, schema=store.database.schema) as router,
+        place.connect(store) as ended,
+        psycopg.connect(url_through(proxy, store)) as committed,
+    ):
+        lease = lease_of(router)
+        lease.fence(committed)
+        committed.execute("insert into results values ('committed')")
+        lease.fence(ended)
+        proxy.cut(Where.AFTER, "COMMIT")
+        with pytest.raises(psycopg.Error) as lost:
+            committed.commit()
+        move(router)
+        with pytest.raises(psycopg.Error):
+            until_it_fails(ended)
+
+        assert StaleEpoch.find(lost.value, lease) is None
+    assert rows(store) == 1
+
+
+def test_transactions_of_several_threads_are_all_remembered(place: Place, store: PostgresStore) -> None:
+    """A thread that looks whether one is open does not forget what another has joined meanwhile."""
+    with Router(store.database.url, schema=store.database.schema) as router, place.connect(store) as connection:
+        assert isinstance(router.store, PostgresStore)
+        lease = lease_of(router)
+        with place.connect(store) as earlier:
+            elsewhere(lambda: lease.fence(earlier))
+            earlier.rollback()
+            earlier.execute("select 1")  # another transaction: only the server knows that the fenced one has ended
+            begun = [lambda: lease.fence(connection)]
+
+            def join(what: str) -> None:
+                while begun:
+                    elsewhere(begun.pop())
+
+            router.store.database.point = join
+            try:
+                lease.progress(0.5)
+            finally:
+                router.store.database.point = None
+            assert not begun
+
+            with pytest.raises(Conflict, match="still open"):
+                lease.progress(0.5)
 
 
 def coming_through(monkeypatch: pytest.MonkeyPatch, store: PostgresStore, commit: Callable[[], object]) -> None:

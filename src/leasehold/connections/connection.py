@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
@@ -69,10 +70,23 @@ class Connection:
         shows_the_end = driver.shows_the_end(driver_of(self.handle))
         return lambda handle: shows_the_end and driver.is_still_open(driver_of(handle))
 
+    def watch_loss(self) -> Callable[[], bool | None]:
+        """Return a function that tells whether the driver's connection of now was lost; None: it cannot be known."""
+        driver = _driver(self.vendor)
+        try:
+            found = weakref.ref(self.innermost_of(self.handle))
+        except TypeError:
+            return lambda: None
+        return lambda: None if (connection := found()) is None else driver.is_lost(connection)
+
     @staticmethod
     def driver_of(handle: Any) -> Any:
         """Return the driver's connection below *handle*."""
         return handle
+
+    def innermost_of(self, handle: Any) -> Any:
+        """Return the driver's own connection, below any adapter that a library has around it."""
+        return self.driver_of(handle)
 
     def require_vendor(self, vendor: str) -> None:
         """Raise `InvalidArgument` if it is to another kind of database."""

@@ -28,6 +28,13 @@ class Driver:
         """Return whether a transaction is still open, as far as it says: perhaps a later one. Any thread may ask."""
         return driver is not None and not getattr(driver, "closed", False) and self.has_begun(driver) is not False
 
+    def is_lost(self, driver: Any) -> bool:
+        """Return whether it is gone. One that its user has closed counts only where the driver cannot tell the two."""
+        if hasattr(driver, "broken"):
+            return bool(driver.broken)  # psycopg; stays true if the connection is closed after that
+        is_closed = getattr(driver, "is_closed", None)
+        return bool(getattr(driver, "closed", False) if is_closed is None else is_closed())  # the latter: asyncpg
+
 
 class SqliteDriver(Driver):
     """A connection of sqlite3 or aiosqlite."""

@@ -57,6 +57,10 @@ class Sqlalchemy(Connection):
         pooled = handle.connection
         return pooled.driver_connection if handle.dialect.name == "sqlite" else pooled.dbapi_connection
 
+    def innermost_of(self, handle: Any) -> Any:
+        """Return the connection that SQLAlchemy adapts, if its driver is an async one."""
+        return handle.connection.driver_connection
+
     def execute(self, sql: str, params: Any = (), *, several: bool = False) -> list[Row]:
         """Run a statement and return its rows."""
         if several and not params:

@@ -60,6 +60,7 @@ log = logging.getLogger("leasehold")
 IDLE_SECONDS = 3600.0  # of `lease.transaction()`: only a stopped process is silent for that long
 _LOOK_SECONDS = 1.0
 _making = threading.Lock()  # held for an instant, by a lease that begins to count its children
+_remembering = threading.Lock()  # held for an instant, by a lease that becomes part of a transaction
 
 
 class Lease(Held, Keeping):
@@ -92,7 +93,7 @@ class Lease(Held, Keeping):
         self._asked_us = 0
         self._lost = False
         self._children: Children | None = None
-        self._joined: tuple[Joined, ...] = ()  # the caller's own transactions, as long as they may be open
+        self._joined: tuple[Joined, ...] = ()  # the caller's own transactions; of each connection the last
         self._moves = 0
         self._settled: bool | None = False  # None: in a transaction of the caller's, which may have rolled back
 
@@ -504,7 +505,12 @@ class Lease(Held, Keeping):
     def _remember(self, one: Joined) -> None:
         """Keep in mind that this lease is part of a transaction that the caller will end."""
         remember(one)
-        self._joined = (*(other for other in self._joined if other.connection not in (None, one.connection)), one)
+        with _remembering:
+            # One whose connection was lost stays, even if it has ended: `StaleEpoch.find` may have to ask about it.
+            others = (
+                other for other in self._joined if other.connection not in (None, one.connection) or other.is_lost()
+            )
+            self._joined = (*others, one)
 
     def _refuse_beside(self) -> Store:
         """Return the store, for a verb that commits by itself; refuse it while this lease is part of a transaction."""
@@ -518,8 +524,8 @@ class Lease(Held, Keeping):
         return self._store
 
     def _has_open_transaction(self) -> bool:
-        self._joined = tuple(one for one in self._joined if one.is_open())
-        return bool(self._joined)
+        # None is forgotten here: another thread may join one while the server is asked.
+        return any(one.is_open() for one in self._joined)
 
     # For what runs a handler
 

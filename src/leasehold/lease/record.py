@@ -65,8 +65,11 @@ class Recorded:
         raise NotImplementedError
 
     def _was_rolled_back(self) -> bool:
-        """Whether the caller's last transaction is known to be rolled back; False also if that cannot be known."""
+        """Whether the caller's lost transaction is known to be rolled back; False also if that cannot be known."""
         # The record is no proof: the settlement that it lacks may have been part of an earlier transaction, or of a
         # savepoint that was rolled back, and the one that it has may be that of another holder of this epoch.
-        verbs = self._store.transactions
-        return verbs is not None and bool(self._joined) and verbs.is_rolled_back(self._joined[-1].number)
+        verbs, joined = self._store.transactions, self._joined
+        # A lease may be part of several. The error does not tell which connection it is of, so each that was lost
+        # counts; and all of them, where a driver has not noticed yet.
+        lost = [one for one in joined if one.is_lost()] or joined
+        return verbs is not None and bool(lost) and all(verbs.is_rolled_back(one.number) for one in lost)

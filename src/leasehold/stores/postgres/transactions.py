@@ -333,7 +333,14 @@ class PostgresTransactions(DatabaseTransactions):
         """Return the transaction that *callers* has open, which the server knows by *number*, or by its *epoch*."""
         seems_open = callers.watch()
         is_open = lambda handle: seems_open(handle) and self._is_open(handle, number, epoch)  # noqa: E731
-        return Joined(self.database, callers.handle, is_open, awaited=callers.is_async, number=number)
+        return Joined(
+            self.database,
+            callers.handle,
+            is_open,
+            awaited=callers.is_async,
+            number=number,
+            is_lost=callers.watch_loss(),
+        )
 
     def _is_open(self, handle: Any, number: str | None, epoch: int | None) -> bool:
         """Return whether the transaction is still open, and not another one on the same connection."""
