@@ -13,6 +13,7 @@ import pytest
 from psycopg import sql
 
 from leasehold.core.job import Grant, Outcome, Progress, Settlement, completion, new_job
+from leasehold.liveness import this_process
 from leasehold.store import Renewal
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.floors import Floors
@@ -261,7 +262,12 @@ def test_a_prune_reads_what_it_removes(place: Place) -> None:
                 store.progress([Progress(grant.spec.id, grant.epoch, checkpoint="1") for grant in grants])
                 store.settle([Settlement(grant.spec.id, grant.epoch, outcome, "null") for grant in grants])
     store.add([new_job("held")])
-    store.claim("worker")
+    here = this_process()
+    assert here is not None
+    [held] = store.claim("worker", process=here)
+    for pid in range(1, 4):  # three more processes, which hold nothing
+        store.settle([Settlement(held.spec.id, held.epoch, Outcome.RELEASE)])
+        [held] = store.claim("worker", process=here._replace(pid=pid))
 
     removed: list[int] = []
     undisturbed(store)
@@ -269,4 +275,4 @@ def test_a_prune_reads_what_it_removes(place: Place) -> None:
 
     assert removed == [100]
     # The events are more than that, and are all read.
-    assert (read.pop("events_at"), read) == (2_000, {"leases": 1})
+    assert (read.pop("events_at"), read) == (2_003, {"leases": 1})

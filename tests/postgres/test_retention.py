@@ -10,6 +10,7 @@ from psycopg import sql
 
 from leasehold import Retention, Router
 from leasehold.core.job import NewJob, Outcome, Settlement, new_job
+from leasehold.core.workers import WorkerReport
 from leasehold.liveness import this_process
 from leasehold.store import EVENTS_AT_ONCE, Renewal
 from leasehold.stores.postgres import PostgresStore
@@ -138,6 +139,50 @@ def test_what_was_pruned_before_an_interruption_stays_pruned(
         assert (len(store.jobs()), len(store.events())) == (5, 3)
         assert router.prune(keep_seconds=0).jobs == 5
     assert (len(store.jobs()), len(store.events())) == (0, 0)
+
+
+# Not what recovery needs
+
+
+def claim_here(other: Session) -> None:
+    """Claim a job for this process, and stay in the transaction."""
+    here = this_process()
+    assert here is not None
+    rows = other.call("claim", "other", 1, None, None, None, 30_000_000, None, *here, *[None] * 7, False)
+    assert len(rows) == 2
+
+
+def test_a_process_that_claims_its_first_job_during_a_prune_is_kept(store: PostgresStore) -> None:
+    """The leases and the processes are read as they were at one moment: else its death could not be proved."""
+    store.add([new_job("a")])
+    with session(store) as other:
+        name = sql.Identifier(store.database.schema, "processes")
+        other.connection.execute(sql.SQL("lock table {} in share mode").format(name))  # so that no row can be removed
+        pruning = Call(lambda: store.prune(0))
+        until_blocked(store, pruning)
+        claim_here(other)
+        other.connection.commit()
+        pruning.result()
+
+    assert count(store, "processes") == 1
+
+
+def test_the_process_of_a_worker_that_reports_is_kept(store: PostgresStore) -> None:
+    """It may be claiming at this moment: a lease of a process that was forgotten would wait for its deadline."""
+    finished(store, new_job("a"))
+    here = this_process()
+    store.report(WorkerReport("worker-1", "worker", here, None, (), 1, 0, 0))
+    store.add([new_job("b")])
+    with session(store) as other:
+        claim_here(other)
+        store.prune(0)
+        other.connection.commit()
+    assert count(store, "processes") == 1
+
+    store.retire("worker-1")
+    store.cancel("b", store.job("b").epoch, by="ops")
+    store.prune(0)
+    assert count(store, "processes") == 0
 
 
 # In nobody's way

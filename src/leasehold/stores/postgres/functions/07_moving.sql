@@ -359,17 +359,20 @@ BEGIN
 END
 $lh$;
 
--- Removes up to p_limit processes that hold no lease.
+-- Removes up to p_limit processes that hold no lease, and whose workers, if they have any, no longer report.
 CREATE OR REPLACE FUNCTION leasehold.forget_processes(p_limit integer) RETURNS void
 LANGUAGE plpgsql AS $lh$
-DECLARE
-    v_alive bigint[];
 BEGIN
-    -- A process that is claiming at this moment may lose its row; then its leases end by their deadline only. The leases
-    -- are read once, and not once for each process: no index has their processes.
-    SELECT array_agg(DISTINCT process) FILTER (WHERE process IS NOT NULL) INTO v_alive FROM leasehold.leases;
+    -- One statement, and so one snapshot: a process that has just claimed its first job is seen with its lease, or not at
+    -- all. A process without a worker that is claiming its next job at this moment may lose its row; then that lease ends
+    -- by its deadline only. The leases are read once, and not once for each process: no index has their processes.
     DELETE FROM leasehold.processes WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM leasehold.processes WHERE id <> ALL (coalesce(v_alive, '{}')) ORDER BY id LIMIT p_limit
+        SELECT p.ctid FROM leasehold.processes AS p
+        WHERE p.id <> ALL (ARRAY(SELECT DISTINCT l.process FROM leasehold.leases AS l WHERE l.process IS NOT NULL))
+          AND jsonb_build_array(p.host, p.boot, p.namespace, p.pid, p.started) <> ALL (ARRAY(
+              SELECT w.process::jsonb FROM leasehold.workers AS w WHERE w.process IS NOT NULL
+          ))
+        ORDER BY p.id LIMIT p_limit
     ));
 END
 $lh$;
