@@ -8,7 +8,8 @@ not look at them again. Instants and durations are whole microseconds; documents
 Verbs take and return lists, so that many leases cost one transaction. In a reply, a refusal stands as a value where its
 item stood, and the other items are done.
 
-The promises P1 to P9, which the clauses carry, are in docs/explanation/promises.md.
+The promises P1 to P9, which the clauses carry, are in docs/explanation/promises.md. The verbs inside a caller's own
+transaction, with their clauses, are `transaction.Transactions`.
 
 Throughout:
 
@@ -33,16 +34,18 @@ C9.   The store's clock is the only one that counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Hashable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
 
-from .core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
-from .core.ownership import Event, Ownership, Process
+from .core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Renewal, Settlement, Status
+from .core.ownership import Event, Note, Ownership, Process
 from .core.queues import Queue
 from .core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from .core.workers import WorkerReport, WorkerStatus
 from .errors import StaleEpoch, UnknownJob
-from .transaction import Joined, remember
+from .transaction import Program, Transactions
+
+__all__ = ["EVENTS_AT_ONCE", "Begun", "Program", "Pruned", "Refusal", "Renewal", "Store", "Transactions", "ids_before"]
 
 Refusal = StaleEpoch | UnknownJob
 
@@ -52,14 +55,6 @@ EVENTS_AT_ONCE = 10_000  # a bound on what one `prune` removes, so that nobody w
 def ids_before(now: int, keep_ids_us: int | None) -> int:
     """Return the instant before which a job must have finished for its id to be forgotten; None keeps ids for ever."""
     return 0 if keep_ids_us is None else now - keep_ids_us
-
-
-class Renewal(NamedTuple):
-    """An owner's word that it is alive; without *lease_us*, for as long as the lease was granted for."""
-
-    job_id: str
-    epoch: int
-    lease_us: int | None = None
 
 
 class Begun(NamedTuple):
@@ -244,6 +239,16 @@ class Store(Protocol):
         Record the outcome of an effect; None for "it did not happen", which clears the intent.
 
         C30.  Only the current epoch may, and it raises the refusal otherwise. An unknown outcome stays in doubt.
+        """
+        ...
+
+    def record(self, note: Note) -> None:
+        """
+        Record what happened at a guarded resource, as an event of the note's kind.
+
+        C64.  `guarded`, the keys that an owner is about to write to, is a write of that owner: only the current epoch
+              may, and it raises the refusal otherwise. The other kinds report what has happened elsewhere, and are
+              recorded whatever the epoch. Nothing but the event is written.
         """
         ...
 
@@ -440,8 +445,8 @@ class Store(Protocol):
 
         C40.  What is not an owner's ordinary work is always recorded, as `refused`, `alarm`, `retried`, `released`,
               `crashed`, `failed`, `reclaimed`, `transferred`, `cancelled`, `finished`, `replayed`, `requeued`,
-              `resolved`, `paused`, `resumed` or `advanced`. A store that traces records the rest too, as `added`,
-              `claimed`, `renewed`, `progressed`, `completed`.
+              `resolved`, `paused`, `resumed`, `advanced`, `guarded`, `doubted` or `unsealed`. A store that traces
+              records the rest too, as `added`, `claimed`, `renewed`, `progressed`, `completed`.
         """
         ...
 
@@ -468,132 +473,4 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of every resource; later verbs raise `StoreUnavailable`."""
-        ...
-
-
-T = TypeVar("T")
-Program = Generator[Any, Any, T]  # its statements are the store's own affair
-
-
-class Transactions(Protocol):
-    """
-    The verbs of a store that shares its database with the caller's rows.
-
-    A verb in the caller's transaction is a program: a generator of statements, which knows no driver. `run` and
-    `run_async` drive one on the caller's connection.
-
-    C41.  What `begin` opened, or `fence` has passed, commits only if the epoch is current.
-    C42.  What a program wrote commits and rolls back with the caller's transaction. A settlement that was made before
-          is `Settled`, also if it says the same (unlike C27): the caller's own rows would be written again.
-    C43.  A connection that would commit each statement by itself is `NotInTransaction`; one whose driver begins a
-          transaction with its first write is in one afterwards. One to another database is `InvalidArgument`, and one
-          of a kind that the store does not know is `Unsupported`.
-    C44.  A refusal is recorded apart from the caller's transaction, at the latest by the next `tend`.
-    C46.  Progress and its checkpoint commit and roll back with the caller's transaction, and move the stall deadline
-          from its commit on. A renewal in between fails none of it.
-    C47.  After a settlement, every later verb of that lease in the same transaction is `Settled`; a savepoint that is
-          rolled back takes the settlement with it.
-    """
-
-    @property
-    def database(self) -> Hashable:
-        """What is equal for two stores if they share a database, as far as one can tell."""
-        ...
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether an open transaction keeps out every other writer, so that nobody takes a job over meanwhile."""
-        ...
-
-    def begin(self, job_id: str, epoch: int, *, idle_us: int | None = None) -> Any:
-        """
-        Return a connection with an open transaction that is fenced by *epoch*; raise the refusal otherwise.
-
-        Where there is a server, it ends the transaction once it was idle for *idle_us*; None: as the server is set.
-        """
-        ...
-
-    def entered(self, connection: Any) -> None:
-        """Note that the caller has what `begin` opened, and will end it."""
-        ...
-
-    def commit(self, connection: Any) -> None:
-        """Commit what `begin` opened."""
-        ...
-
-    def rollback(self, connection: Any) -> None:
-        """Undo what `begin` opened; None if Ctrl-C came before the caller had it."""
-        ...
-
-    def was_ended(self, connection: Any) -> bool:
-        """Return whether a server has hung up on what `begin` opened, so that the store must be asked why."""
-        ...
-
-    def is_rolled_back(self, number: str | None) -> bool:
-        """Return whether the transaction of that `Joined.number`, which raised at its end, is known to be undone."""
-        ...
-
-    def add(self, jobs: Sequence[NewJob]) -> Program[list[Added]]:
-        """The program of `Store.add`."""
-        ...
-
-    def fence(self, job_id: str, epoch: int) -> Program[None]:
-        """The program that makes the transaction commit only if *epoch* is current."""
-        ...
-
-    def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> Program[list[Added]]:
-        """The program of `Store.add_children`."""
-        ...
-
-    def check(self, job_id: str, epoch: int) -> Program[None]:
-        """
-        The program that raises the refusal if this transaction has settled the lease.
-
-        Where transactions are `exclusive`, also if the epoch is not current.
-        """
-        ...
-
-    def has_job(self, job_id: str) -> Program[bool]:
-        """The program that returns whether the job exists, as this transaction sees it."""
-        ...
-
-    def renew(self, renewal: Renewal) -> Program[int]:
-        """The program of `Store.renew`, for one lease, where transactions are `exclusive`; it raises the refusal."""
-        ...
-
-    def progress(self, report: Progress) -> Program[None]:
-        """The program of `Store.progress`, for one lease; it raises the refusal."""
-        ...
-
-    def settle(self, settlement: Settlement) -> Program[None]:
-        """The program of `Store.settle`, for one lease; it raises the refusal."""
-        ...
-
-    def run(
-        self,
-        connection: Any,
-        program: Program[T],
-        *,
-        savepoint: bool = False,
-        note: Callable[[Joined], None] = remember,
-    ) -> T:
-        """
-        Run *program* inside the transaction that *connection* has open, and return its value.
-
-        *note* is told of the transaction, unless it is one that `begin` opened.
-
-        Inside a savepoint, where the library or the server knows of it, that is a `Conflict` unless *savepoint*:
-        it may be rolled back, and the transaction commit without what the program wrote.
-        """
-        ...
-
-    async def run_async(
-        self,
-        connection: Any,
-        program: Program[T],
-        *,
-        savepoint: bool = False,
-        note: Callable[[Joined], None] = remember,
-    ) -> T:
-        """Run *program* likewise, on a connection that belongs to an event loop (`connections.is_async`)."""
         ...

@@ -1,5 +1,7 @@
 """
-The transactions that this context has open: `lease.transaction()` blocks, and a caller's own that a verb has joined.
+A caller's transaction: CONTRACT of a store's verbs in it, and which ones this context has open.
+
+Open are `lease.transaction()` blocks, and a caller's own transactions that a verb has joined.
 
 A verb that ran beside one of them would commit by itself what its caller means to commit together; on SQLite it would
 wait for its own caller. So the verbs of a block's lease join the block, and every other write is refused until the
@@ -13,18 +15,17 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Generator, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from .core.job import Added, NewJob, Progress, Renewal, Settlement
 from .errors import Conflict
 
-if TYPE_CHECKING:
-    from .store import Transactions
-
 T = TypeVar("T")
+Program = Generator[Any, Any, T]  # its statements are the store's own affair
 
 
 class Joined:
@@ -258,3 +259,127 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):  # where a process can fork
     os.register_at_fork(after_in_child=_forked)
+
+
+class Transactions(Protocol):
+    """
+    The verbs of a store that shares its database with the caller's rows.
+
+    A verb in the caller's transaction is a program: a generator of statements, which knows no driver. `run` and
+    `run_async` drive one on the caller's connection.
+
+    C41.  What `begin` opened, or `fence` has passed, commits only if the epoch is current.
+    C42.  What a program wrote commits and rolls back with the caller's transaction. A settlement that was made before
+          is `Settled`, also if it says the same (unlike C27): the caller's own rows would be written again.
+    C43.  A connection that would commit each statement by itself is `NotInTransaction`; one whose driver begins a
+          transaction with its first write is in one afterwards. One to another database is `InvalidArgument`, and one
+          of a kind that the store does not know is `Unsupported`.
+    C44.  A refusal is recorded apart from the caller's transaction, at the latest by the next `tend`.
+    C46.  Progress and its checkpoint commit and roll back with the caller's transaction, and move the stall deadline
+          from its commit on. A renewal in between fails none of it.
+    C47.  After a settlement, every later verb of that lease in the same transaction is `Settled`; a savepoint that is
+          rolled back takes the settlement with it.
+    """
+
+    @property
+    def database(self) -> Hashable:
+        """What is equal for two stores if they share a database, as far as one can tell."""
+        ...
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether an open transaction keeps out every other writer, so that nobody takes a job over meanwhile."""
+        ...
+
+    def begin(self, job_id: str, epoch: int, *, idle_us: int | None = None) -> Any:
+        """
+        Return a connection with an open transaction that is fenced by *epoch*; raise the refusal otherwise.
+
+        Where there is a server, it ends the transaction once it was idle for *idle_us*; None: as the server is set.
+        """
+        ...
+
+    def entered(self, connection: Any) -> None:
+        """Note that the caller has what `begin` opened, and will end it."""
+        ...
+
+    def commit(self, connection: Any) -> None:
+        """Commit what `begin` opened."""
+        ...
+
+    def rollback(self, connection: Any) -> None:
+        """Undo what `begin` opened; None if Ctrl-C came before the caller had it."""
+        ...
+
+    def was_ended(self, connection: Any) -> bool:
+        """Return whether a server has hung up on what `begin` opened, so that the store must be asked why."""
+        ...
+
+    def is_rolled_back(self, number: str | None) -> bool:
+        """Return whether the transaction of that `Joined.number`, which raised at its end, is known to be undone."""
+        ...
+
+    def add(self, jobs: Sequence[NewJob]) -> Program[list[Added]]:
+        """The program of `Store.add`."""
+        ...
+
+    def fence(self, job_id: str, epoch: int) -> Program[None]:
+        """The program that makes the transaction commit only if *epoch* is current."""
+        ...
+
+    def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> Program[list[Added]]:
+        """The program of `Store.add_children`."""
+        ...
+
+    def check(self, job_id: str, epoch: int) -> Program[None]:
+        """
+        The program that raises the refusal if this transaction has settled the lease.
+
+        Where transactions are `exclusive`, also if the epoch is not current.
+        """
+        ...
+
+    def has_job(self, job_id: str) -> Program[bool]:
+        """The program that returns whether the job exists, as this transaction sees it."""
+        ...
+
+    def renew(self, renewal: Renewal) -> Program[int]:
+        """The program of `Store.renew`, for one lease, where transactions are `exclusive`; it raises the refusal."""
+        ...
+
+    def progress(self, report: Progress) -> Program[None]:
+        """The program of `Store.progress`, for one lease; it raises the refusal."""
+        ...
+
+    def settle(self, settlement: Settlement) -> Program[None]:
+        """The program of `Store.settle`, for one lease; it raises the refusal."""
+        ...
+
+    def run(
+        self,
+        connection: Any,
+        program: Program[T],
+        *,
+        savepoint: bool = False,
+        note: Callable[[Joined], None] = remember,
+    ) -> T:
+        """
+        Run *program* inside the transaction that *connection* has open, and return its value.
+
+        *note* is told of the transaction, unless it is one that `begin` opened.
+
+        Inside a savepoint, where the library or the server knows of it, that is a `Conflict` unless *savepoint*:
+        it may be rolled back, and the transaction commit without what the program wrote.
+        """
+        ...
+
+    async def run_async(
+        self,
+        connection: Any,
+        program: Program[T],
+        *,
+        savepoint: bool = False,
+        note: Callable[[Joined], None] = remember,
+    ) -> T:
+        """Run *program* likewise, on a connection that belongs to an event loop (`connections.is_async`)."""
+        ...

@@ -277,6 +277,18 @@ TABLE: dict[str, dict[str, tuple[str, ...] | str]] = {
     "end_effect": _effect(
         "test_c30_the_outcome_is_recorded_under_the_current_epoch", "test_c30_a_stale_owner_cannot_say_how_it_ended"
     ),
+    "record": {
+        "one item": (
+            "test_c64_a_note_of_a_guard_is_an_event",
+            "test_c64_only_the_current_owner_records_its_keys",
+        ),
+        "several alike": _ONE_AT_A_TIME,
+        "several unlike": _ONE_AT_A_TIME,
+        "the fast claim": ("test_c64_only_the_current_owner_records_its_keys",),
+        "waits for a lock": _WAITS,
+        "in a caller's transaction": _NO_CONNECTION,
+        "after a settlement at REPEATABLE READ": (_OVER,),
+    },
     "complete": _settlement("test_c24_a_completion_is_kept_with_its_result"),
     "fail": _settlement("test_c25_a_failure_goes_back_after_its_delay", "test_c25_an_owner_may_say_not_to_retry"),
     "release": _settlement("test_c26_a_released_job_is_due_after_its_delay"),

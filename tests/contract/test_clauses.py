@@ -1,15 +1,16 @@
 """The clauses of the contract and the tests of the suite name each other."""
 
+import inspect
 import re
-from pathlib import Path
 
 import leasehold.store
+import leasehold.transaction
 from leasehold.testing.store_contract import StoreContract
 
 
 def clauses() -> list[int]:
-    """The numbers of the clauses, as `leasehold.store` lists them."""
-    text = Path(leasehold.store.__file__).read_text()
+    """The numbers of the clauses, as `leasehold.store` and `leasehold.transaction` list them."""
+    text = "".join(inspect.getsource(module) for module in (leasehold.store, leasehold.transaction))
     return sorted(int(number) for number in re.findall(r"^\s*C(\d+)\. ", text, re.M))
 
 

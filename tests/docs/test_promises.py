@@ -18,7 +18,8 @@ def promises() -> list[tuple[str, str, list[str]]]:
 
 def test_the_page_has_nine_promises_and_each_has_clauses_of_the_contract() -> None:
     """A clause that is renumbered is noticed here."""
-    contract = set(re.findall(r"^\s*(C\d+)\. ", (TOP / "src/leasehold/store.py").read_text(), re.MULTILINE))
+    contracts = "".join((TOP / "src/leasehold" / name).read_text() for name in ("store.py", "transaction.py"))
+    contract = set(re.findall(r"^\s*(C\d+)\. ", contracts, re.MULTILINE))
 
     assert [number for number, _, _ in promises()] == NUMBERS
     assert [(number, clause) for number, _, clauses in promises() for clause in clauses if clause not in contract] == []

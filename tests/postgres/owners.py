@@ -7,6 +7,7 @@ from typing import Any
 
 from leasehold import StaleEpoch
 from leasehold.core.job import Grant, NewJob, Outcome, Progress, Settlement, new_child, new_job
+from leasehold.core.ownership import Note, NoteKind
 from leasehold.store import Refusal, Renewal
 from leasehold.stores.postgres import PostgresStore
 
@@ -43,6 +44,7 @@ OWNERS: dict[str, Callable[[PostgresStore, Grant], Any]] = {
     "complete": lambda store, grant: store.settle([settling(grant)]),
     "end_effect": lambda store, grant: store.end_effect(grant.spec.id, grant.epoch, "charge", "1"),
     "progress": lambda store, grant: store.progress([Progress(grant.spec.id, grant.epoch, 0.5, None, "1")]),
+    "record": lambda store, grant: store.record(Note(NoteKind.GUARDED, grant.spec.id, grant.epoch, "me", {"keys": []})),
     "release": lambda store, grant: store.settle([settling(grant, Outcome.RELEASE)]),
     "renew": lambda store, grant: store.renew([Renewal(grant.spec.id, grant.epoch)]),
 }
@@ -64,6 +66,7 @@ DONE: dict[str, Callable[[PostgresStore], bool]] = {
     "complete": lambda store: store.job("a").status == "done",
     "end_effect": lambda store: [effect.known for effect in store.effects("a")] == [True],
     "progress": lambda store: store.job("a").progress == 0.5 and store.job("a").checkpoint == 1,
+    "record": lambda store: len(store.events(job_id="a", kind="guarded")) == 1,
     "release": lambda store: store.job("a").status == "pending",
     "renew": lambda store: (store.job("a").expires_us or 0) > store.job("a").updated_us + 50_000_000,
 }

@@ -24,6 +24,7 @@ from leasehold import Router, StaleEpoch, StoreIncompatible
 from leasehold.cli import store as command
 from leasehold.cli.app import run
 from leasehold.core.job import Outcome, Progress, Settlement, new_job
+from leasehold.core.ownership import Note, NoteKind
 from leasehold.core.workers import WorkerReport
 from leasehold.liveness import this_process
 from leasehold.store import Renewal, Store, Transactions
@@ -180,6 +181,11 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
     "add_children": (W, Case.claimed, lambda s, it: s.add_children(it.id, it.epoch, children(it))),
     "settle": (W, Case.claimed, lambda store, it: store.settle([it.completion()])),
     "begin_effect": (W, Case.claimed, lambda s, it: s.begin_effect(it.id, it.epoch, "charge")),
+    "record": (
+        W | OP,
+        Case.claimed,
+        lambda s, it: s.record(Note(NoteKind.GUARDED, it.id, it.epoch, "me", {"keys": []})),
+    ),
     "end_effect": (W, Case.begun, lambda s, it: s.end_effect(it.id, it.epoch, "charge", "1")),
     "transfer": (OP, Case.claimed, lambda s, it: s.transfer(it.id, it.epoch, to="b", by="ann")),
     "cancel": (OP, Case.claimed, lambda s, it: s.cancel(it.id, it.epoch, by="ann")),

@@ -17,6 +17,7 @@ from psycopg import sql
 from leasehold import Lease, Router
 from leasehold.core.clock import SystemClock
 from leasehold.core.job import Outcome, Settlement
+from leasehold.core.ownership import Note, NoteKind
 from leasehold.core.workers import WorkerReport
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.floors import Floors
@@ -367,6 +368,17 @@ VERBS = [
         lambda stage: stage.lease(),
         lambda stage, lease: lease.check(),
         lambda stage, lease: 1,
+    ),
+    Verb(
+        "record",
+        ".record_note(",
+        RAISES,
+        RAISES,
+        lambda stage: stage.lease(),
+        lambda stage, lease: stage.router.store.record(
+            Note(NoteKind.GUARDED, stage.job, lease.epoch, lease.owner, {"keys": []})
+        ),
+        lambda stage, lease: len(stage.seen.events(stage.job, kind="guarded")),
     ),
     Verb(
         "once, its beginning",

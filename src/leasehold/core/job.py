@@ -314,6 +314,14 @@ def handed_back(grant: Grant, delay_us: int = 0, why: str | None = None) -> Sett
     return Settlement(grant.spec.id, grant.epoch, Outcome.RELEASE, error=why, delay_us=delay_us)
 
 
+class Renewal(NamedTuple):
+    """An owner's word that it is alive; without *lease_us*, for as long as the lease was granted for."""
+
+    job_id: str
+    epoch: int
+    lease_us: int | None = None
+
+
 class Progress(NamedTuple):
     """An owner's report that the work moves; None leaves a field as it was."""
 

@@ -111,6 +111,25 @@ class Ownership:
         return instants.as_datetime(self.ended_us)
 
 
+class NoteKind(StrEnum):
+    """What a note about guarded resources reports."""
+
+    GUARDED = "guarded"  # the keys that an owner is about to write to
+    REFUSED = "refused"  # a write, by a guard
+    DOUBTED = "doubted"  # a seal found older uses that may still write
+    UNSEALED = "unsealed"  # keys that could not be sealed after the job's end
+
+
+class Note(NamedTuple):
+    """What happened at a guarded resource, to be recorded as an event of that kind."""
+
+    kind: NoteKind
+    job_id: str | None
+    epoch: int
+    owner: str | None
+    facts: dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened to a job, or to the store. `number` orders the events of one store."""

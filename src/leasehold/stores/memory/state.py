@@ -579,12 +579,16 @@ class State:
             self._changed.notify_all()
 
     def _note(self, kind: str, record: Record | None, now: int, **facts: Any) -> None:
-        number = self._events_dropped + len(self._events) + 1
         epoch = facts.pop("epoch", record.epoch if record else None)
         owner = facts.pop("owner", record.grant.owner if record and record.grant else None)
+        self._insert_event(now, kind, None if record is None else record.spec.id, epoch, owner, facts)
+
+    def _insert_event(
+        self, now: int, kind: str, job_id: str | None, epoch: int | None, owner: str | None, facts: dict[str, Any]
+    ) -> None:
+        number = self._events_dropped + len(self._events) + 1
         plain = {name: str(value) if isinstance(value, StrEnum) else value for name, value in facts.items()}
         known = {name: value for name, value in plain.items() if value is not None}
-        job_id = None if record is None else record.spec.id
         self._events.append(Event(number, now, kind, job_id, epoch, owner, known))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from ...core.clock import Clock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key
 from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, unique_taken
-from ...core.ownership import Event, Ownership, Process, Reason, draw_epochs
+from ...core.ownership import Event, Note, NoteKind, Ownership, Process, Reason, draw_epochs
 from ...core.parking import known_tasks
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
@@ -268,6 +268,14 @@ class MemoryStore(Transfers):
         """Record the outcome of an effect; None for "it did not happen", which clears the intent."""
         record = self._admit(job_id, epoch, "once", self._now())
         self._conclude(record, name, epoch, outcome)
+
+    @turn
+    def record(self, note: Note) -> None:
+        """Record what happened at a guarded resource, as an event of the note's kind."""
+        now = self._now()
+        if note.kind is NoteKind.GUARDED:
+            self._admit(str(note.job_id), note.epoch, "seal", now)
+        self._insert_event(now, note.kind.value, note.job_id, note.epoch, note.owner, note.facts)
 
     # Operators
 

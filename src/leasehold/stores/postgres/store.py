@@ -24,7 +24,7 @@ from ...core.job import (
     new_state,
 )
 from ...core.lifecycle import Verb
-from ...core.ownership import Event, Ownership, Process, sane
+from ...core.ownership import Event, Note, Ownership, Process, sane
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...errors import LeaseholdError, StaleEpoch, UnknownJob
@@ -323,6 +323,13 @@ class PostgresStore(Upkeep, Workers):
         if not (lost and isinstance(refusal, StaleEpoch)):
             raise refusal
         lost_replies.concluded(refusal, name, outcome, self.effects)
+
+    def record(self, note: Note) -> None:
+        """Record what happened at a guarded resource, as an event of the note's kind."""
+        args = (note.kind.value, note.job_id, note.epoch, note.owner, json.dumps(note.facts), PATIENCE_MS)
+        [(refused,)] = self._call("record_note", *args)
+        if refused is not None:
+            raise refusal_of(str(note.job_id), note.epoch, "seal", refused)
 
     # Operators
 

@@ -11,6 +11,7 @@ from ...connections import Statement
 from ...core.job import Added, Effect, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key, new_state
 from ...core.lifecycle import FINISHED, FREED_BY, RECORDED_AS, after, no_effect, setback
 from ...core.options import encode
+from ...core.ownership import Note, NoteKind
 from ...errors import UnknownJob
 from ...store import Begun, Refusal, Renewal
 from ..rows import job_of
@@ -314,6 +315,16 @@ def end_effect(
     if not isinstance(standing, Standing):
         return standing
     yield from conclude(session, standing, name, epoch, outcome)
+    return None
+
+
+def record(session: Session, now: int, note: Note) -> Program[Refusal | None]:
+    """Insert a note about a guarded resource; the keys of an owner only if its epoch is current."""
+    if note.kind is NoteKind.GUARDED:
+        standing = yield from ownership.find_held(session, now, str(note.job_id), note.epoch, "seal")
+        if not isinstance(standing, Standing):
+            return standing
+    yield from session.record(now, note.kind.value, note.job_id, epoch=note.epoch, owner=note.owner, **note.facts)
     return None
 
 

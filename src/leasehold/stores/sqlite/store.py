@@ -14,7 +14,7 @@ from ...core import checks
 from ...core.clock import Clock, Countdown, SystemClock
 from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
 from ...core.lifecycle import Verb, reclaimed_in_part
-from ...core.ownership import RECOVERY_EVERY_US, Event, Ownership, Process
+from ...core.ownership import RECOVERY_EVERY_US, Event, Note, Ownership, Process
 from ...core.parking import known_tasks
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
@@ -215,6 +215,10 @@ class SqliteStore:
     def end_effect(self, job_id: str, epoch: int, name: str, outcome: str | None) -> None:
         """Record the outcome of an effect; None for "it did not happen", which clears the intent."""
         return self._admitted(owning.end_effect, job_id, epoch, name, outcome)
+
+    def record(self, note: Note) -> None:
+        """Record what happened at a guarded resource, as an event of the note's kind."""
+        return self._admitted(owning.record, note)
 
     # Operators
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ...core.job import Progress, new_job
-from ...core.ownership import Ownership, Reason
+from ...core.ownership import Note, NoteKind, Ownership, Reason
 from ...core.retry import Retry
+from ...errors import StaleEpoch, UnknownJob
 from ...store import Renewal, Store
 from .support import SECOND, AlarmClock, Contract, completed, expire, failed, one, released, settle
 
@@ -196,6 +199,39 @@ class Recording(Contract):
         assert (reclaimed.facts["was"], reclaimed.facts["reason"]) == ("b", Reason.TIMEOUT)
         assert (transferred.owner, transferred.facts["was"]) == ("d", "c")
         assert (transferred.facts["by"], transferred.facts["note"]) == ("ops", "why")
+
+    def test_c64_a_note_of_a_guard_is_an_event(self, store: Store) -> None:
+        """Whatever the epoch and the job: it reports what has happened elsewhere."""
+        facts = {"resource": "file:ä.csv", "presented": 3, "doubts": [["a", 1]]}
+        kinds = [NoteKind.REFUSED, NoteKind.DOUBTED, NoteKind.UNSEALED]
+
+        for kind in kinds:
+            store.record(Note(kind, "gone", 7, "me", {**facts, "nothing": None}))
+        store.record(Note(NoteKind.REFUSED, None, 7, None, facts))
+
+        events = store.events()
+        assert [event.kind for event in events] == [*kinds, "refused"]
+        assert [event.job_id for event in events] == ["gone"] * 3 + [None]
+        assert {(event.epoch, event.owner) for event in events[:3]} == {(7, "me")}
+        assert all(event.facts == facts for event in events)
+
+    def test_c64_only_the_current_owner_records_its_keys(self, store: Store, clock: AlarmClock) -> None:
+        """They are its own write, so a stale owner is refused, and the job is not touched."""
+        store.add([new_job("a")])
+        old = one(store, "old")
+        expire(store, clock)
+        new = one(store, "new")
+        before = store.job("a")
+
+        with pytest.raises(StaleEpoch) as refusal:
+            store.record(Note(NoteKind.GUARDED, "a", old.epoch, "old", {"keys": [["reports", "x"]]}))
+        with pytest.raises(UnknownJob):
+            store.record(Note(NoteKind.GUARDED, "b", old.epoch, "old", {"keys": []}))
+        store.record(Note(NoteKind.GUARDED, "a", new.epoch, "new", {"keys": [["reports", "x"]]}))
+
+        assert (refusal.value.presented, refusal.value.current) == (old.epoch, new.epoch)
+        assert [event.facts for event in store.events(job_id="a", kind="guarded")] == [{"keys": [["reports", "x"]]}]
+        assert store.job("a") == before
 
     def test_c40_a_reader_reads_on_where_it_was(self, store: Store) -> None:
         """Events can be asked for by job, by kind, behind a number, and a few at a time."""

@@ -206,6 +206,23 @@ BEGIN
 END
 $lh$;
 
+-- The verb `record`. Keeps a note about a guarded resource as an event. The keys that an owner is about to write to are its
+-- own write: answers with the refusal, and keeps nothing, if the epoch is not current.
+CREATE OR REPLACE FUNCTION leasehold.record_note(
+    p_kind text, p_id text, p_epoch bigint, p_owner text, p_facts text, p_patience integer, p_now bigint
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+BEGIN
+    IF p_kind = 'guarded' AND leasehold.lock_lease(p_id, p_epoch, true) IS NULL THEN
+        RETURN leasehold.refusal(p_id, p_epoch, 'seal', v_now, true);
+    END IF;
+    PERFORM leasehold.record(p_kind, p_id, v_now, p_epoch, p_owner, p_facts::jsonb);
+    RETURN NULL;
+END
+$lh$;
+
 -- Records how an effect that was begun has ended.
 CREATE OR REPLACE FUNCTION leasehold.conclude(p_seq bigint, p_name text, p_epoch bigint, p_outcome text) RETURNS text
 LANGUAGE plpgsql AS $lh$
