@@ -87,6 +87,7 @@ LAYERS = [
     "core",
     "connections",
     "liveness",
+    "credentials",
     "transaction",
     "store",
     "stores",
@@ -382,7 +383,11 @@ def test_the_sum_of_the_source_is_importable() -> None:
             importlib.import_module(".".join(["leasehold", *parts]).removesuffix(".__init__"))
 
 
-PUBLIC_MODULES = {"leasehold.store", "leasehold.testing"}  # documented, beside `leasehold` itself
+PUBLIC_MODULES = {
+    "leasehold.credentials",
+    "leasehold.store",
+    "leasehold.testing",
+}  # documented, beside `leasehold` itself
 INTERNAL = {
     "Registry": "what the constructor of a task takes, which @router.task calls",
     "Adder": "the same",

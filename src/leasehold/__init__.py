@@ -4,6 +4,7 @@ Background jobs whose stale owners cannot write.
     errors        everything that leasehold raises on purpose
     core/         the rules, as functions of values
     connections/  a caller's database connection: what it is, its transaction, and how to run statements on it
+    credentials   signed statements of an ownership, for guards
     store         CONTRACT: the verbs of a store       stores/   memory, sqlite, postgres
     lease         what an owner holds
     guard         CONTRACT: what a guarded resource must refuse       guards/   files, and more

@@ -306,7 +306,15 @@ class Unfenced(LeaseholdError):
 
 
 class CredentialRefused(LeaseholdError):
-    """The credential is forged or malformed, or it is for another audience, or does not cover the key."""
+    """
+    The credential is forged or malformed, or it is for another audience, or does not cover the key.
+
+    *fault* tells which, for programs: `"malformed"`, `"forged"`, `"audience"`, `"scope"` or `"expired"`.
+    """
+
+    def __init__(self, message: str, *, fault: str = "malformed") -> None:
+        self.fault = fault
+        super().__init__(message)
 
 
 class CredentialExpired(CredentialRefused):

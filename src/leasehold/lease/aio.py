@@ -48,6 +48,7 @@ class AsyncLease(Facade):
     fence = threaded(Lease.fence)
     wait_lost = threaded(Lease.wait_lost)
     is_settled = threaded(Lease.is_settled)
+    credential = threaded(Lease.credential)
 
     async def once(
         self,

@@ -45,8 +45,8 @@ from .adding import added_alone, added_in
 from .block import commit, roll_back, unless_lost
 from .children import Children, Within
 from .current import _current
-from .held import Held
 from .keep import Keeping
+from .minting import Minting
 from .progress import Reports
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ _making = threading.Lock()  # held for an instant, by a lease that begins to cou
 _remembering = threading.Lock()  # held for an instant, by a lease that becomes part of a transaction
 
 
-class Lease(Held, Keeping):
+class Lease(Minting, Keeping):
     """
     The right to try, and the epoch that proves it.
 
