@@ -12,7 +12,7 @@ Every exception that leasehold raises on purpose.
     ├── NotInTransaction      a transaction has to be open, and none is, or it has failed
     ├── JobFailed             a result was requested, and the job failed or was cancelled
     ├── NotFinished           a result was requested before the job finished (also a TimeoutError)
-    ├── InDoubt               an effect was begun and its outcome is not known
+    ├── InDoubt               an effect or a guarded write was begun and its outcome is not known
     ├── StoreUnavailable      the store did not do it now; `outcome_unknown` if it may have happened all the same
     │   └── StaleSnapshot     the caller's transaction read before another one wrote; run it again
     ├── GuardUnavailable      a guarded resource, its mark or its lock cannot be had now; nothing was written
@@ -259,9 +259,19 @@ class NotFinished(LeaseholdError, TimeoutError):
 
 
 class InDoubt(LeaseholdError):
-    """An earlier run began an effect, and its outcome was not recorded."""
+    """
+    Something was begun, and its outcome is not known: an effect of a job, or a write to a guarded resource.
+
+    *resource* is `"job:ID"` for an effect, and `"kind:name"` for a guarded resource, where *job_id*, *name* and *key*
+    are None: `of_resource` makes one.
+    """
+
+    job_id: str | None
+    name: str | None
+    key: str | None
 
     def __init__(self, job_id: str, name: str, *, key: str, epoch: int) -> None:
+        self.resource = _JOB + job_id
         self.job_id = job_id
         self.name = name
         self.key = key
@@ -271,6 +281,18 @@ class InDoubt(LeaseholdError):
             f"Look it up by its key {key!r}, then call router.resolve(job, {name!r}, by=…, outcome=…); "
             'or pass in_doubt="retry" if repeating it with the same key is harmless.'
         )
+
+    @classmethod
+    def of_resource(cls, resource: str, *, epoch: int, verb: str = "write", why: str) -> Self:
+        """Return the doubt about a *verb* on a guarded resource: *why* its outcome cannot be told."""
+        doubt = cls.__new__(cls)
+        doubt.resource, doubt.epoch = resource, epoch
+        doubt.job_id = doubt.name = doubt.key = None
+        doubt.args = (
+            f"{resource}: {verb} with epoch {epoch} was sent and its outcome is not known: {why}. "
+            "It may have happened. Read the resource, then write again under the same epoch if that is harmless.",
+        )
+        return doubt
 
 
 class StoreUnavailable(LeaseholdError):

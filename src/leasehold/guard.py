@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict
 
 from .core import checks
-from .core.marks import Mark, Writer
+from .core.marks import Mark, Writer, admit
 from .core.ownership import EPOCH_LIMIT
 from .errors import InvalidArgument, NoLease, StaleEpoch, StoreUnavailable
 from .lease import Lease
@@ -96,7 +96,7 @@ class Guard(ABC):
     Refuses writes under an epoch below the highest that a key has admitted, by the clauses of this module.
 
     A subclass implements `canonical`, `mark`, `_seal` and `_prove`, and the verbs that write. A verb that writes enters
-    `_attempt`, which finds the writer and sees to refusals, and runs `core.marks.admit` inside the atomic step.
+    `_attempt`, which finds the writer and sees to refusals, and calls `_admit` inside the atomic step.
     """
 
     kind: ClassVar[str]  # what stands before the key in `StaleEpoch.resource`: "file" in "file:q3.csv"
@@ -167,6 +167,26 @@ class Guard(ABC):
             if refusal.resource == self.resource(key):
                 self._note_refusal(key, writer, verb, refusal)
             raise
+
+    def _admit(self, key: str, mark: Mark | None, writer: Writer, verb: str = "write") -> Mark:
+        """
+        Return the mark that *key* has after *writer*, by `core.marks.admit`; to be called inside the atomic step.
+
+        Raises `StaleEpoch`. A key that passes to another store is logged.
+        """
+        after = admit(mark, writer, resource=self.resource(key), verb=verb, strict_store=self.strict_store)
+        if mark is not None and mark.store != writer.store:
+            log.warning(
+                "%s passes from store %s (epoch %s of %r) to store %s (epoch %s of %r)",
+                self.resource(key),
+                mark.store,
+                mark.epoch,
+                mark.owner,
+                writer.store,
+                writer.epoch,
+                writer.owner,
+            )
+        return after
 
     def _note_refusal(self, key: str, writer: Writer, verb: str, refusal: StaleEpoch) -> None:
         self.refused += 1

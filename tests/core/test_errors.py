@@ -219,6 +219,7 @@ def test_notes_travel_too() -> None:
         Unsupported("no"),
         UnknownJob("a"),
         InDoubt("a", "charge", key="k-1", epoch=41),
+        InDoubt.of_resource("file:q3.csv", epoch=41, why="the reply was lost"),
         FAILED,
         NotFinished("a", status=Status.RUNNING),
         InvalidArgument("no"),
@@ -312,3 +313,14 @@ def test_with_a_lease_the_store_is_asked() -> None:
     other = StaleEpoch.find(caused(STALE), lease)  # which is the refusal of another lease
     assert other is not None
     assert other.presented == grant.epoch
+
+
+def test_a_doubt_can_speak_of_a_guarded_resource() -> None:
+    """It names no job and no effect then, and says what to do."""
+    doubt = InDoubt.of_resource("file:q3.csv", epoch=41, verb="append", why="the reply was lost")
+
+    assert (doubt.resource, doubt.epoch, doubt.job_id, doubt.name, doubt.key) == ("file:q3.csv", 41, None, None, None)
+    assert str(doubt).startswith(
+        "file:q3.csv: append with epoch 41 was sent and its outcome is not known: the reply was"
+    )
+    assert InDoubt("a", "charge", key="k-1", epoch=41).resource == "job:a"

@@ -65,7 +65,8 @@ def unreadable(resource: str, why: str) -> GuardUnavailable:
     """Return the error for a mark that cannot be read: nothing may be written, since an older epoch might pass."""
     return GuardUnavailable(
         f"{resource}: its mark cannot be read ({why}). Nothing was written: without the mark a stale owner might pass. "
-        "Restore the mark, or seal the key anew once you know that no other owner is at work."
+        "Restore the mark from a backup. Or remove it and seal the key again, once you know that no older owner is at "
+        "work."
     )
 
 

@@ -7,6 +7,7 @@ For the tests of applications that use leasehold, and of stores written for it.
     elsewhere         calls a verb as another process would
     plugin            the fixtures that pytest has once leasehold is installed
     store_contract    the clauses of `leasehold.store`, as tests for any store
+    guard_contract    the clauses of `leasehold.guard`, as tests for any guard
     hunt              random owners, takeovers and fenced transactions on a real store, and a judge: a command
 """
 

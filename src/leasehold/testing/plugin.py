@@ -4,6 +4,8 @@ The fixtures that pytest has once leasehold is installed.
     leasehold_clock       a `ManualClock`
     leasehold_override    puts a router on a fresh store with that clock, until the test ends
     leasehold_lease       makes a lease with that clock, to call a handler with
+
+It also registers the marker `soak`, which `leasehold.testing.guard_contract` puts on its long matrices.
 """
 
 from __future__ import annotations
@@ -46,6 +48,11 @@ class MakeLease(Protocol):
     ) -> Lease:
         """Return a lease in a fresh store."""
         ...
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker of tests that take minutes."""
+    config.addinivalue_line("markers", "soak: takes minutes; leave it out with -m 'not soak'")
 
 
 @pytest.fixture

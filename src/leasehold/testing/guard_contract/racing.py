@@ -1,0 +1,120 @@
+"""G2: compare and write are one step. An old and a new owner are inside the write at once, at every pair of steps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pytest
+
+from ...errors import Conflict, GuardUnavailable, StaleEpoch
+from ...guard import Guard, Seal
+from .staging import Staged
+from .support import FIRST, NEW, NEWS, OLD, OLDS, Battery, recorded, under
+
+FIRST_TO_GO = ("old", "new")
+
+
+class Race(NamedTuple):
+    """Where the two owners stop, which of them goes on first, and whether the key was written before."""
+
+    old_at: str
+    new_at: str
+    first: str
+    written_before: bool
+
+    def __str__(self) -> str:
+        fresh = "" if self.written_before else ", on a new key"
+        return f"old owner at {self.old_at!r}, new owner at {self.new_at!r}, {self.first} first{fresh}"
+
+
+def races(steps: Iterable[str]) -> list[Race]:
+    """Return every race over the *steps* of a guard."""
+    steps = tuple(steps)
+    return [Race(*each) for each in itertools.product(steps, steps, FIRST_TO_GO, (True, False))]
+
+
+class Racing(Battery):
+    """Nothing that a stale owner writes lands on top."""
+
+    def test_g2_a_write_goes_through_its_steps(self, guard: Guard) -> None:
+        """In their order, so that the tests of this clause can stop at each of them."""
+        assert guard.STEPS, "a guard names the steps of its write in STEPS"
+        for epoch in (OLD, NEW):
+            with recorded(guard) as steps:
+                self.write(guard, self.key(), FIRST, **under(epoch))
+
+            assert tuple(steps) == guard.STEPS
+
+    def test_g2_no_old_value_lands_on_top(self) -> None:
+        """A sample of the pairs of steps: both at the same one, and the last of each beside the other's first."""
+        steps = self.open().STEPS
+        corners = {(steps[0], steps[-1]), (steps[-1], steps[0])} | {(step, step) for step in steps}
+        sample = [race for race in races(steps) if (race.old_at, race.new_at) in corners]
+        for number, race in enumerate(sample):
+            self.race(self.key(number), race)
+
+    @pytest.mark.soak
+    def test_g2_no_old_value_lands_on_top_at_any_pair_of_steps(self) -> None:
+        """Each owner at each step, each going on first, on a key that was written before and on a new one."""
+        for number, race in enumerate(races(self.open().STEPS)):
+            self.race(self.key(number), race)
+
+    def race(self, key: str, race: Race) -> bool:
+        """Run one race, and return whether the stale write was refused. Raises `AssertionError` if it landed on top."""
+        olds, news = self.open(), self.open()
+        if race.written_before:
+            self.write(olds, key, FIRST, **under(OLD))
+        old = Staged(olds, race.old_at, lambda: self.write(olds, key, OLDS, **under(OLD)))
+        old.arrive()
+        new = Staged(news, race.new_at, lambda: self.write(news, key, NEWS, **under(NEW)))
+        new.arrive()
+        for each in (old, new) if race.first == "old" else (new, old):
+            each.release()
+        old_error, new_error = old.finish(), new.finish()
+        self._check_error(old_error, race, may_be_stale=True)
+        self._check_error(new_error, race, may_be_stale=False)
+        if new_error is not None:
+            self.retried(self.write, news, key, NEWS, **under(NEW))
+        if not self.in_doubt(news, key, OLD):
+            assert self.value(news, key) == NEWS, f"{race}: the old value is on top"
+        assert self.mark(news, key).epoch == NEW, str(race)
+        self.refused(self.write, olds, key, OLDS, **under(OLD))
+        return isinstance(old_error, StaleEpoch)
+
+    def _check_error(self, error: BaseException | None, race: Race, *, may_be_stale: bool) -> None:
+        allowed: list[type[BaseException]] = [GuardUnavailable]
+        allowed += [] if self.merges else [Conflict]
+        allowed += [StaleEpoch] if may_be_stale else []
+        if error is not None and not isinstance(error, tuple(allowed)):
+            raise AssertionError(f"{race}: {error!r}") from error
+
+    def test_g2_after_a_seal_nothing_changes(self) -> None:
+        """An old owner is inside its write, at each step, while the new one seals: what is there then stays."""
+        for number, step in enumerate(self.open().STEPS):
+            self._seal_beside_a_write(self.key(number), step)
+
+    def _seal_beside_a_write(self, key: str, step: str) -> None:
+        at = f"the old owner stopped at {step!r}"
+        olds, news = self.open(), self.open()
+        self.write(olds, key, FIRST, **under(OLD))
+        old = Staged(olds, step, lambda: self.write(olds, key, OLDS, **under(OLD)))
+        old.arrive()
+        seals: list[Seal] = []
+        new = Staged(news, None, lambda: seals.append(news.seal(key, **under(NEW))))
+        new.arrive()
+        then = self.value(news, key) if seals else None
+        old_error = old.finish()
+        if new.finish() is not None:
+            assert isinstance(new.error, GuardUnavailable), f"{at}: {new.error!r}"
+            seals.append(self.sealed(news, key, NEW))
+        now = self.value(news, key)
+
+        assert now == (FIRST if old_error else OLDS) or self.in_doubt(news, key, OLD), at
+        if then is not None and not seals[0].doubts:
+            assert now == then, f"{at}: it wrote after the seal"
+        if old_error is not None and not isinstance(old_error, StaleEpoch | GuardUnavailable):
+            raise AssertionError(f"{at}: {old_error!r}") from old_error
+        self.refused(self.write, olds, key, OLDS, **under(OLD))
+        assert self.value(news, key) == now, at
