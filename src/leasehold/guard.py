@@ -31,7 +31,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict
+from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, Unpack
 
 from .core import checks
 from .core.marks import Mark, Writer, admit
@@ -86,7 +86,7 @@ class GuardKey(NamedTuple):
     guard: Guard
     key: str
 
-    def seal(self, **presented: Any) -> Seal:
+    def seal(self, **presented: Unpack[Presented]) -> Seal:
         """Seal the key, as `Guard.seal` does."""
         return self.guard.seal(self.key, **presented)
 
@@ -134,7 +134,7 @@ class Guard(ABC):
         """Return how a refusal names *key*."""
         return f"{self.kind}:{key}"
 
-    def seal(self, key: str, **presented: Any) -> Seal:
+    def seal(self, key: str, **presented: Unpack[Presented]) -> Seal:
         """
         Raise the mark of *key* to this owner's epoch without writing; durable on return.
 
@@ -257,7 +257,7 @@ def _by_epoch(given: dict[str, Any]) -> Writer:
     return Writer(epoch, checks.name(given["owner"], "owner"), checks.name(given["store"], "store"))
 
 
-def seal_keys(keys: Iterable[GuardKey], **presented: Any) -> list[Seal]:
+def seal_keys(keys: Iterable[GuardKey], **presented: Unpack[Presented]) -> list[Seal]:
     """
     Seal several keys, in sorted order, so that two owners that seal the same ones do not hinder each other.
 
