@@ -15,7 +15,10 @@
 --
 -- All of them are PL/pgSQL: a function in plain SQL that is not inlined is planned anew in each transaction.
 --
--- The order of locks: leases by seq, then jobs, then places. Claims never wait for any of them.
+-- The order of locks: the key of a transfer, leases by seq, jobs, places. A verb that needs an earlier one while it holds a
+-- later one releases that first (`hold`). Claims, sweeps and prunes pass over what is locked. One exception: a lease that a
+-- caller's transaction has ended and could not remove is removed by the claim or the transfer that has the place of its
+-- job; other operators leave it alone.
 --
 -- "Trap 6" is an entry of docs/explanation/traps.md, "P2" a promise of docs/explanation/promises.md.
 

@@ -152,25 +152,10 @@ BEGIN
     LOOP
         SELECT * INTO j FROM leasehold.jobs WHERE seq = s.seq FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN j.seq IS NULL AND EXISTS (SELECT FROM leasehold.jobs WHERE seq = s.seq);
-        PERFORM FROM leasehold.ready
-        WHERE queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq FOR UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND AND EXISTS (
-            SELECT FROM leasehold.ready
-            WHERE queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq
-        );
-        PERFORM FROM leasehold.parked
-        WHERE kind = 'task' AND behind = coalesce(j.task, '') AND queue = j.queue AND rank = -j.priority
-          AND run_at = j.run_at AND seq = j.seq FOR UPDATE SKIP LOCKED;
-        CONTINUE WHEN NOT FOUND AND EXISTS (
-            SELECT FROM leasehold.parked
-            WHERE kind = 'task' AND behind = coalesce(j.task, '') AND queue = j.queue AND rank = -j.priority
-              AND run_at = j.run_at AND seq = j.seq
-        );
-        -- Only now: if a claim has taken it from there, its lease is seen.
         v_over := j.seq IS NULL OR j.epoch > 0 OR j.status <> 'unfinished'
             OR EXISTS (SELECT FROM leasehold.leases WHERE seq = j.seq);
         DELETE FROM leasehold.starts WHERE ctid = s.ctid AND v_over;
-        -- Whoever takes it out of its place has it: a claim, or this.
+        -- Whoever takes it out of its place has it: a claim, or this. After a claim, the next sweep sees its lease.
         CONTINUE WHEN v_over OR NOT leasehold.leave(j);
         DELETE FROM leasehold.starts WHERE ctid = s.ctid;
         v_epoch := nextval('leasehold.epochs');

@@ -6,54 +6,64 @@ LANGUAGE plpgsql AS $lh$
 #variable_conflict use_column
 BEGIN
     LOOP
-        SELECT x.* INTO l FROM leasehold.leases AS x JOIN leasehold.jobs AS y ON y.seq = x.seq
-        WHERE y.id = p_id FOR UPDATE OF x;
-        SELECT x.* INTO j FROM leasehold.jobs AS x WHERE x.id = p_id FOR UPDATE;
-        IF j.seq IS NULL THEN
-            RETURN;
-        END IF;
-        IF l.epoch <= j.epoch THEN  -- ended by a caller's transaction, and still in the way
-            DELETE FROM leasehold.leases WHERE seq = j.seq AND epoch = l.epoch;
-            l := NULL;
-        END IF;
-        EXIT WHEN l.seq IS NOT NULL OR j.status <> 'unfinished';
-        PERFORM FROM leasehold.ready
-        WHERE queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq FOR UPDATE;
-        EXIT WHEN FOUND;
-        PERFORM FROM leasehold.scheduled WHERE run_at = j.run_at AND seq = j.seq FOR UPDATE;
-        EXIT WHEN FOUND;
-        PERFORM FROM leasehold.parked
-        WHERE kind = 'lock' AND behind = j.lock AND queue = j.queue AND rank = -j.priority AND run_at = j.run_at
-          AND seq = j.seq FOR UPDATE;
-        EXIT WHEN FOUND;
-        PERFORM FROM leasehold.parked
-        WHERE kind = 'task' AND behind = coalesce(j.task, '') AND queue = j.queue AND rank = -j.priority
-          AND run_at = j.run_at AND seq = j.seq FOR UPDATE;
-        EXIT WHEN FOUND;
-        -- It has moved between these statements: a claim has taken it, or it has become due. Look again.
+        BEGIN
+            -- Not a lease that a caller's transaction has ended and could not remove: a claim, which has the place, does.
+            SELECT x.* INTO l FROM leasehold.leases AS x JOIN leasehold.jobs AS y ON y.seq = x.seq AND y.epoch < x.epoch
+            WHERE y.id = p_id FOR UPDATE OF x;
+            SELECT x.* INTO j FROM leasehold.jobs AS x WHERE x.id = p_id FOR UPDATE;
+            EXIT WHEN l.epoch > j.epoch OR l.seq IS NULL AND (j.seq IS NULL OR j.status <> 'unfinished');
+            IF l.seq IS NULL THEN
+                PERFORM FROM leasehold.ready
+                WHERE queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq FOR UPDATE;
+                EXIT WHEN FOUND;
+                PERFORM FROM leasehold.scheduled WHERE run_at = j.run_at AND seq = j.seq FOR UPDATE;
+                EXIT WHEN FOUND;
+                PERFORM FROM leasehold.parked
+                WHERE kind = 'lock' AND behind = j.lock AND queue = j.queue AND rank = -j.priority AND run_at = j.run_at
+                  AND seq = j.seq FOR UPDATE;
+                EXIT WHEN FOUND;
+                PERFORM FROM leasehold.parked
+                WHERE kind = 'task' AND behind = coalesce(j.task, '') AND queue = j.queue AND rank = -j.priority
+                  AND run_at = j.run_at AND seq = j.seq FOR UPDATE;
+                EXIT WHEN FOUND;
+            END IF;
+            RAISE EXCEPTION USING ERRCODE = 'LH008', MESSAGE = 'the job has moved';
+        EXCEPTION WHEN SQLSTATE 'LH008' THEN
+            -- It has moved between these statements: a claim has taken it, its lease has ended, or it has become due. Look
+            -- again, without what was locked here: who holds the lease by now may be waiting for the row of the job.
+        END;
     END LOOP;
 END
 $lh$;
 
--- Takes a pending job out of wherever it waits, and answers whether it was anywhere.
+-- Takes a pending job out of wherever it waits, and answers whether it was anywhere. A place that another has locked is
+-- left alone.
 CREATE OR REPLACE FUNCTION leasehold.leave(j leasehold.jobs) RETURNS boolean
 LANGUAGE plpgsql AS $lh$
 #variable_conflict use_column
 DECLARE
     v_left boolean;
 BEGIN
-    DELETE FROM leasehold.ready
-    WHERE queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq;
+    DELETE FROM leasehold.ready WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM leasehold.ready
+        WHERE queue = j.queue AND rank = -j.priority AND run_at = j.run_at AND seq = j.seq FOR UPDATE SKIP LOCKED
+    ));
     v_left := FOUND;
-    DELETE FROM leasehold.scheduled WHERE run_at = j.run_at AND seq = j.seq;
+    DELETE FROM leasehold.scheduled WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM leasehold.scheduled WHERE run_at = j.run_at AND seq = j.seq FOR UPDATE SKIP LOCKED
+    ));
     v_left := v_left OR FOUND;
-    DELETE FROM leasehold.parked
-    WHERE kind = 'lock' AND behind = j.lock AND queue = j.queue AND rank = -j.priority AND run_at = j.run_at
-      AND seq = j.seq;
+    DELETE FROM leasehold.parked WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM leasehold.parked
+        WHERE kind = 'lock' AND behind = j.lock AND queue = j.queue AND rank = -j.priority AND run_at = j.run_at
+          AND seq = j.seq FOR UPDATE SKIP LOCKED
+    ));
     v_left := v_left OR FOUND;
-    DELETE FROM leasehold.parked
-    WHERE kind = 'task' AND behind = coalesce(j.task, '') AND queue = j.queue AND rank = -j.priority
-      AND run_at = j.run_at AND seq = j.seq;
+    DELETE FROM leasehold.parked WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM leasehold.parked
+        WHERE kind = 'task' AND behind = coalesce(j.task, '') AND queue = j.queue AND rank = -j.priority
+          AND run_at = j.run_at AND seq = j.seq FOR UPDATE SKIP LOCKED
+    ));
     RETURN v_left OR FOUND;
 END
 $lh$;
@@ -128,15 +138,15 @@ BEGIN
 
     IF l.seq IS NULL THEN
         PERFORM leasehold.leave(j);
-        -- A lease of this key that a caller's transaction has ended, and could not remove.
+        -- Leases of this key, and below of this job, that a caller's transaction has ended and could not remove.
         DELETE FROM leasehold.leases WHERE lock = j.lock;
     ELSE
         IF leasehold.is_fenced(l.epoch) THEN
             v_fenced := ARRAY[l.epoch];
         END IF;
         PERFORM leasehold.archive(l, 'manual', v_now, p_by, p_note, NULL);
-        DELETE FROM leasehold.leases WHERE seq = j.seq;
     END IF;
+    DELETE FROM leasehold.leases WHERE seq = j.seq;
     UPDATE leasehold.jobs SET
         attempt = j.attempt + (l.seq IS NOT NULL)::integer,
         progress = coalesce(l.progress, progress), note = coalesce(l.note, note), updated_at = v_now
