@@ -111,7 +111,7 @@ def warn_if_it_blocks(name: str, awaited: str) -> None:
     if _get_running_loop() is None or (task := handling_task.get()) is None or (task, name) in _warned:
         return
     _warned.add((task, name))
-    form = f"async with {awaited}(…)" if name in ("keep", "transaction") else f"await {awaited}(…)"
+    form = f"async with {awaited}(…)" if name in ("keep", "open", "transaction") else f"await {awaited}(…)"
     log.warning(
         "task %r calls %s(…), which blocks the event loop and every handler on it: write `%s`",
         task,

@@ -4,6 +4,20 @@ Guards for the resources that jobs write to, each by the clauses of `leasehold.g
     FileGuard     files below a folder
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ..guard import Doubt, Guard, GuardKey, Mark, Seal, Writer
 
-__all__ = ["Doubt", "Guard", "GuardKey", "Mark", "Seal", "Writer"]
+if TYPE_CHECKING:
+    from .files import FileGuard
+
+__all__ = ["Doubt", "FileGuard", "Guard", "GuardKey", "Mark", "Seal", "Writer"]
+
+_LAZY = {"FileGuard": "files"}  # each with what its module needs
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_LAZY[name]}", __name__), name)

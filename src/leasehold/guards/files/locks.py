@@ -1,0 +1,135 @@
+"""
+The lock of a key, and who holds it.
+
+It is an flock on a file of its own: the kernel releases it when its process ends, however it ends. Each use opens the
+file anew, so it also excludes threads of one process. The file names its holder while it is held, so that a process
+that waits in vain can say for whom; it is empty otherwise.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from ...core.clock import patience
+from ...core.marks import Writer
+from ...core.wording import shown
+from ...errors import GuardUnavailable
+from ...liveness import this_process
+
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.0005, 0.02
+
+_held: set[int] = set()  # file descriptors
+
+
+class KeyLock:
+    """Held inside `with`. Raises `GuardUnavailable`, which names the holder, if it is not free in time."""
+
+    def __init__(self, path: str, writer: Writer, *, resource: str, busy_seconds: float) -> None:
+        self._path = path
+        self._writer = writer
+        self._resource = resource
+        self._busy_seconds = busy_seconds
+        self._process = 0
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        left = patience(self._busy_seconds)
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._try():
+            if left() <= 0:
+                raise self._busy()
+            time.sleep(max(min(pause, left()), 0))
+            pause = min(pause * 2, _LAST_PAUSE_SECONDS)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._process != os.getpid():
+            return  # forked inside: the child's copy was closed when it began
+        with suppress(OSError):  # the write has happened; a stale name in a free lock does no harm
+            os.ftruncate(self._fd, 0)
+        # Not by closing alone: a child that was forked a moment ago may still have a copy, which would hold the lock.
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        _held.discard(self._fd)
+        os.close(self._fd)
+
+    def check(self) -> None:
+        """Raise `GuardUnavailable` in a process that was forked inside, since the lock is not its own."""
+        if self._process != os.getpid():
+            raise GuardUnavailable(
+                f"{self._resource}: this process was forked inside a write, whose lock belongs to process "
+                f"{self._process}. Nothing was written by this one."
+            )
+
+    def _try(self) -> bool:
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # If the file was removed meanwhile, this lock excludes no one who opens the new file.
+            is_mine = os.path.samestat(os.fstat(fd), os.stat(self._path))
+        except (BlockingIOError, FileNotFoundError):
+            is_mine = False
+        except BaseException:
+            os.close(fd)
+            raise
+        if not is_mine:
+            os.close(fd)
+            return False
+        self._fd, self._process = fd, os.getpid()
+        _held.add(fd)
+        self._name_holder()
+        return True
+
+    def _name_holder(self) -> None:
+        process = this_process()
+        facts = {
+            "pid": self._process,
+            "started": None if process is None else process.started,
+            "host": None if process is None else process.host,
+            "epoch": self._writer.epoch,
+            "owner": self._writer.owner,
+        }
+        with suppress(OSError):  # on a full disk the lock holds all the same, and a waiter cannot name this process
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, json.dumps(facts).encode() + b"\n", 0)
+
+    def _busy(self) -> GuardUnavailable:
+        facts = holder(self._path)
+        if facts is None:
+            who, advice = "another process", "Find it with `lsof` on the lock's file"
+        else:
+            who = f"process {facts['pid']} on {facts['host']} (owner {shown(facts['owner'])}, epoch {facts['epoch']})"
+            advice = (
+                f"If that process is stopped, let it go on (kill -CONT {facts['pid']}) or end it (kill -KILL "
+                f"{facts['pid']}): the lock ends with it"
+            )
+        return GuardUnavailable(
+            f"{self._resource}: its lock {self._path} is held by {who}, and was not free within {self._busy_seconds:g} "
+            f"seconds. Nothing was written; try again. {advice}."
+        )
+
+
+def holder(path: str) -> dict[str, Any] | None:
+    """Return the facts of the process that holds the lock at *path*; None if it is free, or does not say."""
+    try:
+        with open(path, "rb") as file:
+            facts = json.loads(file.readline())
+        return facts if isinstance(facts, dict) and {"pid", "host", "epoch", "owner"} <= facts.keys() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _close_copies() -> None:
+    """Close the locks that this process has from its parent: a parent that is killed must not leave them held."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_close_copies)
