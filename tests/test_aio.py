@@ -25,6 +25,7 @@ NOT_VERBS = {
         "around",
         "lifespan",
         "on",
+        "guard",
         "override",
         "worker",  # `async with router.worker():`
         "work",  # has the main thread to itself

@@ -37,6 +37,10 @@ PUBLIC = {
     "TaskSettings",
     "Worker",
     "WorkerStatus",
+    # guards
+    "Guard",
+    "Sealed",
+    "Unreached",
     # what readers see
     "Added",
     "Counts",
@@ -385,6 +389,7 @@ def test_the_sum_of_the_source_is_importable() -> None:
 
 PUBLIC_MODULES = {
     "leasehold.credentials",
+    "leasehold.guard",
     "leasehold.store",
     "leasehold.testing",
 }  # documented, beside `leasehold` itself

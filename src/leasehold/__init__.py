@@ -52,7 +52,9 @@ from .router import Router
 from .store import Pruned
 
 if TYPE_CHECKING:  # imported on use: most programs that add jobs need no tasks, and no worker
+    from .guard import Guard
     from .router.aio import AsyncRouter
+    from .tasks.guarded import Sealed, Unreached
     from .tasks.signature import TaskSettings
     from .tasks.task import AsyncTask, Task, TaskOptions
     from .worker.reporting import Tally
@@ -73,6 +75,7 @@ __all__ = [
     "Effect",
     "Ending",
     "Event",
+    "Guard",
     "GuardUnavailable",
     "Health",
     "InDoubt",
@@ -96,6 +99,7 @@ __all__ = [
     "Retention",
     "Retry",
     "Router",
+    "Sealed",
     "Settled",
     "StaleEpoch",
     "StaleSnapshot",
@@ -108,6 +112,7 @@ __all__ = [
     "TaskSettings",
     "Unfenced",
     "UnknownJob",
+    "Unreached",
     "Unsupported",
     "Worker",
     "WorkerStatus",
@@ -117,11 +122,14 @@ __all__ = [
 _ON_USE = {
     "AsyncRouter": ".router.aio",
     "AsyncTask": ".tasks.task",
+    "Guard": ".guard",
     "Health": ".worker.worker",
+    "Sealed": ".tasks.guarded",
     "Tally": ".worker.reporting",
     "Task": ".tasks.task",
     "TaskOptions": ".tasks.task",
     "TaskSettings": ".tasks.signature",
+    "Unreached": ".tasks.guarded",
     "Worker": ".worker.worker",
 }
 

@@ -257,11 +257,11 @@ def _by_epoch(given: dict[str, Any]) -> Writer:
     return Writer(epoch, checks.name(given["owner"], "owner"), checks.name(given["store"], "store"))
 
 
-def seal_keys(keys: Iterable[GuardKey], **presented: Unpack[Presented]) -> list[Seal]:
+def seal_keys(keys: Iterable[GuardKey], **presented: Unpack[Presented]) -> dict[GuardKey, Seal]:
     """
     Seal several keys, in sorted order, so that two owners that seal the same ones do not hinder each other.
 
     Raises what `Guard.seal` raises, at the first that cannot be sealed. Those before it stay sealed, which is harmless.
     """
     ordered = sorted(set(keys), key=lambda one: (one.guard.name or "", one.guard.kind, one.key))
-    return [one.guard.seal(one.key, **presented) for one in ordered]
+    return {one: one.guard.seal(one.key, **presented) for one in ordered}

@@ -448,7 +448,7 @@ def test_settings_of_a_task_hold_for_its_jobs(router: Router) -> None:
 def test_every_option_of_add_is_an_option_of_a_tasks_jobs() -> None:
     """But the task itself; and what a task sets for them is one of them."""
     assert JobSettings.__annotations__.keys() == JobOptions.__annotations__.keys() - {"task"}
-    own = {"name", "process", "final", "delay"}
+    own = {"name", "process", "final", "delay", "seals"}
     assert TaskSettings.__annotations__.keys() - own <= JobSettings.__annotations__.keys()
 
 

@@ -8,6 +8,7 @@ import click
 
 from .. import InvalidArgument, LeaseholdError, Unsupported, __version__
 from .demo import demo
+from .guard import guard
 from .health import worker_health
 from .help import SETTINGS, Group
 from .queue import queue
@@ -41,6 +42,7 @@ def app(context: click.Context) -> None:
 
 
 app.add_command(demo)
+app.add_command(guard)
 app.add_command(queue)
 app.add_command(store)
 app.add_command(worker)

@@ -374,6 +374,7 @@ class Job:
     updated_us: int
     finished_us: int | None
     parked: Parked | None = None  # of a due job that claims passed over
+    unsealed: tuple[str, ...] = ()  # of what a verb returned: guarded keys that it could not seal
 
     def __post_init__(self) -> None:
         held = self.owner is not None and self.expires_us is not None

@@ -41,6 +41,7 @@ class AsyncRouter(Facade):
     resolve = threaded(Router.resolve)
     pause = threaded(Router.pause)
     resume = threaded(Router.resume)
+    seal = threaded(Router.seal)
     reclaim = threaded(Router.reclaim)
     prune = threaded(Router.prune)
     advance = threaded(Router.advance)

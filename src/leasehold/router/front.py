@@ -36,12 +36,14 @@ from ..store import Pruned, Store
 from ..stores import open_store
 from ..tasks import Backend, Registry
 from ..tasks.hooks import Hook
+from . import guards as guard_verbs
 from . import operators
 from . import queues as queue_verbs
 from . import workers as worker_verbs
 from .results import id_of, pauses, result_of, waited, waits_for
 
 if TYPE_CHECKING:  # imported on use: a producer needs no tasks, and most processes no worker
+    from ..guard import Guard
     from ..tasks.task import AnyTask, Decorator, Task, TaskSettings
     from ..worker.events import Listener
     from ..worker.reporting import Tally
@@ -234,6 +236,11 @@ class Router:
         if function is None:
             return functools.partial(self.task, **settings)
         return self._registry.register(function, settings)
+
+    @property
+    def guards(self) -> Mapping[str, Guard]:
+        """The guards so far, by name."""
+        return MappingProxyType(self._registry.guards.named)
 
     @property
     def tasks(self) -> Mapping[str, AnyTask]:
@@ -455,6 +462,8 @@ class Router:
     pause = queue_verbs.pause
     resume = queue_verbs.resume
     workers = worker_verbs.workers
+    guard = guard_verbs.guard
+    seal = guard_verbs.seal
 
     def reclaim(self) -> list[Ownership]:
         """

@@ -8,6 +8,7 @@ from ..aio import alone
 from ..core import checks, documents, inputs
 from ..core.job import Job
 from ..lease import Lease
+from .guards import sealed
 
 if TYPE_CHECKING:  # which has these functions as its methods
     from .front import Router
@@ -47,8 +48,14 @@ def transfer(
 
 
 def cancel(router: Router, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
-    """End the job as cancelled. Its owner is refused from then on. Raises as `transfer` does."""
-    return alone(router.store).cancel(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
+    """
+    End the job as cancelled. Its owner is refused from then on, at the guarded keys of the job too.
+
+    `unsealed` of the returned job names the keys that could not be reached; `router.seal` tries them again. Raises as
+    `transfer` does.
+    """
+    ended = alone(router.store).cancel(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
+    return sealed(router, ended, by)
 
 
 def replay(router: Router, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
@@ -73,11 +80,12 @@ def requeue(router: Router, job: Job | str, *, by: str, epoch: int | None = None
 def complete(
     router: Router, job: Job | str, *, by: str, result: object = None, epoch: int | None = None, note: str | None = None
 ) -> Job:
-    """Complete the job by hand. Its owner is refused from then on. Raises as `transfer` does."""
+    """Complete the job by hand. Its owner is refused from then on, as after `cancel`. Raises as `transfer` does."""
     document = documents.encode(result, "result")
-    return alone(router.store).finish(
+    ended = alone(router.store).finish(
         *inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note), result=document
     )
+    return sealed(router, ended, by)
 
 
 def resolve(

@@ -11,6 +11,7 @@ from .adder import Adder
 from .hooks import Hooks
 
 if TYPE_CHECKING:  # imported on use: most programs that add jobs need no tasks
+    from .guarded import Guards
     from .signature import TaskSettings
     from .task import AnyTask
 
@@ -23,6 +24,21 @@ class Registry:
         self.tasks: dict[str, AnyTask] = {}
         self.hooks = Hooks()
         self.adder = Adder(self.tasks)
+        self._guards: Guards | None = None
+
+    @property
+    def guards(self) -> Guards:
+        """The guards of the router. Imported on use: most programs have none."""
+        if self._guards is None:
+            from .guarded import Guards
+
+            self._guards = Guards(self.adder)
+        return self._guards
+
+    def flush_notes(self) -> None:
+        """Record refusals of guards that were met inside a transaction, which has ended."""
+        if self._guards is not None:
+            self._guards.flush()
 
     def load(self) -> None:
         """Import the modules that define tasks."""

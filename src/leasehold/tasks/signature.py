@@ -39,6 +39,7 @@ class TaskSettings(TypedDict, total=False):
     process: bool
     final: tuple[type[BaseException], ...]
     delay: Callable[[int, Any], float] | None  # of how many errors so far, and the last one
+    seals: Callable[..., Any] | None  # of the handler's arguments: the keys of guards to seal before it begins
 
 
 class Unresolved(Exception):
@@ -203,6 +204,27 @@ def check_parameters(function: Any, parameters: list[inspect.Parameter]) -> None
 def final_of(settings: TaskSettings) -> tuple[type[BaseException], ...]:
     """Return the exceptions after which a job is not tried again."""
     return checks.exception_classes(settings.get("final", ()), "final")
+
+
+def seals_of(settings: TaskSettings, arguments: list[inspect.Parameter]) -> Callable[..., Any] | None:
+    """Return the function that names the keys to seal before the handler, or None."""
+    seals = settings.get("seals")
+    if seals is None:
+        return None
+    if not callable(seals) or inspect.iscoroutinefunction(seals):
+        raise InvalidArgument(f"seals is a plain function of the handler's arguments that returns keys, not {seals!r}.")
+    known = {parameter.name for parameter in arguments}
+    for parameter in inspect.signature(seals).parameters.values():
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            raise InvalidArgument(f"seals is called with arguments by name, and {parameter} has none.")
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD or parameter.name in known:
+            continue
+        if parameter.default is inspect.Parameter.empty:
+            names = ", ".join(sorted(known)) or "none"
+            raise InvalidArgument(
+                f"seals takes {parameter.name!r}, which is not among the handler's arguments: {names}."
+            )
+    return seals
 
 
 def delay_of(settings: TaskSettings) -> Callable[[int, Any], float] | None:

@@ -45,6 +45,7 @@ from .signature import (
     kind_of,
     name_of,
     resolved,
+    seals_of,
     signature_of,
     takes_lease,
 )
@@ -180,6 +181,7 @@ class Task(Generic[C, P, R_co]):
         self._backoff = delay_of(settings)
         parameters = list(signature.parameters.values())[int(self.takes_lease) :]
         self._arguments = Arguments(self.name, self.function, parameters)
+        self.seals = seals_of(settings, parameters)
         self.registry = registry
         self._stored: JobSettings = {key: settings[key] for key in _STORED if key in settings}  # type: ignore[literal-required, assignment]  # by name
         if isinstance(retry := settings.get("retry"), Retry) and retry.only:

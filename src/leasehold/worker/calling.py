@@ -18,6 +18,7 @@ from ..core import checks, failure
 from ..core.job import Outcome, Settlement, completion, handed_back
 from ..errors import StaleEpoch, StoreUnavailable
 from ..lease import Lease, _current
+from ..tasks.guarded import Unsealed, keys_of
 from ..tasks.hooks import Hooks
 from ..tasks.task import Task, Unbindable, Unstorable
 from .log import log
@@ -72,6 +73,8 @@ def _call(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
     _current.set(lease)
     try:
         arguments = task.arguments(lease._grant.spec.document)
+        if task.seals is not None:
+            _seal(task, lease, arguments)
         if hooks.around:
             value = None
             with hooks.entered(lease):
@@ -84,6 +87,7 @@ def _call(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
         return End(None, _own(error))
     finally:
         lease._forget_transactions()
+        task.registry.flush_notes()
 
 
 async def call_async(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
@@ -92,6 +96,8 @@ async def call_async(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> E
     handling_on_loop(task.name)
     try:
         arguments = task.arguments(lease._grant.spec.document)
+        if task.seals is not None:
+            await asyncio.to_thread(_seal, task, lease, arguments)
         if hooks.around_async:
             value = None
             async with hooks.entered_async(lease):
@@ -105,6 +111,13 @@ async def call_async(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> E
         return End(None, _own(error))
     finally:
         lease._forget_transactions()
+        task.registry.flush_notes()
+
+
+def _seal(task: Task[..., ..., Any], lease: Lease, arguments: dict[str, Any]) -> None:
+    """Seal the keys that the task names for these arguments, before the first line of its handler."""
+    assert task.seals is not None
+    task.registry.guards.seal(keys_of(task.seals, arguments), lease)
 
 
 def _own(error: BaseException) -> BaseException:
@@ -131,7 +144,7 @@ def settlement(task: Task[..., ..., Any], lease: Lease, end: End) -> Settlement 
         return None
     if isinstance(error, Raised):
         return error.said
-    if isinstance(error, Unbindable):
+    if isinstance(error, (Unbindable, Unsealed)):
         return released(lease, _unbound_delay(lease), _storable(str(error)))
     return failed(task, lease, error)
 

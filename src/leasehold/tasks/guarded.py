@@ -1,0 +1,254 @@
+"""
+The guards of a router: known by name, so that a job's keys can be sealed before its handler and after its end.
+
+Before a handler with `seals=` begins, its keys are recorded under its epoch and sealed. When the job is cancelled, is
+completed by hand or fails for good, they are sealed above its last owner's epoch, since no successor will do so.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..aio import alone
+from ..core import checks
+from ..core.job import Job
+from ..core.ownership import Note, NoteKind
+from ..errors import Conflict, InvalidArgument, LeaseholdError, StaleEpoch, Unfenced
+from ..guard import Guard, GuardKey, Writer, seal_keys
+
+if TYPE_CHECKING:
+    from ..lease import Lease
+    from .adder import Adder
+
+log = logging.getLogger("leasehold")
+
+Keys = Callable[..., Any]  # of the handler's arguments; returns `GuardKey`s
+
+PROVE_SECONDS = 600.0
+_MOST_KEYS = 1_000
+_MOST_PENDING = 1_000
+_SEALER = "leasehold"  # who seals the keys of a job that upkeep or its owner has failed
+
+
+class Unsealed(LeaseholdError):
+    """The keys of a job could not be sealed, so its handler was not called; the job goes back."""
+
+
+class Unreached(NamedTuple):
+    """A key that could not be sealed, and why."""
+
+    guard: str
+    key: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.guard}:{self.key} ({self.why})"
+
+
+class Sealed(NamedTuple):
+    """Which keys of a finished job were sealed, at which epoch, and which could not be reached."""
+
+    job_id: str
+    epoch: int
+    sealed: tuple[tuple[str, str], ...] = ()
+    unreached: tuple[Unreached, ...] = ()
+
+
+class Guards:
+    """The guards of one router, by name."""
+
+    def __init__(self, adder: Adder) -> None:
+        self._adder = adder
+        self._named: dict[str, Guard] = {}
+        self._to_prove: set[str] = set()
+        self._pending: deque[Note] = deque(maxlen=_MOST_PENDING)  # refusals met inside an open transaction
+
+    def __bool__(self) -> bool:
+        return bool(self._named)
+
+    @property
+    def named(self) -> Mapping[str, Guard]:
+        """The guards by name."""
+        return self._named
+
+    def register(self, name: str, guard: Guard, *, prove: bool) -> None:
+        """Know *guard* as *name*; raise `InvalidArgument` if the name or the guard is not free."""
+        checks.name(name, "a guard's name")
+        if not isinstance(guard, Guard):
+            raise InvalidArgument(f"router.guard takes a Guard, not {guard!r}.")
+        if self._named.get(name, guard) is not guard:
+            raise InvalidArgument(f"two guards are called {name!r}: a job's record finds its guard by that name.")
+        if guard.name not in (None, name):
+            raise InvalidArgument(f"{guard!r} is already registered as {guard.name!r}.")
+        guard.name, guard.on_refusal = name, self._refused
+        self._named[name] = guard
+        if prove:
+            self._to_prove.add(name)
+
+    # Before the handler
+
+    def seal(self, keys: list[GuardKey], lease: Lease) -> None:
+        """Record the keys of a handler under its epoch and seal them; raise `Unsealed` if that cannot be done."""
+        for one in keys:
+            if self._named.get(one.guard.name or "") is not one.guard:
+                raise Unsealed(
+                    f"{one.guard!r} is not a guard of this router, so its key {one.key!r} could not be found again at "
+                    "the job's end: register it with router.guard(name, guard)."
+                )
+        recorded = sorted({(str(one.guard.name), one.key) for one in keys})
+        store = lease.store
+        store.record(Note(NoteKind.GUARDED, lease.job_id, lease.epoch, lease.owner, {"keys": [*map(list, recorded)]}))
+        try:
+            seals = seal_keys(keys, lease=lease)
+        except StaleEpoch as refusal:
+            # The job has moved on; or an owner of another job has been there, and only a newer epoch can pass.
+            lease.check()
+            raise Unsealed(f"{refusal} The job goes back, and comes with a newer epoch.") from refusal
+        except LeaseholdError as error:
+            raise Unsealed(f"a key could not be sealed, so the handler was not called: {error}") from error
+        doubts = [[one.guard.name, *doubt] for one, seal in seals.items() for doubt in seal.doubts]
+        if doubts:
+            store.record(Note(NoteKind.DOUBTED, lease.job_id, lease.epoch, lease.owner, {"doubts": doubts}))
+
+    # After the end
+
+    def seal_ended(self, job: Job, *, by: str = _SEALER) -> Sealed:
+        """
+        Seal the recorded keys of *job*, which was read after its end; tell which could not be reached.
+
+        At one above the epoch that *job* was read with. Every later owner has at least that one, should the job be
+        replayed meanwhile. An epoch drawn now could be above that owner's, and lock it out.
+        """
+        store = self._adder.store
+        epoch = job.epoch + 1
+        noted = store.events(job_id=job.id, kind=NoteKind.GUARDED)
+        keys = {(guard, key) for event in noted for guard, key in event.facts["keys"]}
+        sealed: list[tuple[str, str]] = []
+        unreached: list[Unreached] = []
+        identity = store.identity() if keys else ""
+        for name, key in sorted(keys):
+            try:
+                guard = self._named.get(name)
+                if guard is None:
+                    raise Conflict("no guard of that name is registered in this process")
+                guard.seal(key, epoch=epoch, owner=by, store=identity)
+            except StaleEpoch:
+                pass  # a newer owner has been there: nothing older passes any more
+            except Exception as error:
+                unreached.append(Unreached(name, key, str(error)))
+                continue
+            sealed.append((name, key))
+        if unreached:
+            self._note_unreached(job, epoch, unreached, by)
+        return Sealed(job.id, epoch, tuple(sealed), tuple(unreached))
+
+    def _note_unreached(self, job: Job, epoch: int, unreached: list[Unreached], by: str) -> None:
+        log.error(
+            "%d keys of job %r, which has ended, could not be sealed; its last owner may still write to them: %s. "
+            "Try again: leasehold guard seal %s --app MODULE:ROUTER",
+            len(unreached),
+            job.id,
+            ", ".join(map(str, unreached)),
+            job.id,
+            extra={"job_id": job.id, "epoch": job.epoch},
+        )
+        facts = {"keys": [[one.guard, one.key, _storable(one.why)] for one in unreached], "by": by}
+        self._record(Note(NoteKind.UNSEALED, job.id, epoch, None, facts))
+
+    def on_failed(self, event: Any) -> None:
+        """Seal the keys of a job that has failed for good: a listener of the worker's event `failed`."""
+        self.seal_ended(event.job)
+
+    # Refusals
+
+    def _refused(self, guard: Guard, key: str, writer: Writer, refusal: StaleEpoch) -> None:
+        store = self._adder.store
+        try:
+            own = writer.store == store.identity()
+        except LeaseholdError:
+            own = False
+        facts = {
+            "resource": refusal.resource,
+            "guard": guard.name,
+            "presented": refusal.presented,
+            "current": refusal.current,
+            "by": writer.owner,
+            "verb": refusal.verb,
+            "store": None if own else writer.store,
+        }
+        self._record(Note(NoteKind.REFUSED, writer.job_id if own else None, refusal.current, refusal.owner, facts))
+
+    def _record(self, note: Note) -> None:
+        self._pending.append(note)
+        self.flush()
+
+    def flush(self) -> None:
+        """Record what could not be recorded inside an open transaction, on which the store might have to wait."""
+        while self._pending:
+            try:
+                store = alone(self._adder.store)
+            except Conflict:
+                return  # a transaction is open here, and maybe it is the one in which the refusal was met
+            note = self._pending.popleft()
+            try:
+                store.record(note)
+            except LeaseholdError as error:
+                log.warning("could not record a %r event of job %r: %s", note.kind.value, note.job_id, error)
+
+    # Proof
+
+    def prove(self) -> list[str]:
+        """Prove every guard that is to be; return their names. Raises `Unfenced` at the first that protects nothing."""
+        for name in sorted(self._to_prove):
+            self._named[name].prove()
+        return sorted(self._to_prove)
+
+    @contextmanager
+    def proving(self) -> Iterator[None]:
+        """Prove every guard now, and again every ten minutes: around a worker."""
+        if not self._to_prove:
+            yield
+            return
+        self.prove()
+        ended = threading.Event()
+        threading.Thread(target=self._prove_on, args=(ended,), name="leasehold-prove", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def _prove_on(self, ended: threading.Event) -> None:
+        while not ended.wait(PROVE_SECONDS):
+            try:
+                self.prove()
+            except Unfenced as error:
+                log.error("a guard protects nothing any more: %s", error)
+            except Exception as error:
+                log.warning("a guard could not be proved; trying again in %d seconds: %s", PROVE_SECONDS, error)
+
+
+def _storable(text: str) -> str:
+    return text.replace("\0", "\\0")
+
+
+def keys_of(seals: Keys, arguments: Mapping[str, Any]) -> list[GuardKey]:
+    """Return the keys that *seals* names for these arguments; it gets those of them that it takes."""
+    parameters = inspect.signature(seals).parameters.values()
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    names = {parameter.name for parameter in parameters}
+    found = seals(**{name: value for name, value in arguments.items() if takes_all or name in names})
+    keys = [found] if isinstance(found, GuardKey) else list(found)
+    for key in keys:
+        if not isinstance(key, GuardKey):
+            raise InvalidArgument(
+                f"seals returned {key!r}, which is not a key of a guard: return [guard.key(name), …]."
+            )
+    if len(keys) > _MOST_KEYS:
+        raise InvalidArgument(f"seals returned {len(keys)} keys, and a job has at most {_MOST_KEYS}.")
+    return keys

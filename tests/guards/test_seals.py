@@ -1,0 +1,497 @@
+"""Keys that are sealed before a handler and after a job's end, and refusals in the history of the job (G10)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.command import TOP, leasehold
+from tests.guards.reference import CarelessShelf, Reference
+
+from leasehold import Conflict, GuardUnavailable, InvalidArgument, Job, Lease, Retry, Router, StaleEpoch, Unfenced
+from leasehold.cli.app import run
+from leasehold.guard import Doubt, GuardKey, Seal, Writer
+from leasehold.testing import ManualClock
+
+
+class Doubting(Reference):
+    """Leaves a doubt with every seal."""
+
+    def _seal(self, key: str, writer: Writer) -> Seal:
+        return super()._seal(key, writer)._replace(doubts=(Doubt(key, 3, "old", "a call that runs"),))
+
+
+class Unreachable(Reference):
+    """Cannot be sealed as long as it is `away`."""
+
+    away = True
+
+    def _seal(self, key: str, writer: Writer) -> Seal:
+        if self.away:
+            raise GuardUnavailable(f"{self.resource(key)}: the server is away.")
+        return super()._seal(key, writer)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Time, moved by hand."""
+    return ManualClock()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def router(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Router]:
+    """A router in memory, and one in a file."""
+    url = None if request.param == "memory" else f"sqlite:///{tmp_path / 'jobs.db'}"
+    with Router(url, clock=clock) as made:
+        yield made
+
+
+@pytest.fixture
+def shelf(router: Router, tmp_path: Path) -> Reference:
+    """A guard that the router knows."""
+    (tmp_path / "shelf").mkdir()
+    return router.guard("shelf", Reference(tmp_path / "shelf"))
+
+
+def keys(router: Router, job_id: str) -> list[Any]:
+    """What is recorded of the job's keys."""
+    return [event.facts["keys"] for event in router.events(job_id, kind="guarded")]
+
+
+# Before the handler
+
+
+def test_keys_are_recorded_and_sealed_before_the_first_line(router: Router, shelf: Reference) -> None:
+    """At the epoch of the run, from the arguments that the function takes."""
+    seen: list[int | None] = []
+
+    @router.task(seals=lambda image: [shelf.key(f"{image}.png"), shelf.key("index")])
+    def resize(lease: Lease, image: str, width: int) -> None:
+        marks = [shelf.mark(name) for name in ("a.png", "index")]
+        seen.extend(mark and mark.epoch for mark in marks)
+        assert keys(router, lease.job_id) == [[["shelf", "a.png"], ["shelf", "index"]]]
+        shelf.write(f"{image}.png", b"new")
+
+    job = resize.add("a", 100).job
+    [done] = router.drain(raise_errors=True)
+
+    assert seen == [done.epoch, done.epoch]
+    assert shelf.peek("a.png") == b"new"
+    assert done.id == job.id
+
+
+def test_an_async_handler_finds_its_keys_sealed(router: Router, shelf: Reference) -> None:
+    """The seal is made on a thread, so the loop goes on."""
+    threads: list[threading.Thread] = []
+    seal = shelf._seal
+    shelf._seal = lambda key, writer: threads.append(threading.current_thread()) or seal(key, writer)  # type: ignore[method-assign, func-returns-value]
+
+    @router.task(seals=lambda: shelf.key("a"))
+    async def write(lease: Lease) -> None:
+        mark = shelf.mark("a")
+        assert mark is not None
+        assert mark.epoch == lease.epoch
+        threads.append(threading.current_thread())
+
+    write.add()
+    [done] = router.drain(raise_errors=True)
+
+    assert done.status == "done"
+    assert threads[0] is not threads[1]
+
+
+def test_a_process_seals_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the process that runs the handler; the worker's store records the keys."""
+    monkeypatch.setenv("SEALING_FOLDER", str(tmp_path))
+    from tests.guards import sealing_tasks
+
+    router = sealing_tasks.router
+    with router.override(), router.worker(concurrency=1):
+        job = sealing_tasks.write.add("a").job
+        pid, epoch = router.result(job.id, wait_seconds=60)
+
+        assert pid != os.getpid()
+        assert epoch == router.job(job.id).epoch
+        assert keys(router, job.id) == [[["shelf", "a"]]]
+    assert Reference(tmp_path).peek("a") == b"by a process"
+
+
+def test_a_job_whose_key_cannot_be_sealed_goes_back(router: Router, tmp_path: Path, clock: ManualClock) -> None:
+    """With a back-off, the reason on the job and its budgets untouched; its handler was not called."""
+    guard = router.guard("away", Unreachable(tmp_path))
+    calls: list[str] = []
+
+    @router.task(seals=lambda: [guard.key("a")])
+    def write() -> None:
+        calls.append("called")
+
+    job = write.add().job
+    [back] = router.drain()
+
+    assert (back.status, back.errors, back.reclaims, calls) == ("pending", 0, 0, [])
+    assert "the server is away" in str(back.last_error)
+    assert router.drain() == [], "it is not due before its back-off"
+
+    guard.away = False
+    clock.advance(61)
+    assert [found.status for found in router.drain()] == ["done"]
+    assert router.job(job.id).status == "done"
+
+
+def test_a_key_of_a_newer_owner_sends_the_job_back_for_a_newer_epoch(
+    router: Router, shelf: Reference, clock: ManualClock
+) -> None:
+    """Two jobs write one key without a lock: the older claim is refused, and its next one passes."""
+
+    @router.task(seals=lambda: [shelf.key("a")])
+    def write(lease: Lease) -> int:
+        return lease.epoch
+
+    job = write.add().job
+    above = router.advance() + 1_000
+    shelf.seal("a", epoch=above, owner="other", store=router.store.identity())
+    [back] = router.drain()
+    clock.advance(61)
+    router.advance(above=above)
+    [done] = router.drain()
+
+    assert (back.status, back.errors) == ("pending", 0)
+    assert "stands at epoch" in str(back.last_error)
+    assert done.id == job.id
+    assert done.status == "done"
+
+
+def test_a_doubt_is_recorded_and_the_handler_runs(router: Router, tmp_path: Path) -> None:
+    """It is no failure: what may still happen under an older epoch is known now."""
+    gate = router.guard("gate", Doubting(tmp_path))
+
+    @router.task(seals=lambda: [gate.key("a")])
+    def write() -> str:
+        return "ran"
+
+    job = write.add().job
+    router.drain(raise_errors=True)
+
+    assert router.result(job.id) == "ran"
+    [doubted] = router.events(job.id, kind="doubted")
+    assert doubted.facts["doubts"] == [["gate", "a", 3, "old", "a call that runs"]]
+
+
+def test_what_is_not_registered_cannot_be_sealed(router: Router, tmp_path: Path) -> None:
+    """Its keys could not be found again when the job ends."""
+    stray = Reference(tmp_path)
+
+    @router.task(seals=lambda: [stray.key("a")])
+    def write() -> None: ...
+
+    write.add()
+    [back] = router.drain()
+
+    assert back.status == "pending"
+    assert "register it with router.guard(name, guard)" in str(back.last_error)
+    assert stray.mark("a") is None
+
+
+@pytest.mark.parametrize(
+    ("seals", "why"),
+    [
+        (lambda height: [], "'height', which is not among the handler's arguments: image"),
+        (lambda *images: [], r"\*images has none"),
+        (["a"], "is a plain function"),
+    ],
+)
+def test_seals_that_do_not_fit_are_refused_at_decoration(router: Router, seals: Any, why: str) -> None:
+    """And not when the first job comes."""
+    with pytest.raises(InvalidArgument, match=why):
+
+        @router.task(seals=seals)
+        def resize(image: str) -> None: ...
+
+
+@pytest.mark.parametrize("keys", [["a"], [None], [("shelf", "a")]])
+def test_what_is_not_a_key_fails_the_job(router: Router, shelf: Reference, keys: list[Any]) -> None:
+    """With what was returned, and what would do."""
+
+    @router.task(seals=lambda: keys)
+    def write() -> None: ...
+
+    write.add()
+    [failed] = router.drain()
+
+    assert "return [guard.key(name), …]" in str(failed.last_error)
+
+
+def test_two_guards_have_two_names(router: Router, shelf: Reference, tmp_path: Path) -> None:
+    """The record finds a guard by its name."""
+    assert router.guard("shelf", shelf) is shelf
+
+    with pytest.raises(InvalidArgument, match="two guards are called 'shelf'"):
+        router.guard("shelf", Reference(tmp_path))
+    with pytest.raises(InvalidArgument, match="already registered as 'shelf'"):
+        router.guard("other", shelf)
+    with pytest.raises(InvalidArgument, match="takes a Guard"):
+        router.guard("odd", "file.txt")  # type: ignore[type-var]
+
+
+# After the end
+
+
+def zombie(router: Router, shelf: Reference, **settings: Any) -> Lease:
+    """A lease on a job whose handler has sealed its key, still at work."""
+    started: list[Lease] = []
+
+    @router.task(name="zombie", seals=lambda: [shelf.key("a")], **settings)
+    def work(lease: Lease) -> None:
+        started.append(lease)
+
+    job = work.add().job
+    lease = router.claim("zombie")
+    assert lease is not None
+    assert lease.job_id == job.id
+    router._registry.guards.seal([shelf.key("a")], lease)
+    return lease
+
+
+@pytest.mark.parametrize("verb", ["cancel", "complete"])
+def test_a_job_that_an_operator_ends_is_sealed(router: Router, shelf: Reference, verb: str) -> None:
+    """There is no successor that would seal its keys: without this, the owner would write on."""
+    lease = zombie(router, shelf)
+    shelf.write("a", b"before", lease=lease)
+
+    ended: Job = getattr(router, verb)(router.job(lease.job_id), by="ann")
+
+    assert ended.unsealed == ()
+    with pytest.raises(StaleEpoch) as refusal:
+        shelf.write("a", b"after", lease=lease)
+    assert refusal.value.owner == "ann"
+    assert shelf.peek("a") == b"before"
+
+
+def test_a_job_that_fails_for_good_is_sealed(router: Router, shelf: Reference) -> None:
+    """By the worker that has failed it, above the epoch of its owner."""
+    leases: list[Lease] = []
+
+    @router.task(seals=lambda: [shelf.key("a")], retry=Retry(max_errors=1))
+    def work(lease: Lease) -> None:
+        leases.append(lease)
+        raise ValueError("no")
+
+    heard = threading.Event()
+    job = work.add().job
+    with router.worker(concurrency=1):
+        router.on("failed")(lambda event: heard.set())  # after the one that seals
+        assert heard.wait(60)
+
+    assert router.job(job.id).status == "failed"
+    with pytest.raises(StaleEpoch):
+        shelf.write("a", b"after", lease=leases[0])
+
+
+def test_a_replayed_job_writes_again(router: Router, shelf: Reference) -> None:
+    """The seal of its end is below every later owner's epoch."""
+    lease = zombie(router, shelf)
+    cancelled = router.cancel(router.job(lease.job_id), by="ann")
+    router.replay(cancelled, by="ann")
+
+    again = router.claim("next")
+    assert again is not None
+    assert router._registry.guards.seal_ended(cancelled).unreached == ()  # late, and harmless
+    shelf.write("a", b"again", lease=again)
+
+    assert shelf.peek("a") == b"again"
+
+
+def test_the_seal_of_an_end_never_locks_out_the_next_owner(router: Router, shelf: Reference) -> None:
+    """Even if the job was replayed and claimed before it: it is one above the epoch that ended."""
+    lease = zombie(router, shelf)
+    lease.fail("no", retry=False)
+    failed = router.job(lease.job_id)
+    router.replay(failed, by="ann")
+    again = router.claim("next")
+    assert again is not None
+
+    sealed = router._registry.guards.seal_ended(failed)
+
+    assert sealed.epoch == lease.epoch + 1 <= again.epoch
+    shelf.write("a", b"again", lease=again)
+    with pytest.raises(StaleEpoch):
+        shelf.write("a", b"late", lease=lease)
+
+
+def test_a_key_that_cannot_be_reached_is_named_and_tried_again(router: Router, tmp_path: Path) -> None:
+    """The verb has succeeded, the caller learns what is left, and the history has it."""
+    guard = router.guard("away", Unreachable(tmp_path))
+    guard.away = False
+    lease = zombie(router, guard)
+    guard.away = True
+
+    ended = router.cancel(router.job(lease.job_id), by="ann")
+
+    assert ended.status == "cancelled"
+    assert ended.unsealed == ("away:a (reference:a: the server is away.)",)
+    [unsealed] = router.events(lease.job_id, kind="unsealed")
+    assert unsealed.facts["keys"] == [["away", "a", "reference:a: the server is away."]]
+    guard.away = False
+    assert router.seal(lease.job_id, by="bob").sealed == (("away", "a"),)
+    with pytest.raises(StaleEpoch):
+        guard.write("a", b"late", lease=lease)
+
+
+def test_a_process_without_the_guards_says_so(router: Router, tmp_path: Path, shelf: Reference) -> None:
+    """An operator's console does not import the application."""
+    if router.url is None:
+        pytest.skip("a memory store has no second process")
+    lease = zombie(router, shelf)
+    with Router(router.url) as console:
+        ended = console.cancel(console.job(lease.job_id), by="ann")
+
+    assert ended.unsealed == ("shelf:a (no guard of that name is registered in this process)",)
+
+
+def test_only_what_has_ended_is_sealed_by_hand(router: Router, shelf: Reference) -> None:
+    """A running job has an owner, who has sealed its keys."""
+    lease = zombie(router, shelf)
+
+    with pytest.raises(Conflict, match="is running: only the keys of a finished job"):
+        router.seal(lease.job_id, by="ann")
+
+
+# Refusals
+
+
+def test_a_refusal_is_in_the_history_of_the_job(router: Router, shelf: Reference) -> None:
+    """With what was presented, what stands, who wrote and where."""
+    lease = zombie(router, shelf)
+    shelf.seal("a", epoch=lease.epoch + 5, owner="next", store=router.store.identity())
+
+    with pytest.raises(StaleEpoch):
+        shelf.write("a", b"late", lease=lease)
+
+    [refused] = router.events(lease.job_id, kind="refused")
+    assert (refused.epoch, refused.owner) == (lease.epoch + 5, "next")
+    assert refused.facts == {
+        "resource": "reference:a",
+        "guard": "shelf",
+        "presented": lease.epoch,
+        "current": lease.epoch + 5,
+        "by": "zombie",
+        "verb": "write",
+    }
+
+
+def test_a_refusal_inside_a_transaction_is_recorded_after_it(router: Router, shelf: Reference) -> None:
+    """On SQLite the record would wait for the very transaction in which the refusal was met."""
+    if router.url is None:
+        pytest.skip("a memory store has no transactions")
+    lease = zombie(router, shelf)
+    shelf.seal("a", epoch=lease.epoch + 5, owner="next", store=router.store.identity())
+
+    with lease.transaction():
+        with pytest.raises(StaleEpoch):
+            shelf.write("a", b"late", lease=lease)
+        assert router.events(lease.job_id, kind="refused") == []
+    router._registry.flush_notes()
+
+    assert len(router.events(lease.job_id, kind="refused")) == 1
+
+
+def test_a_refusal_of_another_store_names_it(router: Router, shelf: Reference) -> None:
+    """Its job is not one of this store."""
+    shelf.seal("a", epoch=9, owner="next", store="s")
+
+    with pytest.raises(StaleEpoch):
+        shelf.write("a", b"late", epoch=8, owner="old", store="other")
+
+    [refused] = router.events(kind="refused")
+    assert (refused.job_id, refused.facts["store"]) == (None, "other")
+
+
+# Proof
+
+
+def test_a_worker_does_not_start_on_a_guard_that_protects_nothing(router: Router, tmp_path: Path) -> None:
+    """It would run handlers whose writes nothing fences."""
+    router.guard("careless", Reference(tmp_path, CarelessShelf))
+
+    with pytest.raises(Unfenced), router.worker():
+        pass
+
+
+def test_a_guard_that_is_not_to_be_proved_is_not(router: Router, tmp_path: Path) -> None:
+    """For one that is proved elsewhere, or costs too much."""
+    router.guard("careless", Reference(tmp_path, CarelessShelf), prove=False)
+
+    with router.worker():
+        pass
+
+
+# The command line
+
+
+APP = """
+from pathlib import Path
+from leasehold import Router
+from tests.guards.reference import CarelessShelf, Reference
+
+router = Router("sqlite:///{url}")
+shelf = router.guard("shelf", Reference(Path("{folder}")))
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An application in a folder, whose guard the command finds."""
+    (tmp_path / "sealing_app.py").write_text(APP.format(url=tmp_path / "jobs.db", folder=tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sealing_app", raising=False)
+    return tmp_path
+
+
+def test_the_command_seals_what_was_not_reached(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the application's guards; once more is harmless."""
+    url = f"sqlite:///{app / 'jobs.db'}"
+    with Router(url) as router:
+        guard = router.guard("shelf", Reference(app))
+        lease = zombie(router, guard)
+    with Router(url) as console:
+        cancelled = console.cancel(console.job(lease.job_id), by="ann")
+
+    call = ["guard", "seal", lease.job_id, "--app", "sealing_app:router", "--app-dir", f"{app}"]
+    done = [leasehold(*call, cwd=TOP) for _ in range(2)]
+    as_json = leasehold(*call, "--json", cwd=TOP)
+
+    assert [(one.returncode, one.stdout) for one in done] == [
+        (0, f"sealed shelf:a at epoch {cancelled.epoch + 1}\n")
+    ] * 2
+    assert json.loads(as_json.stdout)["sealed"] == [["shelf", "a"]]
+    with pytest.raises(StaleEpoch):
+        guard.write("a", b"late", epoch=lease.epoch, owner="zombie", store="any")
+
+
+def test_the_command_proves_guards(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each by name; one that protects nothing is exit code 1."""
+    call = ["guard", "prove", "--app", "sealing_app", "--app-dir", str(app)]
+    assert run(call) == 0
+    assert capsys.readouterr().out == "shelf: proved\n"
+
+    import sealing_app  # type: ignore[import-not-found]  # just written
+
+    sealing_app.router.guard("careless", Reference(app, CarelessShelf))
+
+    assert run([*call, "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)["guards"]
+    assert [(row["guard"], row["proved"]) for row in rows] == [("careless", False), ("shelf", True)]
+
+
+def test_a_key_knows_how_to_seal_itself(router: Router, shelf: Reference) -> None:
+    """`guard.key(name).seal()` is `guard.seal(name)`."""
+    key = shelf.key("a")
+    assert isinstance(key, GuardKey)
+
+    assert key.seal(epoch=5, owner="me", store="s").mark.epoch == 5
