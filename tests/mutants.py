@@ -506,7 +506,7 @@ MUTANTS = (
     Mutant(
         "thread-run-again",
         "A thread that ended well past its deadline, and whose job nobody took, is run again.",
-        (Edit("worker/worker.py", "elif run.waits or run.task.kind is not Kind.THREAD:", "else:"),),
+        (Edit("worker/worker.py", "elif run.waits or run.task.kind is not Kind.THREAD:", "elif True:"),),
         ("tests/worker/test_renewing.py::"
          "test_trap_19_nobody_acknowledges_until_the_deadline_and_the_handler_is_told",),
     ),
@@ -583,8 +583,8 @@ MUTANTS = (
     Mutant(
         "transfer-goes-back",
         "A full worker hands back what was transferred to it, as it does what it has claimed ahead.",
-        (Edit("worker/run.py", "        return not self._taken and not self.transferred\n",
-              "        return not self._taken\n"),),
+        (Edit("worker/run.py", "        return self.state is WAITING and not self.transferred\n",
+              "        return self.state is WAITING\n"),),
         ("tests/worker/test_presence.py::test_a_full_worker_keeps_what_is_transferred_to_it_until_a_slot_is_free",),
     ),
     Mutant(

@@ -183,7 +183,7 @@ def test_a_store_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     """A folder that is made later stands for a server that is started later."""
     app = APP.replace("sqlite:///jobs.db", "sqlite:///later/jobs.db")
     with Working(tmp_path, "app", "--until-empty", app=app) as working:
-        working.says("cannot claim, and try again")
+        working.says("claim failed; retrying")
 
         (tmp_path / "later").mkdir()
 

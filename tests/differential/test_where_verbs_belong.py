@@ -14,6 +14,7 @@ from tests.patience import PATIENCE_SECONDS
 from tests.sqlite.joining import in_thread
 
 from leasehold import Conflict, InDoubt, Lease, Settled, StaleEpoch, StoreUnavailable
+from leasehold.lease import worker_side
 from leasehold.transaction import Block
 from leasehold.worker.calling import call, call_async, settlement
 
@@ -237,12 +238,13 @@ def test_a_handler_that_leaves_its_transaction_open_fails_and_says_so(
 
     task: Any = stage.router.task(careless if kind == "plain" else careless_on_a_loop)
     hooks = stage.router._registry.hooks
-    end = call(task, lease, hooks) if kind == "plain" else asyncio.run(call_async(task, lease, hooks))
+    grant = worker_side.grant_of(lease)
+    end = call(task, grant, lease, hooks) if kind == "plain" else asyncio.run(call_async(task, grant, lease, hooks))
     own.rollback()
 
     assert isinstance(end.error, Conflict)
     assert "commit it, or roll it back" in str(end.error)
-    said = settlement(task, lease, end)
+    said = settlement(task, grant, lease, end)
     assert said is not None
     assert said.outcome == "fail"
 

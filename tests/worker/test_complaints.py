@@ -410,7 +410,7 @@ def test_a_store_that_can_only_be_read_does_not_make_a_worker_look_alive(
         assert not worker.health().consuming
         assert worker.health().claimed_seconds is None
 
-    assert caplog.text.count("cannot claim") == 1
+    assert caplog.text.count("claim failed") == 1
 
 
 def test_a_worker_that_stops_gives_its_jobs_to_the_others(router: Router) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import pytest
 
 from leasehold import Router, Status
+from leasehold.lease import worker_side
 from leasehold.tasks.task import Kind
 from leasehold.testing import ManualClock
 from leasehold.worker.dispatching import Dispatcher
-from leasehold.worker.run import Run
+from leasehold.worker.run import Run, Runs, State
 
 from .staging import PATIENCE, Gate, Tampered, ended, has_looked, until, with_status, working
 
@@ -63,13 +64,13 @@ class Stage:
             self._router.add(name, task=name[0])
             lease = self._router.claim("worker")
             assert lease is not None
-            runs.append(Run(lease, self._router.tasks[name[0]], at, at))
+            runs.append(Run(Runs(), worker_side.grant_of(lease), lease, self._router.tasks[name[0]], at, at))
         self.runs.update(zip(names, runs, strict=True))
         self.dispatcher.start(runs)
 
     def end(self, name: str) -> None:
         """Let a run that has begun come to its end."""
-        self.runs[name].first()
+        self.runs[name].transition(State.WAITING, State.SETTLING)
         self.dispatcher.free(self.runs[name])
 
 
@@ -239,8 +240,8 @@ def test_a_run_that_was_handed_back_before_it_came_here_takes_no_slot(router: Ro
     router.add("t0", task="t")
     lease = router.claim("worker")
     assert lease is not None
-    late = Run(lease, router.tasks["t"], 0, 0)
-    assert late.first()  # a keeper hands it back
+    late = Run(Runs(), worker_side.grant_of(lease), lease, router.tasks["t"], 0, 0)
+    assert late.transition(State.WAITING, State.SETTLING)  # a keeper hands it back
     stage.dispatcher.free(late)
 
     stage.dispatcher.start([late])
@@ -265,7 +266,7 @@ def test_a_worker_that_stood_still_while_it_began_a_claim_loses_no_slot(router: 
                 stood_still.set()
                 clock.advance(2)  # the process was stopped for that long; the watch wakes first
                 until(lambda: not any(run.waits for run in runs), "the run to be handed back")
-                until(lambda: not worker._executing, "the watch to be done with it")
+                until(lambda: not worker.runs.count_undecided, "the watch to be done with it")
             began(runs)
 
         worker._dispatcher.start = start  # type: ignore[method-assign]  # where the process stands still

@@ -162,7 +162,7 @@ def test_two_keepers_that_learn_of_a_loss_together_tell_of_it_once() -> None:
         work.options(id="a").add()
         with working(router, steady=clock) as worker:
             gate.wait_for()
-            [run] = worker._in_flight.values()
+            [run] = worker.runs.in_flight()
             router.cancel(router.job("a"), by="operator")
             [refusal] = router.store.check([("a", run.lease.epoch)])
             second = threading.Thread(target=worker.lost, args=(run, refusal))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import suppress
 
 import pytest
 
 from leasehold import Lease, Retry, Router, StaleEpoch, Status
 from leasehold.testing import ManualClock
 from leasehold.worker.calling import released
-from leasehold.worker.run import Run
+from leasehold.worker.run import State, Stop
 from leasehold.worker.worker import Worker
 
 from .staging import PATIENCE, Gate, ended, has_looked, until, with_status, working
@@ -162,14 +161,7 @@ def test_a_handler_within_its_time_is_left_alone() -> None:
 
 def test_a_slot_is_kept_although_two_notice_at_once_that_the_handler_goes_on(router: Router) -> None:
     """Its time is over, and its lease is lost: two threads find out."""
-    gate, both = Gate(), threading.Barrier(2)
-
-    class Noticed(dict[int, Run]):
-        def __contains__(self, epoch: object) -> bool:
-            found = super().__contains__(epoch)
-            with suppress(threading.BrokenBarrierError):
-                both.wait(0.2)  # until the other one has looked too, if it can
-            return found
+    gate = Gate()
 
     @router.task(retry=Retry(delay_seconds=600, jitter=False))
     def work() -> None:
@@ -178,9 +170,8 @@ def test_a_slot_is_kept_although_two_notice_at_once_that_the_handler_goes_on(rou
     work.options(id="a").add()
     with working(router, concurrency=1) as worker:
         gate.wait_for()
-        worker._outlived = Noticed()
-        [run] = worker._runs()
-        run.verdict = released(run.lease, 600)
+        [run] = worker.runs.undecided()
+        assert run.transition(State.EXECUTING, State.STOPPING, Stop(0, released(run.grant, 600)))
         noticing = [threading.Thread(target=worker.outlived, args=[run]) for _ in range(2)]
         for thread in noticing:
             thread.start()
@@ -188,5 +179,8 @@ def test_a_slot_is_kept_although_two_notice_at_once_that_the_handler_goes_on(rou
             thread.join(PATIENCE)
 
         assert worker.room() == 0
+        until(lambda: run.state is State.LINGERING, "the settlement")
+        assert worker.room() == 0
         gate.open()
         until(lambda: worker.room() == 1, "the slot to be free")
+        assert run.state is State.OVER

@@ -17,13 +17,14 @@ from tests.worker.processes import done, is_running, kept, named, now, renewed, 
 from tests.worker.staging import has_looked, working
 
 from leasehold import Retry, Status, StoreUnavailable
+from leasehold.lease import worker_side
 from leasehold.tasks.task import AnyTask, Unbindable
 from leasehold.testing import ManualClock
 from leasehold.worker.calling import Crashed, End
 from leasehold.worker.executors.process import supervisor
 from leasehold.worker.executors.process.pool import Processes
 from leasehold.worker.executors.process.supervisor import Killed
-from leasehold.worker.run import Run
+from leasehold.worker.run import Run, Runs, State
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +81,7 @@ def test_a_process_that_dies_before_a_handler_began_is_replaced_and_costs_nobody
         other = now(tasks.pid.job())
         os.kill(other.result, signal.SIGSTOP)
         [added] = router.add_many([tasks.pid.job()])
-        until(lambda: [run for run in worker._executing.copy().values() if run.handle is not None])
+        until(lambda: [run for run in worker.runs.undecided() if run.handle is not None])
         os.kill(other.result, signal.SIGKILL)
         [third] = done(added.job.id)
     assert len({one.result, other.result, third.result}) == 3
@@ -181,10 +182,10 @@ def test_progress_in_the_process_keeps_a_job_from_stalling(tmp_path: Path) -> No
         job = tasks.stalls_no_more.options(id="j", lease_seconds=600, stall_seconds=300).job(str(tmp_path))
         router.add_many([job])
         until(lambda: named(tmp_path, "began"))
-        [run] = worker._executing.values()
+        [run] = worker.runs.undecided()
         for _ in range(4):  # a second renewal would be one too many for a job that says nothing
-            moves = run.lease._moves
-            until(lambda: run.lease._moves > moves)  # noqa: B023 (it is called at once)
+            moves = worker_side.moves(run.lease)
+            until(lambda: worker_side.moves(run.lease) > moves)  # noqa: B023 (it is called at once)
             renewed(worker, clock, "j")
         (tmp_path / "go").touch()
         done("j")
@@ -199,7 +200,7 @@ def test_a_process_that_is_slow_to_begin_keeps_its_job(tmp_path: Path, monkeypat
     router.add_many([tasks.double.options(id="j", lease_seconds=600).job(1)])
     with working(router, steady=clock, concurrency=1) as worker:
         # Not before its supervisor has it: a run that nobody has taken is handed back when the clock moves.
-        [run] = until(lambda: [run for run in worker._executing.copy().values() if not run.waits])
+        [run] = until(lambda: [run for run in worker.runs.undecided() if run.state is State.EXECUTING])
         renewed(worker, clock, "j")
         assert run.began_us is None
         monkeypatch.setattr(tasks.double, "run_us", None)
@@ -273,25 +274,24 @@ def claimed(task: AnyTask, id: str, *args: object) -> Run:
     router.add_many([task.options(id=id).job(*args)])
     lease = router.claim("worker")
     assert lease is not None
-    return Run(lease, task, 0, 0)
+    return Run(Runs(), worker_side.grant_of(lease), lease, task, 0, 0)
 
 
 def test_a_run_that_is_stopped_is_told_once(executor: Processes, ends: list[tuple[str, End]], tmp_path: Path) -> None:
-    """Before it began, while it runs, again, and after its end."""
+    """While it runs, again, and after its end. One that the worker has handed back before it began is not begun."""
     runs = [claimed(tasks.waits, "runs", str(tmp_path)), claimed(tasks.double, "waits", 1)]
     executor.start(runs)
     until(lambda: named(tmp_path, "began"))
-    assert executor.stop(runs[1])
-    assert [(id, type(end.error)) for id, end in ends] == [("waits", Killed)]
+    assert runs[1].transition(State.WAITING, State.SETTLING)
     assert executor.stop(runs[0])
-    until(lambda: len(ends) == 2)
+    until(lambda: ends)
     for run in runs * 2:
         assert executor.stop(run)
     after = claimed(tasks.double, "after", 4)
     executor.start([after])
-    until(lambda: len(ends) == 3)
-    assert [(id, type(end.error)) for id, end in ends[1:]] == [("runs", Killed), ("after", type(None))]
-    assert ends[2][1].document == "8"
+    until(lambda: len(ends) == 2)
+    assert [(id, type(end.error)) for id, end in ends] == [("runs", Killed), ("after", type(None))]
+    assert ends[1][1].document == "8"
 
 
 def test_a_handler_that_cannot_begin_counts_against_no_budget(

@@ -26,7 +26,7 @@ from leasehold import (
     StoreUnavailable,
 )
 from leasehold.testing import ManualClock
-from leasehold.worker.settling import Said
+from leasehold.worker.settling import Ending
 from leasehold.worker.until_empty import Waiting
 
 from .staging import (
@@ -125,9 +125,9 @@ def test_what_a_handler_is_about_to_say_is_settled(router: Router) -> None:
     worker.start()
     put = worker._settler.put
 
-    def put_late(said: Said) -> None:
+    def put_late(ending: Ending) -> None:
         gate.pass_by()
-        put(said)
+        put(ending)
 
     worker._settler.put = put_late  # type: ignore[method-assign]
     work.options(id="a").add()

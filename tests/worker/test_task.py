@@ -104,11 +104,11 @@ def test_a_task_is_its_function_with_a_name_and_a_place_to_run() -> None:
 
     assert isinstance(resize, Task)
     assert (resize.name, resize.kind, resize.takes_lease) == ("resize", Kind.THREAD, True)
-    assert (resize.run_us, resize.final, resize._backoff) == (None, (), None)
+    assert (resize.run_us, resize.final, resize.backoff) == (None, (), None)
     assert (thumb.name, thumb.kind, thumb.takes_lease) == ("thumb", Kind.LOOP, False)
     assert (thumb.run_us, thumb.final) == (1_500_000, (ValueError, OSError))
-    assert thumb._backoff is not None
-    assert thumb._backoff(3, ValueError()) == 6.0
+    assert thumb.backoff is not None
+    assert thumb.backoff(3, ValueError()) == 6.0
     assert (cut_out.name, cut_out.kind, cut_out.takes_lease) == ("cut", Kind.PROCESS, False)
     assert (cut_out.module, cut_out.qualname) == (__name__, "cut_out")
     assert dict(router.tasks) == {"resize": resize, "thumb": thumb}

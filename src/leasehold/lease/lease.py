@@ -527,21 +527,6 @@ class Lease(Minting, Keeping):
         # None is forgotten here: another thread may join one while the server is asked.
         return any(one.is_open() for one in self._joined)
 
-    # For what runs a handler
-
-    def _refuse_open_transaction(self) -> None:
-        """Raise `Conflict` if the handler has left a transaction open that this lease is part of."""
-        if self._has_open_transaction():
-            raise Conflict(
-                f"the handler of job {self.job_id!r} returned while a transaction that it has joined with connection=… "
-                "is still open: commit it, or roll it back, before the handler returns. What it wrote there will be "
-                "refused at its COMMIT."
-            )
-
-    def _forget_transactions(self) -> None:
-        """Let go of the caller's connections."""
-        self._joined = ()
-
     def _marked(self, program: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         try:
             return (yield from program)

@@ -178,7 +178,7 @@ class Task(Generic[C, P, R_co]):
         self.run_us = None if run_seconds is None else checks.microseconds(run_seconds, "run_seconds")
         self.final = final_of(settings)
         self.only: tuple[type[BaseException], ...] = ()
-        self._backoff = delay_of(settings)
+        self.backoff = delay_of(settings)
         parameters = list(signature.parameters.values())[int(self.takes_lease) :]
         self._arguments = Arguments(self.name, self.function, parameters)
         self.seals = seals_of(settings, parameters)
@@ -199,6 +199,11 @@ class Task(Generic[C, P, R_co]):
 
     def __reduce__(self) -> str:
         return self.qualname
+
+    @property
+    def queue(self) -> str:
+        """The queue of its jobs, unless their options name another."""
+        return self._stored.get("queue", "default")
 
     def __call__(self, *args: C.args, **kwargs: C.kwargs) -> R_co:
         """Call the function; no job is involved."""

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from ..aio import handling_on_loop
 from ..core import checks, failure
-from ..core.job import Outcome, Settlement, completion, handed_back
+from ..core.job import Grant, Outcome, Settlement, completion, handed_back
 from ..errors import StaleEpoch, StoreUnavailable
-from ..lease import Lease, _current
+from ..lease import Lease, worker_side
 from ..tasks.guarded import Unsealed, keys_of
 from ..tasks.hooks import Hooks
 from ..tasks.task import Task, Unbindable, Unstorable
@@ -47,32 +47,32 @@ _OWN = (StoreUnavailable, Unsettled)
 
 
 class Raised(Exception):
-    """An error in the process of a handler: as text, and as what it *said* about the job where its class was known."""
+    """An error in the process of a handler: as text, and as what it means for the job where its class was known."""
 
-    def __init__(self, text: str, said: Settlement | None, refusal: StaleEpoch | None = None) -> None:
+    def __init__(self, text: str, settlement: Settlement | None, refusal: StaleEpoch | None = None) -> None:
         super().__init__(text)
-        self.said = said
+        self.settlement = settlement
         self.__cause__ = refusal
 
-    def told(self) -> str:
+    def traceback(self) -> str:
         """Return the error as Python shows one, with the frames of its process."""
-        said, header, frames = str(self.args[0]).rpartition(f"\n{failure.HEADER}")
-        shown = f"Traceback, in the process of the handler (most recent call last):{frames}\n{said}"
+        message, header, frames = str(self.args[0]).rpartition(f"\n{failure.HEADER}")
+        shown = f"Traceback, in the process of the handler (most recent call last):{frames}\n{message}"
         return shown if header else frames
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Raised, (self.args[0], self.said, self.__cause__)
+        return Raised, (self.args[0], self.settlement, self.__cause__)
 
 
-def call(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
+def call(task: Task[..., ..., Any], grant: Grant, lease: Lease, hooks: Hooks) -> End:
     """Call a plain handler, inside its hooks, and return how it ended. Nothing is raised but what stops the thread."""
-    return copy_context().run(_call, task, lease, hooks)
+    return copy_context().run(_call, task, grant, lease, hooks)
 
 
-def _call(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
-    _current.set(lease)
+def _call(task: Task[..., ..., Any], grant: Grant, lease: Lease, hooks: Hooks) -> End:
+    worker_side.activate(lease)
     try:
-        arguments = task.arguments(lease._grant.spec.document)
+        arguments = task.arguments(grant.spec.document)
         if task.seals is not None:
             _seal(task, lease, arguments)
         if hooks.around:
@@ -81,21 +81,21 @@ def _call(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
                 value = task.function(lease, **arguments) if task.takes_lease else task.function(**arguments)
         else:
             value = task.function(lease, **arguments) if task.takes_lease else task.function(**arguments)
-        lease._refuse_open_transaction()
+        worker_side.refuse_open_transaction(lease)
         return End("null" if value is None else task.encode_result(value))
     except BaseException as error:
         return End(None, _own(error))
     finally:
-        lease._forget_transactions()
+        worker_side.forget_transactions(lease)
         task.registry.flush_notes()
 
 
-async def call_async(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> End:
-    """Call an async handler likewise. The caller gives it a context of its own."""
-    _current.set(lease)
+async def call_async(task: Task[..., ..., Any], grant: Grant, lease: Lease, hooks: Hooks) -> End:
+    """Call an async handler in the same way. The caller gives it a context of its own."""
+    worker_side.activate(lease)
     handling_on_loop(task.name)
     try:
-        arguments = task.arguments(lease._grant.spec.document)
+        arguments = task.arguments(grant.spec.document)
         if task.seals is not None:
             await asyncio.to_thread(_seal, task, lease, arguments)
         if hooks.around_async:
@@ -104,13 +104,13 @@ async def call_async(task: Task[..., ..., Any], lease: Lease, hooks: Hooks) -> E
                 value = await (task.function(lease, **arguments) if task.takes_lease else task.function(**arguments))
         else:
             value = await (task.function(lease, **arguments) if task.takes_lease else task.function(**arguments))
-        if lease._joined:  # only then the server may have to be asked
-            await asyncio.to_thread(lease._refuse_open_transaction)
+        if worker_side.has_joined(lease):  # only then the server may have to be asked
+            await asyncio.to_thread(worker_side.refuse_open_transaction, lease)
         return End("null" if value is None else task.encode_result(value))
     except BaseException as error:
         return End(None, _own(error))
     finally:
-        lease._forget_transactions()
+        worker_side.forget_transactions(lease)
         task.registry.flush_notes()
 
 
@@ -126,7 +126,7 @@ def _own(error: BaseException) -> BaseException:
     return error.with_traceback(trace.tb_next) if trace is not None and trace.tb_next is not None else error
 
 
-def settlement(task: Task[..., ..., Any], lease: Lease, end: End) -> Settlement | None:
+def settlement(task: Task[..., ..., Any], grant: Grant, lease: Lease, end: End) -> Settlement | None:
     """
     Return what the end of a handler says about its job, or None if the store must be asked.
 
@@ -135,23 +135,20 @@ def settlement(task: Task[..., ..., Any], lease: Lease, end: End) -> Settlement 
     """
     document, error = end
     if error is None:
-        if lease._settled is not False:
-            return None
-        return completion(lease._grant, document)
+        return completion(grant, document) if worker_side.settled(lease) is False else None
     if isinstance(error, Crashed):
-        return Settlement(lease.job_id, lease.epoch, Outcome.CRASH, error=str(error))
-    if lease._settled is True or (isinstance(error, StaleEpoch) and _is_of(error, lease)):
+        return Settlement(grant.spec.id, grant.epoch, Outcome.CRASH, error=str(error))
+    if worker_side.settled(lease) is True or (isinstance(error, StaleEpoch) and _is_of(error, grant)):
         return None
     if isinstance(error, Raised):
-        return error.said
+        return error.settlement
     if isinstance(error, (Unbindable, Unsealed)):
-        return released(lease, _unbound_delay(lease), _storable(str(error)))
-    return failed(task, lease, error)
+        return released(grant, _unbound_delay(grant), _storable(str(error)))
+    return failed(task, grant, error)
 
 
-def failed(task: Task[..., ..., Any], lease: Lease, error: BaseException, text: str | None = None) -> Settlement:
+def failed(task: Task[..., ..., Any], grant: Grant, error: BaseException, text: str | None = None) -> Settlement:
     """Return what records an error of the handler, with its back-off."""
-    grant = lease._grant
     retry = not isinstance(error, (Unstorable, *task.final))
     if task.only and not isinstance(error, (*_OWN, *task.only)):
         retry = False
@@ -161,18 +158,18 @@ def failed(task: Task[..., ..., Any], lease: Lease, error: BaseException, text: 
         Outcome.FAIL,
         error=text or described(error),
         retry=retry,
-        delay_us=checks.microseconds(_delay(task, lease, error), "delay", zero=True),
+        delay_us=checks.microseconds(_delay(task, grant, error), "delay", zero=True),
     )
 
 
-def released(lease: Lease, delay_seconds: float = 0, why: str | None = None) -> Settlement:
+def released(grant: Grant, delay_seconds: float = 0, why: str | None = None) -> Settlement:
     """Return what hands the job back, maybe with the reason as its last error, its budgets untouched."""
-    return handed_back(lease._grant, checks.microseconds(delay_seconds, "delay", zero=True), why)
+    return handed_back(grant, checks.microseconds(delay_seconds, "delay", zero=True), why)
 
 
-def _unbound_delay(lease: Lease) -> float:
+def _unbound_delay(grant: Grant) -> float:
     """Return how long a job rests whose arguments do not fit here: they may elsewhere, or after a later deploy."""
-    return float(min(2.0 ** min(lease.attempt, 16), _UNBOUND_SECONDS) * random.uniform(0.5, 1.0))
+    return float(min(2.0 ** min(grant.attempt, 16), _UNBOUND_SECONDS) * random.uniform(0.5, 1.0))
 
 
 def described(error: BaseException) -> str:
@@ -189,17 +186,17 @@ def _storable(text: str) -> str:
     return checks.text(text.encode("utf-8", "backslashreplace").decode(), "error")
 
 
-def _delay(task: Task[..., ..., Any], lease: Lease, error: BaseException) -> float:
-    errors = lease._grant.errors + 1
-    if task._backoff is not None:
+def _delay(task: Task[..., ..., Any], grant: Grant, error: BaseException) -> float:
+    errors = grant.errors + 1
+    if task.backoff is not None:
         try:
-            delay = float(task._backoff(errors, error))
+            delay = float(task.backoff(errors, error))
             checks.microseconds(delay, "delay", zero=True)
             return delay
         except BaseException:  # a SystemExit there would end a thread that others need
             log.exception("the delay function of task %r failed; its job waits as if there were none", task.name)
-    return lease.retry.delay(errors, random.random())
+    return grant.spec.retry.delay(errors, random.random())
 
 
-def _is_of(refusal: StaleEpoch, lease: Lease) -> bool:
-    return refusal.job_id == lease.job_id and refusal.presented == lease.epoch
+def _is_of(refusal: StaleEpoch, grant: Grant) -> bool:
+    return refusal.job_id == grant.spec.id and refusal.presented == grant.epoch

@@ -236,7 +236,7 @@ class Claimer(threading.Thread):
 
     def _rest(self, error: StoreUnavailable) -> None:
         if not self._failures:
-            log.warning("cannot claim, and try again until the store answers: %s", error)
+            log.warning("claim failed; retrying until the store answers: %s", error)
         self._failures += 1
         seconds = min(_FIRST_REST_SECONDS * 2 ** min(self._failures, 10), LONGEST_REST_SECONDS)
         until = self._steady.now() + round(seconds * 1_000_000)

@@ -11,7 +11,7 @@ from typing import NoReturn, Protocol
 from ..core import inputs
 from ..core.clock import Clock
 from ..core.ids import new_claim_id
-from ..core.job import Job, Status
+from ..core.job import Grant, Job, Status
 from ..errors import Conflict, InvalidArgument, Unsupported
 from ..lease import Lease
 from ..liveness import this_process
@@ -20,8 +20,8 @@ from .calling import End, call, call_async, released, settlement
 from .executors.loop import Loop
 from .lifespan import Lifespan
 from .reporting import Reporter
-from .run import Run
-from .settling import Said, settled
+from .run import Run, Runs
+from .settling import Ending, settled
 from .worker import Shop
 
 OWNER = "drain"
@@ -83,16 +83,16 @@ class Drain:
         self._free_runs: Counter[str] = Counter()
 
     def run(self, abandoned: Callable[[], bool]) -> list[Job]:
-        """Go on until nothing is due, or nobody waits for it any more."""
+        """Go on until nothing is due, or the caller has abandoned it."""
         lifespan = Lifespan(self._shop.hooks, lambda: self._loop.loop)
         jobs: list[Job] = []
         try:
             lifespan.enter()
             try:
                 while not abandoned():
-                    lease = self._claim()
-                    if lease is not None:
-                        jobs.append(self._kept(lease))
+                    grant = self._claim()
+                    if grant is not None:
+                        jobs.append(self._handle(grant))
                     elif not self._advance():
                         break
             finally:
@@ -101,7 +101,7 @@ class Drain:
             self._loop.close()
         return jobs
 
-    def _claim(self) -> Lease | None:
+    def _claim(self) -> Grant | None:
         grants = self._store.claim(
             OWNER,
             queues=self._queues,
@@ -109,39 +109,41 @@ class Drain:
             claim_id=new_claim_id(),
             process=this_process(),
         )
-        return Lease(self._store, grants[0]) if grants else None
+        return grants[0] if grants else None
 
-    def _kept(self, lease: Lease) -> Job:
+    def _handle(self, grant: Grant) -> Job:
         try:
-            return self._handle(lease)
+            return self._run(grant)
         except KeyboardInterrupt:
-            self._store.settle([released(lease)])  # refused, and nobody minds, if it was settled just before
+            self._store.settle([released(grant)])  # refused, which does not matter, if it was settled just before
             raise
 
-    def _handle(self, lease: Lease) -> Job:
-        task = self._shop.tasks.get(lease.task or "")
+    def _run(self, grant: Grant) -> Job:
+        name = grant.spec.task
+        task = self._shop.tasks.get(name or "")
         if task is None:
-            what = "names no task" if lease.task is None else f"is for the task {lease.task!r}, which is unknown here"
-            self._refuse(lease, f"{what}; tasks here: {', '.join(sorted(self._shop.tasks)) or 'none'}")
-        end = self._called(task, lease)
+            what = "names no task" if name is None else f"is for the task {name!r}, which is unknown here"
+            self._refuse(grant, f"{what}; tasks here: {', '.join(sorted(self._shop.tasks)) or 'none'}")
+        lease = Lease(self._store, grant)
+        end = self._call(task, grant, lease)
         error = end.error
         if isinstance(error, Unbindable):
-            self._refuse(lease, f"has arguments that do not fit: {error}", error)
-        if isinstance(error, KeyboardInterrupt):  # not the handler's: somebody wants the test to end
+            self._refuse(grant, f"has arguments that do not fit: {error}", error)
+        if isinstance(error, KeyboardInterrupt):  # not the handler's: the test is being interrupted
             raise error
-        said = [Said(Run(lease, task, 0, 0), settlement(task, lease, end), error)]
-        self._reporter.over(said, settled(self._store, said))
+        batch = [Ending(Run(Runs(), grant, lease, task, 0, 0), settlement(task, grant, lease, end), error)]
+        self._reporter.over(batch, settled(self._store, batch))
         if error is not None and (self._raise_errors or _stops(error)):
             raise error
-        return self._after(lease)
+        return self._after(grant)
 
-    def _called(self, task: AnyTask, lease: Lease) -> End:
+    def _call(self, task: AnyTask, grant: Grant, lease: Lease) -> End:
         if task.kind is not Kind.LOOP:
-            return call(task, lease, self._shop.hooks)
+            return call(task, grant, lease, self._shop.hooks)
         loop, ended = self._loop.loop, None
         try:
-            ended = asyncio.run_coroutine_threadsafe(call_async(task, lease, self._shop.hooks), loop)
-            # In slices: a signal that another thread has got does not wake who waits for a lock without end.
+            ended = asyncio.run_coroutine_threadsafe(call_async(task, grant, lease, self._shop.hooks), loop)
+            # In slices: a signal that another thread has got does not end a wait for a lock without a time limit.
             while not wait([ended], _SLICE_SECONDS).done:
                 pass
             return ended.result()
@@ -150,14 +152,14 @@ class Drain:
                 ended.cancel()
             return End(None, error)
 
-    def _refuse(self, lease: Lease, why: str, cause: Exception | None = None) -> NoReturn:
+    def _refuse(self, grant: Grant, why: str, cause: Exception | None = None) -> NoReturn:
         """Hand the job back, and raise: a worker would leave it to others, and in a test there are none."""
-        self._store.settle([released(lease)])
-        raise Conflict(f"job {lease.job_id!r} {why}. It was handed back.") from cause
+        self._store.settle([released(grant)])
+        raise Conflict(f"job {grant.spec.id!r} {why}. It was handed back.") from cause
 
-    def _after(self, lease: Lease) -> Job:
-        job = self._store.job(lease.job_id)
-        if job.status is Status.PENDING and job.errors == lease._grant.errors:
+    def _after(self, grant: Grant) -> Job:
+        job = self._store.job(grant.spec.id)
+        if job.status is Status.PENDING and job.errors == grant.errors:
             self._free_runs[job.id] += 1
             if self._free_runs[job.id] >= _MOST_FREE_RUNS:
                 raise Conflict(

@@ -3,7 +3,7 @@ CONTRACT: what runs the handlers of one kind of task. `executors/` has one modul
 
 An executor is made with two functions. For each run that it is given:
 
-1. It calls `run.first()`, and drops the run if that is False: a keeper has handed it back.
+1. It makes the transition from waiting to executing, and drops the run if that fails: it was handed back.
 2. It calls `began(run)` just before the handler, on any thread.
 3. It calls `ended(run, end)` once, whatever becomes of the handler, even if it was stopped or its process has died.
 

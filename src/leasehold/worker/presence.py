@@ -122,6 +122,6 @@ class Presence(threading.Thread):
         now = self._steady.now()
         due = [run for run in self._worker.waiting_transfers() if run.nears_stall(now)]
         if due:
-            self._store.progress([Progress(run.lease.job_id, run.lease.epoch) for run in due])
+            self._store.progress([Progress(run.grant.spec.id, run.grant.epoch) for run in due])
             for run in due:
                 run.moved(now)

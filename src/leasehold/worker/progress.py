@@ -18,7 +18,7 @@ from ..core.wording import counted
 from ..errors import StoreUnavailable
 from ..store import Refusal, Store
 from .log import log
-from .run import Run
+from .run import Run, Runs
 from .sleeper import Keeper, Sleeper
 
 _WITHIN_US = 1_000_000
@@ -42,8 +42,8 @@ class ProgressWriter(Sleeper):
     A report that the store has refused is told to the *keeper*; one that it could not take is tried again.
     """
 
-    def __init__(self, store: Store, steady: Clock, in_flight: dict[int, Run], keeper: Keeper) -> None:
-        super().__init__("leasehold-progress", steady, in_flight)
+    def __init__(self, store: Store, steady: Clock, runs: Runs, keeper: Keeper) -> None:
+        super().__init__("leasehold-progress", steady, runs)
         self._store = store
         self._keeper = keeper
         self._changed = threading.Condition()  # holds all that follows; notified when a write is over
@@ -60,7 +60,7 @@ class ProgressWriter(Sleeper):
         stall_us, epoch = grant.spec.stall_us, grant.epoch
         within = _WITHIN_US if stall_us is None else min(_WITHIN_US, stall_us // 3)
         # One that is no longer in flight goes to the store, which refuses it.
-        if within < _LEAST_US or self._ended or epoch not in self._in_flight:
+        if within < _LEAST_US or self._ended or self._runs.find(epoch) is None:
             return False
         due = self._steady.now() + within
         if within == _WITHIN_US:
@@ -102,10 +102,10 @@ class ProgressWriter(Sleeper):
         with self._changed:
             batch = {}
             for run in runs:
-                while run.lease.epoch in self._writing:
+                while run.grant.epoch in self._writing:
                     self._changed.wait()
-                if (waiting := self._waiting.pop(run.lease.epoch, None)) is not None:
-                    batch[run.lease.epoch] = waiting
+                if (waiting := self._waiting.pop(run.grant.epoch, None)) is not None:
+                    batch[run.grant.epoch] = waiting
             self._writing.update(batch)
         if batch:
             error = self._write(batch)[1]
@@ -131,7 +131,7 @@ class ProgressWriter(Sleeper):
         batch = self._due(now)
         if batch:
             for epoch, refusal in self._write(batch)[0].items():
-                run = self._in_flight.get(epoch)
+                run = self._runs.find(epoch)
                 if run is not None:
                     self._keeper.lost(run, refusal)
         with self._changed:
@@ -140,7 +140,7 @@ class ProgressWriter(Sleeper):
     def _due(self, now: int) -> dict[int, _Waiting]:
         """Take out what is due, of runs that are still in flight."""
         with self._changed:
-            for epoch in [epoch for epoch in self._waiting if epoch not in self._in_flight]:
+            for epoch in [epoch for epoch in self._waiting if self._runs.find(epoch) is None]:
                 del self._waiting[epoch]
             due = [(epoch, waiting) for epoch, waiting in self._waiting.items() if waiting.due_us <= now]
             batch = dict(due[: self._most])

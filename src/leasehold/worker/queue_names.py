@@ -14,7 +14,7 @@ from .log import log
 
 def warn_of_unknown(store: Store, queues: Sequence[str] | None, tasks: Mapping[str, AnyTask]) -> None:
     """Log each of the *queues* that no task names, that has no unfinished job, and that is not paused."""
-    own = {task._stored.get("queue", "default") for task in tuple(tasks.values())} | {"default"}
+    own = {task.queue for task in tuple(tasks.values())} | {"default"}
     strange = [queue for queue in queues or () if queue not in own]
     if not strange:  # then nothing is asked: to count jobs takes longer the more there are
         return

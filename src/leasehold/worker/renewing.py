@@ -8,9 +8,10 @@ from typing import TypeVar
 from ..core.clock import Clock
 from ..core.wording import counted
 from ..errors import StoreUnavailable
+from ..lease import worker_side
 from ..store import Refusal, Renewal, Store
 from .log import log
-from .run import Run
+from .run import Run, Runs
 from .sleeper import TICK_US, Keeper, Sleeper
 
 T = TypeVar("T")
@@ -26,8 +27,8 @@ class Renewer(Sleeper):
     Not renewed: a job that says nothing about its progress for its `stall_seconds`.
     """
 
-    def __init__(self, store: Store, steady: Clock, in_flight: dict[int, Run], keeper: Keeper) -> None:
-        super().__init__("leasehold-renew", steady, in_flight)
+    def __init__(self, store: Store, steady: Clock, runs: Runs, keeper: Keeper) -> None:
+        super().__init__("leasehold-renew", steady, runs)
         self._store = store
         self._keeper = keeper
         self._parts = 1
@@ -37,7 +38,7 @@ class Renewer(Sleeper):
         now = self._steady.now()
         # A little early, so that those that are due at about the same time are one batch. Not what waits for a thread:
         # that goes back to the others before long.
-        due = [run for run in runs if not run.needs_no_renewal and run.renew_us - run.lease._grant.lease_us // 9 <= now]
+        due = [run for run in runs if not run.needs_no_renewal and run.renew_us - run.grant.lease_us // 9 <= now]
         stalled = [run for run in due if run.stalled(now)]
         if stalled:
             self._check(stalled, now)
@@ -63,21 +64,21 @@ class Renewer(Sleeper):
     def _renew_part(self, runs: list[Run]) -> bool:
         sent = self._steady.now()
         lasts = [_lasts(run) for run in runs]
-        renewals = [Renewal(run.lease.job_id, run.lease.epoch, us) for run, us in zip(runs, lasts, strict=True)]
-        replies: list[int | Refusal | None] = [*self._told(lambda: self._store.renew(renewals), len(runs))]
+        renewals = [Renewal(run.grant.spec.id, run.grant.epoch, us) for run, us in zip(runs, lasts, strict=True)]
+        replies: list[int | Refusal | None] = [*self._ask(lambda: self._store.renew(renewals), len(runs))]
         for run, us, reply in zip(runs, lasts, replies, strict=True):
             if isinstance(reply, int):
-                run.lease._expires_us = reply
+                worker_side.note_renewal(run.lease, reply)
                 run.deadline_us = sent + us
-                run.renew_us = sent + run.lease._grant.lease_us // 3
+                run.renew_us = sent + run.grant.lease_us // 3
             else:
                 self._refused(run, reply, sent)
         return replies[0] is not None
 
     def _check(self, runs: list[Run], now: int) -> None:
         """Let the leases of stalled jobs run out, and learn who takes them."""
-        holders = [(run.lease.job_id, run.lease.epoch) for run in runs]
-        for run, reply in zip(runs, self._told(lambda: self._store.check(holders), len(runs)), strict=True):
+        holders = [(run.grant.spec.id, run.grant.epoch) for run in runs]
+        for run, reply in zip(runs, self._ask(lambda: self._store.check(holders), len(runs)), strict=True):
             if reply is None:
                 run.renew_us = now + TICK_US
             else:
@@ -85,18 +86,18 @@ class Renewer(Sleeper):
 
     def _refused(self, run: Run, refusal: Refusal | None, now: int) -> None:
         if refusal is None:  # unknown
-            run.renew_us = now + min(TICK_US, run.lease._grant.lease_us // 9)
+            run.renew_us = now + min(TICK_US, run.grant.lease_us // 9)
         else:
-            run.renew_us = now + run.lease._grant.lease_us
+            run.renew_us = now + run.grant.lease_us
             self._keeper.lost(run, refusal)
 
-    def _told(self, verb: Callable[[], list[T]], count: int) -> Iterable[T | None]:
+    def _ask(self, verb: Callable[[], list[T]], count: int) -> Iterable[T | None]:
         try:
             replies = verb()
         except StoreUnavailable as error:
             if not self.failing:
-                leases = counted(count, "lease, which is", "leases, which are")
-                log.warning("cannot renew %s unknown and not lost: %s", leases, error)
+                leases = counted(count, "lease", "leases")
+                log.warning("could not renew %s (outcome unknown; retrying): %s", leases, error)
             self.failing = True
             return [None] * count
         self.failing = False
@@ -106,4 +107,4 @@ class Renewer(Sleeper):
 def _lasts(run: Run) -> int:
     # A third longer than asked for, so that at any moment a whole lease is left to a process that stands still.
     # Nor shorter than the handler itself has asked for.
-    return max(run.lease._grant.lease_us * 4 // 3, run.lease._asked_us)
+    return max(run.grant.lease_us * 4 // 3, worker_side.asked_us(run.lease))

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypedDict
 
-from ..core.job import Outcome, Settlement
+from ..core.job import Grant, Outcome, Settlement
 from ..core.ownership import Reason
 from ..errors import Settled, StaleEpoch
-from ..lease import Lease
+from ..lease import Lease, worker_side
 from ..store import Refusal
 from ..tasks.task import Unbindable, Unready
 from . import events
@@ -19,7 +19,7 @@ from .calling import Raised
 from .events import Observers
 from .log import log
 from .run import Run
-from .settling import Said
+from .settling import Ending
 
 TAKEN = frozenset({Reason.TIMEOUT, Reason.STALL, Reason.RECOVERY})  # from an owner, who is refused
 _COMPLETE = Outcome.COMPLETE  # in Python 3.11 an enum's member is found through its metaclass, ten times slower
@@ -74,32 +74,33 @@ class Reporter:
     def _wants(self, event: type[events.Event]) -> bool:
         return log.isEnabledFor(logging.DEBUG) or (self._observers is not None and self._observers.want(event))
 
-    def over(self, batch: list[Said], refusals: list[Refusal | Exception | None]) -> None:
+    def over(self, batch: list[Ending], refusals: list[Refusal | Exception | None]) -> None:
         """Tell of runs that are over."""
         done, each = 0, self._wants(events.Settled)
-        for (run, said, error), refusal in zip(batch, refusals, strict=True):
-            if refusal is None and said is not None and said.outcome is _COMPLETE and not each:
+        for (run, settlement, error), refusal in zip(batch, refusals, strict=True):
+            if refusal is None and settlement is not None and settlement.outcome is _COMPLETE and not each:
                 done += 1  # nearly all of them: counted together
             else:
-                self._over(run.lease, said, error, refusal)
+                self._over(run, settlement, error, refusal)
         with self._counting:
             self.tally.done += done
 
     def _over(
-        self, lease: Lease, said: Settlement | None, error: BaseException | None, refusal: Exception | None
+        self, run: Run, settlement: Settlement | None, error: BaseException | None, refusal: Exception | None
     ) -> None:
+        lease = run.lease
         if refusal is None:
-            outcome = _outcome(lease, said)
+            outcome = _outcome(run.grant, settlement)
             if outcome == "released" and isinstance(error, Unbindable):
                 self._unbindable(lease, error)
-            self.emit(events.Settled(lease, outcome, error, said))
+            self.emit(events.Settled(lease, outcome, error, settlement))
             if outcome in ("failed", "crashed", "settled"):
                 self._ended(lease)
             return
         if isinstance(refusal, Settled):
             self._ended(lease)
         else:
-            lease._lost = True
+            worker_side.note_lost(lease)
         self.emit(events.Refused(lease, refusal, error))
         self._cancelled(lease, refusal)
 
@@ -170,27 +171,27 @@ class Reporter:
             log.warning("job %s goes back, since its arguments do not fit: %s", _named(lease), error, **_of(lease))
 
 
-def _outcome(lease: Lease, said: Settlement | None) -> events.Outcome:
+def _outcome(grant: Grant, settlement: Settlement | None) -> events.Outcome:
     """Return what a settlement that the store has accepted came to."""
-    if said is None:
+    if settlement is None:
         return "settled"
-    if said.outcome is _COMPLETE:
+    if settlement.outcome is _COMPLETE:
         return "done"
-    if said.outcome is Outcome.CRASH:
+    if settlement.outcome is Outcome.CRASH:
         return "crashed"
-    if said.outcome is Outcome.RELEASE:
+    if settlement.outcome is Outcome.RELEASE:
         return "released"
-    return "retried" if said.retry and lease._grant.errors + 1 < lease.retry.max_errors else "failed"
+    return "retried" if settlement.retry and grant.errors + 1 < grant.spec.retry.max_errors else "failed"
 
 
 def _write(event: events.Event) -> None:
     """Log an event: the second listener."""
     match event:
-        case events.Settled(lease, outcome, error, said):
-            _write_settled(lease, outcome, error, said)
+        case events.Settled(lease, outcome, error, settlement):
+            _write_settled(lease, outcome, error, settlement)
         case events.Refused(lease, refusal, error):
-            text = "job %s: what its handler said is refused: %s"
-            _say(logging.WARNING, lease, error, text, _named(lease), refusal)
+            text = "job %s: its result was refused: %s"
+            _log(logging.WARNING, lease, error, text, _named(lease), refusal)
         case events.Lost(lease, None):
             text = "the lease of job %s was not renewed in time; others may take it"
             log.warning(text, _named(lease), **_of(lease))
@@ -200,22 +201,24 @@ def _write(event: events.Event) -> None:
             log.debug("job %s begins, attempt %d", _named(lease), lease.attempt, **_of(lease))
 
 
-def _write_settled(lease: Lease, outcome: events.Outcome, error: BaseException | None, said: Settlement | None) -> None:
-    errors = lease._grant.errors + 1
+def _write_settled(
+    lease: Lease, outcome: events.Outcome, error: BaseException | None, settlement: Settlement | None
+) -> None:
+    errors = worker_side.grant_of(lease).errors + 1
     if outcome == "done":
         log.debug("job %s is done", _named(lease), **_of(lease))
     elif outcome == "crashed":
         log.error("job %s goes back, and counts a reclaim: %s", _named(lease), error, **_of(lease))
     elif outcome == "settled" and error is not None:
         text = "the handler of job %s raised after it had settled the job"
-        _say(logging.WARNING, lease, error, text, _named(lease))
-    elif outcome == "retried" and said is not None:
+        _log(logging.WARNING, lease, error, text, _named(lease))
+    elif outcome == "retried" and settlement is not None:
         text, most = "job %s failed, %d of %d; again in %.3g s", lease.retry.max_errors
-        _say(logging.WARNING, lease, error, text, _named(lease), errors, most, said.delay_us / 1_000_000)
-    elif outcome == "failed" and said is not None:
+        _log(logging.WARNING, lease, error, text, _named(lease), errors, most, settlement.delay_us / 1_000_000)
+    elif outcome == "failed" and settlement is not None:
         why = "after 1 error" if errors == 1 else f"after {errors} errors"
-        why += "" if said.retry else ", since this one is final"
-        _say(logging.ERROR, lease, error, "job %s failed for good, %s", _named(lease), why)
+        why += "" if settlement.retry else ", since this one is final"
+        _log(logging.ERROR, lease, error, "job %s failed for good, %s", _named(lease), why)
 
 
 class _Facts(TypedDict):
@@ -223,10 +226,10 @@ class _Facts(TypedDict):
     exc_info: BaseException | None
 
 
-def _say(level: int, lease: Lease, error: BaseException | None, text: str, *args: object) -> None:
+def _log(level: int, lease: Lease, error: BaseException | None, text: str, *args: object) -> None:
     """Log with the error. One of a process has no frames here, and brings those that it had there."""
     if isinstance(error, Raised):
-        log.log(level, text + "\n%s", *args, error.told(), **_of(lease))
+        log.log(level, text + "\n%s", *args, error.traceback(), **_of(lease))
     else:
         log.log(level, text, *args, **_of(lease, error))
 

@@ -1,92 +1,144 @@
-"""One claimed job on its way through a worker."""
+"""
+One claimed job on its way through a worker, and the states that it goes through.
+
+    waiting ──▶ executing ──▶ settling ──▶ over          the usual way
+       │            ▼            ▲ ▲
+       │        stopping ────────┘ │                     the worker has stopped the handler, and it ended
+       │            ▼              │
+       │        outlived ──▶ lingering ──▶ over          the handler goes on without its job, and keeps its slot
+       └───────────────────────────┘                     handed back before a handler began
+"""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..lease import worker_side
 
 if TYPE_CHECKING:
-    from ..core.job import Settlement
+    from ..core.job import Grant, Settlement
     from ..lease import Lease
     from ..tasks.task import Task
 
 
 _LONG_US = 3_000_000
-_taking = threading.Lock()  # held for an instant, by whoever begins a run or hands it back
+
+
+class State(IntEnum):
+    """Where a run is, in an order in which those that take a slot come first."""
+
+    WAITING = 0  # claimed; no executor has begun it
+    EXECUTING = 1  # its handler runs, or its process has yet to begin
+    STOPPING = 2  # its handler is being stopped, and has not ended
+    OUTLIVED = 3  # what is settled is decided; the handler has not ended, and keeps its slot
+    LINGERING = 4  # the same, and the store has confirmed it, or there is nothing to settle
+    SETTLING = 5  # what is settled is decided; the store has yet to confirm it
+    OVER = 6
+
+
+# In Python 3.11 an enum's member is found through its metaclass, ten times slower.
+WAITING, EXECUTING, STOPPING, OUTLIVED, LINGERING, SETTLING, OVER = State
+
+
+class Stop(NamedTuple):
+    """That the worker stops a handler: since when, and what is settled unless it returns a value all the same."""
+
+    at_us: int
+    verdict: Settlement | None  # None: another owner has the job, so nothing is settled
 
 
 class Run:
-    """A lease, the task that handles it, and what the worker knows of the time that it has."""
+    """A grant, the lease that its handler gets, and what the worker knows of the time that it has."""
 
     __slots__ = (
         "_moved_us",
         "_moves",
-        "_taken",
-        "_told",
+        "_runs",
         "began_us",
         "came_us",
         "deadline_us",
+        "grant",
         "handle",
         "has_slot",
         "lease",
         "renew_us",
-        "stopped_us",
+        "state",
+        "stop",
         "task",
         "transferred",
-        "verdict",
     )
 
     def __init__(
-        self, lease: Lease, task: Task[..., ..., Any], sent_us: int, now: int, *, transferred: bool = False
+        self,
+        runs: Runs,
+        grant: Grant,
+        lease: Lease,
+        task: Task[..., ..., Any],
+        sent_us: int,
+        now: int,
+        *,
+        transferred: bool = False,
     ) -> None:
+        self._runs = runs
+        self.grant = grant
         self.lease = lease
         self.task = task
+        self.state = WAITING
         self.transferred = transferred  # to this very worker: it waits for a slot, however long, and is renewed
         self.came_us = now  # when it came, on the worker's steady clock, as are the others
-        # The deadline runs from the sending of what the store has acknowledged: the store's own is not earlier. Of a
-        # claim that has waited it is not known when that was; then a renewal, sent at once, says more.
-        lasts = lease._grant.lease_us
+        # The deadline runs from the sending of what the store has acknowledged: the store's own is not earlier. A claim
+        # that waited may have been granted at any time since: assume a third of the lease is left, and renew at once.
+        lasts = grant.lease_us
         self.deadline_us = max(sent_us + lasts, now + lasts // 3)
         self.renew_us = sent_us + lasts // 3
         self.began_us: int | None = None  # None: it waits, or its process has yet to begin
-        self.stopped_us: int | None = None  # when the worker told the handler to stop
-        self.verdict: Settlement | None = None  # what is settled then; None: nothing, somebody else has the job
-        self.handle: Any = None  # what the kind of its task needs in order to stop it
+        self.stop: Stop | None = None
+        self.handle: Any = None  # what its executor needs in order to stop it
         self.has_slot = False  # the dispatcher's own note
-        self._taken = False
-        self._told = 0  # of its loss: 1 that it is lost, 2 why
         self._moves = 0
         self._moved_us = now
 
     def __repr__(self) -> str:
-        return f"<Run {self.lease.task} {self.lease!r}>"
+        return f"<Run {self.grant.spec.task} {self.state.name.lower()} {self.lease!r}>"
 
-    def first(self) -> bool:
-        """Return True to the first who asks: either it begins, or it is handed back, and never both."""
-        with _taking:
-            first, self._taken = not self._taken, True
-        return first
+    def transition(self, expected: State, new: State, stop: Stop | None = None) -> bool:
+        """Go from *expected* to *new*; return False, and change nothing, if it is not there."""
+        runs = self._runs
+        with runs._lock:
+            if self.state is not expected:
+                return False
+            if stop is not None:
+                self.stop = stop
+            runs._move(self, new)
+        return True
 
-    def tells_of_loss(self, *, why: bool) -> bool:
-        """Return True to the first who is to tell that its lease is lost, and to the first who knows *why*."""
-        with _taking:
-            known, self._told = self._told, max(self._told, 2 if why else 1)
-            return self._told > known
+    @property
+    def verdict(self) -> Settlement | None:
+        """What is settled if its handler, which was stopped, returns no value."""
+        return None if self.stop is None else self.stop.verdict
 
     @property
     def waits(self) -> bool:
         """Whether it was claimed, and neither begun nor handed back so far."""
-        return not self._taken
+        return self.state is WAITING
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it is still open what is settled."""
+        return self.state <= STOPPING
 
     @property
     def needs_no_renewal(self) -> bool:
         """Whether it waits, and its lease lasts longer than it will wait."""
-        return not self._taken and not self.transferred and self.lease._grant.lease_us >= _LONG_US
+        return self.may_go_back and self.grant.lease_us >= _LONG_US
 
     @property
     def may_go_back(self) -> bool:
         """Whether it waits, and may be handed back to the others if that takes too long."""
-        return not self._taken and not self.transferred
+        return self.state is WAITING and not self.transferred
 
     @property
     def limit_us(self) -> int | None:
@@ -98,24 +150,91 @@ class Run:
     @property
     def run_us(self) -> int | None:
         """How long the handler may run: what the job says, else what its task says."""
-        own = self.lease._grant.spec.options.run_us
+        own = self.grant.spec.options.run_us
         return self.task.run_us if own is None else own
 
     def stalled(self, now: int) -> bool:
-        """Return whether it has said nothing of its progress for its `stall_seconds`, as far as the worker can see."""
-        stall_us = self.lease._grant.spec.stall_us
+        """Return whether it has reported no progress for its `stall_seconds`, as far as the worker can see."""
+        stall_us = self.grant.spec.stall_us
         if stall_us is None:
             return False
-        if self.lease._moves != self._moves:
-            self._moves = self.lease._moves
+        if (moves := worker_side.moves(self.lease)) != self._moves:
+            self._moves = moves
             self._moved_us = now
         return now - self._moved_us >= stall_us
 
     def nears_stall(self, now: int) -> bool:
         """Return whether a third of its `stall_seconds` has passed since it last moved."""
-        stall_us = self.lease._grant.spec.stall_us
+        stall_us = self.grant.spec.stall_us
         return stall_us is not None and now - self._moved_us >= stall_us // 3
 
     def moved(self, now: int) -> None:
         """Count its `stall_seconds` from *now* on."""
         self._moved_us = now
+
+
+class Runs:
+    """The runs of a worker that are not over. They change state under its lock, one at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: dict[int, Run] = {}  # by epoch
+        self._counts = [0] * len(State)
+
+    def add(self, runs: Iterable[Run]) -> None:
+        """Note *runs*, each in the state that it has."""
+        with self._lock:
+            for run in runs:
+                self._runs[run.grant.epoch] = run
+                self._counts[run.state] += 1
+
+    def confirm(self, runs: Iterable[Run]) -> None:
+        """Let go of *runs*, whose settlement the store has confirmed or refused."""
+        with self._lock:
+            for run in runs:
+                self._move(run, LINGERING if run.state is OUTLIVED else OVER)
+
+    def in_flight(self) -> list[Run]:
+        """Return the runs whose leases the worker holds: the store has not confirmed their end."""
+        return [run for run in self._runs.copy().values() if run.state is not LINGERING]
+
+    def find(self, epoch: int) -> Run | None:
+        """Return the run in flight with that *epoch*, if there is one."""
+        run = self._runs.get(epoch)
+        return None if run is None or run.state is LINGERING else run
+
+    def undecided(self) -> list[Run]:
+        """Return the runs that wait, execute, or are being stopped."""
+        return [run for run in self._runs.copy().values() if run.is_undecided]
+
+    @property
+    def count_in_flight(self) -> int:
+        """How many runs the store has not confirmed the end of."""
+        with self._lock:
+            return len(self._runs) - self._counts[LINGERING]
+
+    @property
+    def count_undecided(self) -> int:
+        """How many runs wait, execute, or are being stopped."""
+        return self._count(WAITING, STOPPING)
+
+    @property
+    def count_without_job(self) -> int:
+        """How many handlers go on without their job, and keep their slots."""
+        return self._count(OUTLIVED, LINGERING)
+
+    @property
+    def count_slots(self) -> int:
+        """How many slots are taken, or will be as soon as one is free."""
+        return self._count(WAITING, LINGERING)
+
+    def _count(self, first: State, last: State) -> int:
+        with self._lock:  # else a run that goes from one of them to another might be missed
+            return sum(self._counts[first : last + 1])
+
+    def _move(self, run: Run, new: State) -> None:
+        self._counts[run.state] -= 1
+        self._counts[new] += 1
+        run.state = new
+        if new is OVER:
+            self._runs.pop(run.grant.epoch, None)

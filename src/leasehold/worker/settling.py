@@ -1,5 +1,5 @@
 """
-The group commit: what many handlers have said is settled in one transaction.
+The group commit: how many handlers have ended is settled in one transaction.
 
 A job whose settlement waits here is still in flight, and its lease is renewed.
 """
@@ -27,8 +27,8 @@ _LONGEST_REST_US = 2_000_000
 _LAST_REST_SECONDS = 0.01
 
 
-class Said(NamedTuple):
-    """What a run's end says; without a settlement, the handler has settled the job itself, and the store is asked."""
+class Ending(NamedTuple):
+    """How a run ended; without a settlement, the handler has settled the job itself, and the store is asked."""
 
     run: Run
     settlement: Settlement | None
@@ -45,7 +45,7 @@ class Settler(threading.Thread):
         self,
         store: Store,
         steady: Clock,
-        over: Callable[[list[Said], Answers], None],
+        over: Callable[[list[Ending], Answers], None],
         is_empty: Callable[[], bool],
         flush: Callable[[list[Run]], None],
     ) -> None:
@@ -53,21 +53,21 @@ class Settler(threading.Thread):
         self._store = store
         self._steady = steady
         self._over = over
-        self._is_empty = is_empty  # nothing is in flight: nobody has anything left to say
+        self._is_empty = is_empty  # nothing is in flight, so nothing more will be put
         self._flush = flush  # writes what handlers have reported so far
-        self._said: deque[Said] = deque()
-        self._parts: deque[list[Said]] = deque()  # what the store did not take yet
-        self._waits = threading.Event()  # set: somebody has said something, or it is to end
+        self._endings: deque[Ending] = deque()
+        self._parts: deque[list[Ending]] = deque()  # what the store did not take yet
+        self._waits = threading.Event()  # set: there is something to settle, or it is to end
         self._pause = threading.Condition()
         self._rest = _REST_US
         self._ending = False
         self._given_up = False
         self.failing = False  # the store does not answer
 
-    def put(self, said: Said) -> None:
+    def put(self, ending: Ending) -> None:
         """Have this settled soon."""
-        self._said.append(said)
-        # It clears the event before it looks at what was said, so a look at the event is enough.
+        self._endings.append(ending)
+        # It clears the event before it looks at what there is, so a look at the event is enough.
         if not self._waits.is_set():
             self._waits.set()
 
@@ -86,7 +86,7 @@ class Settler(threading.Thread):
         """Settle until the end."""
         while not self._given_up:
             if not self._parts:
-                # At the end somebody may be about to say something, who is no longer executing.
+                # During shutdown a run may have left the executing state, and not have been put here yet.
                 self._waits.wait(_LAST_REST_SECONDS if self._ending else None)
             ending = self._ending
             self._waits.clear()
@@ -108,39 +108,39 @@ class Settler(threading.Thread):
             self._rest = _REST_US
             if self.failing:
                 self.failing = False
-                log.info("what waited is being settled")
+                log.info("settling again")
 
-    def _next(self, *, late: bool) -> list[Said]:
+    def _next(self, *, late: bool) -> list[Ending]:
         """Return what to settle next: in turns what is new and what had to wait, so that neither keeps the other."""
-        if self._parts and (late or not self._said):
+        if self._parts and (late or not self._endings):
             return self._parts.popleft()
         return self._taken()
 
-    def _taken(self) -> list[Said]:
-        said = self._said
-        return [said.popleft() for _ in range(min(len(said), _MOST))]
+    def _taken(self) -> list[Ending]:
+        endings = self._endings
+        return [endings.popleft() for _ in range(min(len(endings), _MOST))]
 
-    def _commit(self, batch: list[Said]) -> None:
+    def _commit(self, batch: list[Ending]) -> None:
         try:
-            self._flush([said.run for said in batch])
+            self._flush([ending.run for ending in batch])
             answers = settled(self._store, batch)
         except StoreUnavailable:
             raise
         except Exception as error:
             if len(batch) > 1:  # one that cannot be settled must not keep the others
-                self._parts.extend([said] for said in batch)
+                self._parts.extend([ending] for ending in batch)
                 return
-            log.error("cannot settle %r, which now waits to be reclaimed", batch[0].run, exc_info=error)
+            log.error("could not settle %r; it will be reclaimed", batch[0].run, exc_info=error)
             answers = [error]
         self._over(batch, answers)
 
-    def _later(self, batch: list[Said], error: StoreUnavailable) -> None:
+    def _later(self, batch: list[Ending], error: StoreUnavailable) -> None:
         # Whether it was committed is not known. The same settlement again changes nothing if it was.
         if not self.failing:
-            waiting = counted(len(batch), "settlement waits", "settlements wait")
-            log.warning("the store does not answer, so %s: %s", waiting, error)
+            jobs = counted(len(batch), "job", "jobs")
+            log.warning("could not settle %s (outcome unknown; retrying): %s", jobs, error)
         self.failing = True
-        # Maybe only one of them collides, with a lock that somebody else holds: it must not keep the others for long.
+        # Maybe only one of them needs a lock that another transaction holds: it must not delay the others for long.
         middle = len(batch) // 2
         self._parts.extend(part for part in (batch[:middle], batch[middle:]) if part)
         with self._pause:
@@ -153,35 +153,37 @@ class Settler(threading.Thread):
             self._pause.notify_all()
 
 
-def settled(store: Store, batch: list[Said]) -> Answers:
+def settled(store: Store, batch: list[Ending]) -> Answers:
     """
-    Settle what the ends of many runs say, and return the refusals.
+    Settle a batch of runs that have ended, and return the refusals.
 
-    Where a handler says that it has settled its job, and the store knows nothing of that, the batch then says so.
+    Where a handler has settled its job in a transaction that did not commit, the batch then has a failure instead.
     """
     answers: Answers = [None] * len(batch)
-    asked = [number for number, said in enumerate(batch) if said.settlement is None]
+    asked = [number for number, ending in enumerate(batch) if ending.settlement is None]
     if asked:
         _confirm(store, batch, answers, asked)
-    settlements = [said.settlement for said in batch if said.settlement is not None]
+    settlements = [ending.settlement for ending in batch if ending.settlement is not None]
     replies = iter(store.settle(settlements) if settlements else ())
-    return [answer if said.settlement is None else next(replies) for said, answer in zip(batch, answers, strict=True)]
+    return [
+        answer if ending.settlement is None else next(replies) for ending, answer in zip(batch, answers, strict=True)
+    ]
 
 
-def _confirm(store: Store, batch: list[Said], answers: Answers, asked: list[int]) -> None:
+def _confirm(store: Store, batch: list[Ending], answers: Answers, asked: list[int]) -> None:
     """Ask the store about jobs whose handlers have settled them; where it knows nothing of that, fail them."""
-    leases = [batch[number].run.lease for number in asked]
-    refusals = store.check([(lease.job_id, lease.epoch) for lease in leases])
+    grants = [batch[number].run.grant for number in asked]
+    refusals = store.check([(grant.spec.id, grant.epoch) for grant in grants])
     for number, refusal in zip(asked, refusals, strict=True):
         if refusal is None:
             run, _, error = batch[number]
-            batch[number] = Said(run, _unsettled(run, error), error)
+            batch[number] = Ending(run, _unsettled(run, error), error)
         elif not isinstance(refusal, Settled):
             answers[number] = refusal
 
 
 def _unsettled(run: Run, error: BaseException | None) -> Settlement:
     if error is not None:
-        return failed(run.task, run.lease, error)
+        return failed(run.task, run.grant, error)
     text = "the handler settled the job in a transaction of its own, which did not commit"
-    return failed(run.task, run.lease, Unsettled(text), text=text)
+    return failed(run.task, run.grant, Unsettled(text), text=text)

@@ -13,7 +13,7 @@ from typing import Protocol
 from ..core.clock import FAR, Clock
 from ..store import Refusal
 from .log import log
-from .run import Run
+from .run import Run, Runs
 
 TICK_US = 1_000_000
 _LAST_SECONDS = 1.0
@@ -42,10 +42,10 @@ class Keeper(Protocol):
 class Sleeper(threading.Thread):
     """A thread that looks at the runs in flight, and sleeps until there is something to see."""
 
-    def __init__(self, name: str, steady: Clock, in_flight: dict[int, Run]) -> None:
+    def __init__(self, name: str, steady: Clock, runs: Runs) -> None:
         super().__init__(name=name, daemon=True)
         self._steady = steady
-        self._in_flight = in_flight
+        self._runs = runs
         self._woken = threading.Condition()
         self._until = FAR  # when it will look next; while it looks, nobody knows
         self._wanted = FAR  # by when somebody wants it to look again
@@ -55,7 +55,7 @@ class Sleeper(threading.Thread):
         """Look until the end."""
         while not self._ended:
             try:
-                until = self._look(list(self._in_flight.copy().values()))
+                until = self._look(self._runs.in_flight())
             except Exception:
                 log.exception("%s", self.name)
                 until = self._steady.now() + TICK_US

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.clock import Clock
-from .run import Run
+from .run import Run, Runs
 from .sleeper import TICK_US, Keeper, Sleeper
 
 STOP_WITHIN_US = 5_000_000
@@ -13,8 +13,8 @@ _BEGIN_WITHIN_US = 1_000_000  # prefetched jobs that no slot was free for by the
 class Watch(Sleeper):
     """Notices deadlines that have passed on the worker's own steady clock, and jobs that could not begin."""
 
-    def __init__(self, steady: Clock, in_flight: dict[int, Run], keeper: Keeper) -> None:
-        super().__init__("leasehold-watch", steady, in_flight)
+    def __init__(self, steady: Clock, runs: Runs, keeper: Keeper) -> None:
+        super().__init__("leasehold-watch", steady, runs)
         self._keeper = keeper
 
     def _look(self, runs: list[Run]) -> int:
@@ -22,8 +22,8 @@ class Watch(Sleeper):
         following = now + (TICK_US if runs else 60 * TICK_US)
         for run in runs:
             limit = run.limit_us
-            if run.stopped_us is not None:
-                if now >= run.stopped_us + STOP_WITHIN_US:
+            if (stop := run.stop) is not None:
+                if now >= stop.at_us + STOP_WITHIN_US:
                     self._keeper.outlived(run)
             elif run.may_go_back:
                 if now >= run.came_us + _BEGIN_WITHIN_US:

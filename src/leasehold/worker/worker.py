@@ -7,8 +7,8 @@ The worker: claim → run → settle.
     meanwhile  keeping: leases are renewed, and noticed to be lost; progress: what handlers report is written;
                presence: the worker reports itself, and picks up what is transferred to it
 
-This module has the decisions. Whatever ends a run takes it out of `_executing`, and only who succeeds in that may
-have it settled: so each is settled once.
+This module has the decisions. Each is a transition of a run (see `run`), and the thread whose transition succeeds has
+the run settled: so each is settled once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from ..core.retention import DEFAULT_RETENTION, Retention
 from ..core.wording import counted
 from ..core.workers import WorkerReport
 from ..errors import Conflict, Settled, Unsupported
-from ..lease import Lease
+from ..lease import Lease, worker_side
 from ..liveness import this_process
 from ..store import Refusal, Store
 from ..tasks.hooks import Hooks
@@ -50,13 +50,13 @@ from .presence import Presence
 from .progress import ProgressWriter
 from .renewing import Renewer
 from .reporting import TAKEN, Reporter, Tally
-from .run import Run
-from .settling import Said, Settler
+from .run import EXECUTING, LINGERING, OUTLIVED, OVER, SETTLING, STOPPING, WAITING, Run, Runs, Stop
+from .settling import Ending, Settler
 from .signals import signals
 from .tending import Tender
 from .watching import Watch
 
-_NOBODY: Any = None  # the task of a job that only goes back
+_NO_TASK: Any = None  # the task of a job that only goes back
 # With a grace of 25 seconds, all of this is over before Kubernetes' 30.
 _CLEAN_UP_SECONDS = 1.5  # for handlers that were told to stop at the end
 _LAST_SECONDS = 1.5  # for settlements, at the end
@@ -113,10 +113,7 @@ class Worker:
         self._observers = Observers(shop.store, shop.listeners)
         self._reporter = Reporter(self._observers)
         self._stopping = threading.RLock()  # held by the one that stops it
-        self._in_flight: dict[int, Run] = {}  # from the claim until the store has confirmed the settlement, by epoch
-        self._executing: dict[int, Run] = {}  # from the claim until it is decided what is settled
-        self._outlived: dict[int, Run] = {}  # decided, and the handler still runs: its slot is not free
-        self._outliving = threading.Lock()  # two who notice the same must not undo each other's step
+        self.runs = Runs()
         self._changed = threading.Event()  # a run has ended, or somebody is in a hurry
         self._desk: SimpleQueue[str] = SimpleQueue()  # what `run` waits for; a signal handler may put into it
         self.closing = False  # from the beginning of `stop`: nothing begins any more
@@ -127,7 +124,7 @@ class Worker:
         self.unsettled = 0  # after `stop`: jobs that the store did not let us settle
 
     def __repr__(self) -> str:
-        return f"<Worker {self.owner!r} {len(self._executing)} of {self.concurrency}>"
+        return f"<Worker {self.owner!r} {self.runs.count_undecided} of {self.concurrency}>"
 
     # From start to stop
 
@@ -144,10 +141,10 @@ class Worker:
             Kind.PROCESS: Processes(most, self._began, self._ended),
         }
         self._dispatcher = Dispatcher(most, self._kinds)
-        self._progress = ProgressWriter(self._store, steady, self._in_flight, self)
+        self._progress = ProgressWriter(self._store, steady, self.runs, self)
         self._settler = Settler(self._store, steady, self._over, self.is_empty, self._progress.flush_all)
-        self._renewer = Renewer(self._store, steady, self._in_flight, self)
-        self._watch = Watch(steady, self._in_flight, self)
+        self._renewer = Renewer(self._store, steady, self.runs, self)
+        self._watch = Watch(steady, self.runs, self)
         self._tender = Tender(self._store, self._shop.retention, self.swept)
         self._presence = Presence(self._store, self, self._report, steady)
         self._claimer = Claimer(
@@ -181,14 +178,13 @@ class Worker:
         until = self._steady.now() + grace
         self.closing = True
         self._claimer.stop()
-        for run in self._runs():
-            if run.began_us is None:
-                self.waited(run)
+        for run in self.runs.undecided():
+            self.waited(run)
         if not self._wait_for_handlers(until):
             self._hand_back()
         self._presence.end()
         if not self._settler.close(_LAST_SECONDS):
-            self.unsettled = len(self._in_flight)
+            self.unsettled = self.runs.count_in_flight
             left = counted(self.unsettled, "job is not settled, and waits", "jobs are not settled, and wait")
             log.error("the store does not answer; %s to be reclaimed", left)
         self._renewer.end()
@@ -214,25 +210,25 @@ class Worker:
 
     def _wait_for_handlers(self, until: int) -> bool:
         """Wait until no handler runs, or somebody is in a hurry, or *until* has come; return whether none runs."""
-        while self._executing and not self._hurried:
+        while self.runs.count_undecided and not self._hurried:
             self._changed.clear()
             left = until - self._steady.now()
             if left <= 0:
                 break
-            if self._executing and not self._hurried:
+            if self.runs.count_undecided and not self._hurried:
                 self._changed.wait(min(left / 1_000_000, 1.0))
-        return not self._executing
+        return not self.runs.count_undecided
 
     def _hand_back(self) -> None:
-        runs = self._runs()
+        runs = self.runs.undecided()
         some = ", ".join(run.lease.job_id for run in runs[:10])
         left = counted(len(runs), "job is not done and is", "jobs are not done and are")
         log.warning("%s handed back: %s%s", left, some, " …" if len(runs) > 10 else "")
         for run in runs:
-            self._stop_run(run, released(run.lease))
+            self._stop_run(run, released(run.grant))
         self._hurried = False
         self._wait_for_handlers(self._steady.now() + round(_CLEAN_UP_SECONDS * 1_000_000))
-        for run in self._runs():
+        for run in self.runs.undecided():
             self.outlived(run)
 
     def run(self, *, until_empty: bool = False) -> Tally:
@@ -248,7 +244,7 @@ class Worker:
             self.start(until_empty=until_empty)
             said = self._told()
             if said in ("signal", "end"):
-                log.info("finishing what runs (%d); a second signal hands it back now", len(self._executing))
+                log.info("finishing what runs (%d); a second signal hands it back now", self.runs.count_undecided)
             signalled = said == "signal"
             stopping = threading.Thread(target=self._stop_apart, name="leasehold-stop", daemon=True)
             stopping.start()
@@ -319,7 +315,7 @@ class Worker:
 
     def health(self) -> Health:
         """Return whether this worker consumes: the store answers its claims, or its slots are busy with live work."""
-        running, free = len(self._executing), max(self.room(), 0)
+        running, free = self.runs.count_undecided, max(self.room(), 0)
         claimed = self._claimer.claimed_us if self._started else None
         since = None if claimed is None else (self._steady.now() - claimed) / 1_000_000
         return Health(not (why := self._ailment(since, free)), why, since, running, free)
@@ -338,7 +334,7 @@ class Worker:
                 return f"its thread {thread.name} has ended"
         if self._settler.failing:
             return "the store does not take its settlements"
-        if len(self._outlived) >= self.concurrency:
+        if self.runs.count_without_job >= self.concurrency:
             return "every slot is held by a handler that cannot be stopped"
         waited = (self._steady.now() - self._started_us) / 1_000_000 if since is None else since
         if free and waited > 2 * WAIT_SECONDS + LONGEST_REST_SECONDS:
@@ -349,11 +345,11 @@ class Worker:
 
     def room(self) -> int:
         """Return how many handlers could begin now; below zero, so many jobs are claimed ahead."""
-        return self.concurrency - len(self._executing) - len(self._outlived)
+        return self.concurrency - self.runs.count_slots
 
     def claims_ahead(self) -> bool:
         """Return whether jobs may be claimed that cannot begin at once: unless a slot is held and may never be free."""
-        return not self._outlived
+        return not self.runs.count_without_job
 
     @property
     def tasks(self) -> Mapping[str, AnyTask]:
@@ -366,7 +362,7 @@ class Worker:
 
     def is_empty(self) -> bool:
         """Return whether nothing is in flight here."""
-        return not self._in_flight
+        return not self.runs.count_in_flight
 
     def begin(self, grants: Sequence[Grant], sent_us: int, *, transferred: bool = False) -> None:
         """Begin what a claim or a transfer has got; a job that this worker cannot handle goes back."""
@@ -375,19 +371,18 @@ class Worker:
         soonest = now + 1_000_000
         leases = [Lease(store, grant, reports) for grant in grants]
         self._reporter.claimed(leases)
-        for lease in leases:
-            grant = lease._grant
+        for grant, lease in zip(grants, leases, strict=True):
             task = tasks.get(grant.spec.task or "")
             if task is None:
-                self._unhandled(Run(lease, _NOBODY, sent_us, now))
+                self._unhandled(Run(self.runs, grant, lease, _NO_TASK, sent_us, now))
                 continue
-            run = Run(lease, task, sent_us, now, transferred=transferred)
+            run = Run(self.runs, grant, lease, task, sent_us, now, transferred=transferred)
             if grant.attempt and grant.reason in TAKEN:
                 self._reporter.took_over(run)
-            self._in_flight[grant.epoch] = self._executing[grant.epoch] = run
             runs.append(run)
             if run.renew_us < soonest:
                 soonest = run.renew_us
+        self.runs.add(runs)
         # Before they begin, and after they are noted: `stop` may have looked before, and waits for no handler any more.
         if self.closing and transferred:
             for run in runs:
@@ -400,16 +395,12 @@ class Worker:
         # No claim grants it; it was found after a lost reply, of a claim that knew more. The next claim parks it behind
         # its task, for a worker that knows it.
         self._reporter.unhandled(run.lease, self._shop.tasks)
-        run.first()
-        self._in_flight[run.lease.epoch] = run
-        self._settler.put(Said(run, released(run.lease)))
-
-    def _runs(self) -> list[Run]:
-        return list(self._executing.copy().values())
+        self.runs.add([run])
+        self.waited(run)
 
     def waiting_transfers(self) -> list[Run]:
         """Return what was transferred here and waits for a slot."""
-        return [run for run in self._runs() if run.transferred and run.waits]
+        return [run for run in self.runs.undecided() if run.transferred and run.waits]
 
     def _report(self) -> WorkerReport:
         """Return what this worker says of itself."""
@@ -420,7 +411,7 @@ class Worker:
             None if self.queues is None else tuple(self.queues),
             tuple(sorted(self._shop.tasks)),
             self.concurrency,
-            sum(not run.waits for run in self._runs()),
+            sum(not run.waits for run in self.runs.undecided()),
             max(self._steady.now() - self._started_us, 0),
         )
 
@@ -438,47 +429,51 @@ class Worker:
 
     def _ended(self, run: Run, end: End) -> None:
         """Have the run settled as its handler's end says, or as the worker had decided before."""
-        epoch = run.lease._grant.epoch
-        # While it is executing: it may take its time, since it calls the task's own delay function.
-        said = self._understood(run, end) if epoch in self._executing else None
-        if self._executing.pop(epoch, None) is None:
-            if self._outlived.pop(epoch, None) is not None:
-                self._reporter.returned(run)
-        elif run.stopped_us is not None and (end.error is not None or run.verdict is None):
-            self._decide(run, run.verdict, None if isinstance(end.error, Killed) else end.error)
-        else:
-            self._settler.put(Said(run, said, end.error))
+        # Before the transition: it may take its time, since it calls the task's own delay function.
+        settlement = self._settlement(run, end) if run.is_undecided else None
+        if run.transition(EXECUTING, SETTLING):
+            self._settler.put(Ending(run, settlement, end.error))
             if isinstance(end.error, Unguarded):
                 self._claimer.fail(Unsupported(str(end.error)))
+        else:
+            self._ended_late(run, end, settlement)
+        self._free(run)
+
+    def _ended_late(self, run: Run, end: End, settlement: Settlement | None) -> None:
+        """Settle a run that was stopped: as its handler says if it has returned a value, else as was decided."""
+        verdict = run.verdict
+        if run.transition(STOPPING, SETTLING if verdict is not None else OVER):
+            if verdict is not None and end.error is None:
+                self._settler.put(Ending(run, settlement))
+            elif verdict is not None:
+                self._settler.put(Ending(run, verdict, None if isinstance(end.error, Killed) else end.error))
+        elif run.transition(OUTLIVED, SETTLING) or run.transition(LINGERING, OVER):
+            self._reporter.returned(run)
+
+    def _settlement(self, run: Run, end: End) -> Settlement | None:
+        try:
+            return settlement(run.task, run.grant, run.lease, end)
+        except BaseException as error:
+            log.exception("cannot tell how %r ended", run)
+            return failed(run.task, run.grant, error, text="the error of the handler cannot be recorded")
+
+    def _free(self, run: Run) -> None:
+        """Give the slot of a run that has ended, or will never begin, to the next one."""
         self._dispatcher.free(run)
         self._claimer.freed()
         if not self._changed.is_set():
             self._changed.set()
 
-    def _understood(self, run: Run, end: End) -> Settlement | None:
-        try:
-            return settlement(run.task, run.lease, end)
-        except BaseException as error:
-            log.exception("cannot tell how %r ended", run)
-            return failed(run.task, run.lease, error, text="the error of the handler cannot be recorded")
-
-    def _decide(self, run: Run, verdict: Settlement | None, error: BaseException | None = None) -> None:
-        if verdict is None:
-            self._in_flight.pop(run.lease.epoch, None)
-        else:
-            self._settler.put(Said(run, verdict, error))
-
-    def _stop_run(self, run: Run, verdict: Settlement | None) -> None:
+    def _stop_run(self, run: Run, verdict: Settlement | None, report: Callable[[], None] = lambda: None) -> None:
         """Stop the handler where that can be done, and settle *verdict* when it has ended; else at once."""
-        if run.stopped_us is None:
-            run.verdict = verdict
-            run.stopped_us = self._steady.now()
-            if run.first():  # it has not begun, and never will
-                if self._executing.pop(run.lease.epoch, None) is not None:
-                    self._decide(run, verdict)
-                    self._dispatcher.free(run)
-                    self._claimer.freed()
-            elif not self._kinds[run.task.kind].stop(run):
+        if run.transition(WAITING, SETTLING if verdict is not None else OVER):
+            report()
+            if verdict is not None:
+                self._settler.put(Ending(run, verdict))
+            self._free(run)
+        elif run.transition(EXECUTING, STOPPING, Stop(self._steady.now(), verdict)):
+            report()
+            if not self._kinds[run.task.kind].stop(run):
                 self.outlived(run)
 
     # What the keepers notice
@@ -486,62 +481,53 @@ class Worker:
     def lost(self, run: Run, refusal: Refusal | None) -> None:
         """Stop the handler of a lease that is lost."""
         lease = run.lease
-        if run.stopped_us is not None or (lease._lost and refusal is None):
+        if run.stop is not None or (lease.lost and refusal is None):
             return
-        if isinstance(refusal, Settled) or lease._settled is True:
-            # By its own handler, which still runs: nobody took it, and there is nothing left to renew.
+        if isinstance(refusal, Settled) or worker_side.settled(lease) is True:
+            # By its own handler, which still runs: the job was not taken over, and there is nothing left to renew.
             run.deadline_us = run.renew_us = FAR
             return
-        lease._lost = True
-        if lease.epoch not in self._executing:
-            return  # it waits for its settlement, and the store will tell
-        if not run.tells_of_loss(why=refusal is not None):
-            return  # another keeper has learned of it at the same moment
-        self._reporter.lost(run, refusal)
+        worker_side.note_lost(lease)
         if refusal is not None:
-            self._stop_run(run, None)
+            self._stop_run(run, None, lambda: self._reporter.lost(run, refusal))
         elif run.waits or run.task.kind is not Kind.THREAD:
-            self._stop_run(run, released(lease))
-        # Else it runs on a thread, which cannot be stopped, so let it end: the store will tell.
+            self._stop_run(run, released(run.grant), lambda: self._reporter.lost(run, None))
+        elif run.is_undecided:
+            # It runs on a thread, which cannot be stopped, so let it end: the store will refuse its settlement or not.
+            self._reporter.lost(run, None)
 
     def outran(self, run: Run) -> None:
         """Stop the handler and record an error: it has had its `run_seconds`."""
-        if run.stopped_us is None and run.lease.epoch in self._executing:
-            seconds = (run.run_us or 0) / 1_000_000
-            text = f"the handler ran for longer than its run_seconds, {seconds:g}"
-            self._reporter.outran(run, text)
-            kept = failure.written(
-                f"TimeoutError: {text}", "(the worker keeps the time, and does not know where the handler was)"
-            )
-            self._stop_run(run, failed(run.task, run.lease, TimeoutError(text), text=kept))
+        if not run.is_undecided:
+            return
+        seconds = (run.run_us or 0) / 1_000_000
+        text = f"the handler ran for longer than its run_seconds, {seconds:g}"
+        kept = failure.written(
+            f"TimeoutError: {text}", "(the worker keeps the time, and does not know where the handler was)"
+        )
+        verdict = failed(run.task, run.grant, TimeoutError(text), text=kept)
+        self._stop_run(run, verdict, lambda: self._reporter.outran(run, text))
 
     def waited(self, run: Run) -> None:
-        """Hand back a job that was claimed and could not begin."""
-        if run.first() and self._executing.pop(run.lease.epoch, None) is not None:
-            self._settler.put(Said(run, released(run.lease)))
-            self._dispatcher.free(run)
-            self._claimer.freed()
+        """Hand back a job that was claimed, if it has not begun."""
+        if run.transition(WAITING, SETTLING):
+            self._settler.put(Ending(run, released(run.grant)))
+            self._free(run)
 
     def outlived(self, run: Run) -> None:
         """Settle what was decided about a handler that cannot be stopped, or does not stop. Its slot is not free."""
-        epoch = run.lease.epoch
-        with self._outliving:
-            if epoch in self._outlived:
-                return  # its settlement waits for the store
-            self._outlived[epoch] = run  # before it leaves the other, so that its slot is never seen free
-            if self._executing.pop(epoch, None) is None:
-                self._outlived.pop(epoch, None)
-                return
-        self._reporter.outlived(run)
-        self._decide(run, run.verdict)
+        verdict = run.verdict
+        if run.transition(STOPPING, OUTLIVED if verdict is not None else LINGERING):
+            self._reporter.outlived(run)
+            if verdict is not None:
+                self._settler.put(Ending(run, verdict))
 
     # Settle
 
-    def _over(self, batch: list[Said], refusals: list[Refusal | Exception | None]) -> None:
+    def _over(self, batch: list[Ending], refusals: list[Refusal | Exception | None]) -> None:
         """Let go of what the store has confirmed or refused: only now a run is over."""
         self._reporter.over(batch, refusals)
-        for run, _, _ in batch:
-            self._in_flight.pop(run.lease._grant.epoch, None)
+        self.runs.confirm([ending.run for ending in batch])
 
 
 def _refuse_on_a_loop() -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from ...tasks.hooks import Hooks
 from ..calling import End, call_async
 from ..executor import Began, Ended
-from ..run import Run
+from ..run import EXECUTING, WAITING, Run
 
 _CLEAR_SECONDS = 1.0
 
@@ -80,12 +80,12 @@ class Loop:
 
     def _begin(self, runs: Sequence[Run]) -> None:
         for run in runs:
-            if not run.first():
+            if not run.transition(WAITING, EXECUTING):
                 continue
             self._began(run)
             task = asyncio.get_running_loop().create_task(
-                call_async(run.task, run.lease, self._hooks),
-                name=f"leasehold {run.lease.job_id}",
+                call_async(run.task, run.grant, run.lease, self._hooks),
+                name=f"leasehold {run.grant.spec.id}",
                 context=contextvars.copy_context(),
             )
             self._tasks[run] = task

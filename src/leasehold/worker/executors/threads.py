@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from ...tasks.hooks import Hooks
 from ..calling import call
 from ..executor import Began, Ended
-from ..run import Run
+from ..run import EXECUTING, WAITING, Run
 
 
 class Threads:
@@ -43,9 +43,9 @@ class Threads:
     def _serve(self) -> None:
         hooks, began, ended = self._hooks, self._began, self._ended
         while (run := self._runs.get()) is not None:
-            if run.first():
+            if run.transition(WAITING, EXECUTING):
                 began(run)
-                ended(run, call(run.task, run.lease, hooks))
+                ended(run, call(run.task, run.grant, run.lease, hooks))
 
     def stop(self, run: Run) -> bool:
         """Return False: a thread cannot be stopped. Its lease tells it, and the store refuses it."""

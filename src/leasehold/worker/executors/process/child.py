@@ -19,8 +19,9 @@ from types import FrameType
 from typing import Any, NoReturn, cast
 
 from ....core import redaction
+from ....core.job import Grant
 from ....errors import InvalidArgument, StaleEpoch, StoreUnavailable, Unsupported
-from ....lease import Lease
+from ....lease import Lease, worker_side
 from ....store import Store
 from ....tasks import Backend
 from ....tasks.task import AnyTask, Task, Unbindable, Unready
@@ -120,9 +121,10 @@ class Child:
             return Ended(None, Unready(text), False)
         lease = Lease(cast(Store, store), job.grant, RemoteReports(cast(Store, store)))
         self._send(Began())
-        end = call(task, lease, task.registry.hooks)
+        end = call(task, job.grant, lease, task.registry.hooks)
         _flush()
-        return Ended(end.document, None if end.error is None else _carried(task, lease, end), lease._settled)
+        carried = None if end.error is None else _carried(task, job.grant, lease, end)
+        return Ended(end.document, carried, worker_side.settled(lease))
 
     def _found(self, job: Start) -> AnyTask:
         """Return the task, from the module in which it is written."""
@@ -174,16 +176,16 @@ def _elsewhere(here: str | None, there: str | None) -> str:
     )
 
 
-def _carried(task: AnyTask, lease: Lease, end: End) -> Exception:
+def _carried(task: AnyTask, grant: Grant, lease: Lease, end: End) -> Exception:
     """Return an error that can be sent: what it means for the job is decided here, where its class is known."""
     error = cast(BaseException, end.error)
     if isinstance(error, Unbindable):
         return error
     try:
-        return Raised(described(error), settlement(task, lease, end), StaleEpoch.find(error))
+        return Raised(described(error), settlement(task, grant, lease, end), StaleEpoch.find(error))
     except Exception as failure:
         text = "the error of the handler cannot be recorded"
-        return Raised(text, failed(task, lease, failure, text=text))
+        return Raised(text, failed(task, grant, failure, text=text))
 
 
 def _flush() -> None:

@@ -10,8 +10,8 @@ from ....core.clock import patience
 from ....tasks.main_guard import refuse_in_an_import
 from ...calling import End
 from ...executor import Began, Ended
-from ...run import Run
-from .supervisor import END_SECONDS, Killed, Supervisor, Unguarded
+from ...run import EXECUTING, WAITING, Run
+from .supervisor import END_SECONDS, Supervisor, Unguarded
 
 
 class Processes:
@@ -47,11 +47,8 @@ class Processes:
         """Kill the process that handles *run*."""
         with self._lock:
             supervisor: Supervisor | None = run.handle
-            unbegun = supervisor is None and run.first()
             if supervisor is not None and supervisor.run is run:
                 supervisor.kill()
-        if unbegun:
-            self._ended(run, End(None, Killed("it had not begun")))
         return True
 
     def close(self) -> None:
@@ -79,7 +76,7 @@ class Processes:
                 self._idle.remove(supervisor)
             while self._waiting:
                 run = self._waiting.popleft()
-                if run.first():
+                if run.transition(WAITING, EXECUTING):
                     run.handle = supervisor
                     supervisor.run = run
                     return run

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....core.clock import patience
 from ....errors import InvalidArgument, LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
-from ....lease import Lease
+from ....lease import Lease, worker_side
 from ....store import Store
 from ....tasks.hooks import Hooks
 from ....tasks.main_guard import GUARD, UNGUARDED
@@ -145,9 +145,9 @@ class Supervisor:
     def _begun(self, run: Run, process: Spawned) -> End | None:
         """Have *run* handled; return how it ended, or None if the process ended before the handler began."""
         lease, task = run.lease, run.task
-        self._store = lease._store
+        self._store = lease.store
         url, modules = task.registry.adder.url, _modules(task.registry.hooks)
-        process.send(Start(task.name, task.module, task.qualname, lease._grant, url, modules))
+        process.send(Start(task.name, task.module, task.qualname, run.grant, url, modules))
         while True:
             said, dead, _ = process.ready(seconds=_BEGIN_SECONDS if run.began_us is None else None)
             if not (said or dead):
@@ -155,7 +155,7 @@ class Supervisor:
                 continue
             heard = self._heard(process, run, said=said)
             if isinstance(heard, Ended):
-                lease._settled = heard.settled
+                worker_side.note_settled(lease, heard.settled)
                 return End(heard.document, heard.error)
             if heard is False:
                 return self._died(run)
@@ -214,9 +214,9 @@ class Supervisor:
         if run is not None and call.verb == "progress":
             [reports] = call.args
             if not reports:  # the process is about to open a transaction of its own
-                run.lease._flush()
+                worker_side.flush(run.lease)
             elif [(report.job_id, report.epoch) for report in reports] == [(run.lease.job_id, run.lease.epoch)]:
-                return [run.lease._report(reports[0])]
+                return [worker_side.report(run.lease, reports[0])]
         return getattr(self._store, call.verb)(*call.args, **call.kwargs)
 
     def _buried(self) -> int | None:
@@ -257,19 +257,18 @@ def _noted(lease: Lease, verb: str, items: Sequence[Any], replies: Sequence[Any]
         if tuple(item[:2] if verb == "check" else (item.job_id, item.epoch)) != (lease.job_id, lease.epoch):
             continue
         if isinstance(reply, StaleEpoch | UnknownJob):
-            lease._lost = True
+            worker_side.note_lost(lease)
         elif verb == "progress":
-            lease._moves += 1
+            worker_side.note_move(lease)
         elif verb == "settle" and reply is None:
-            lease._settled = True
+            worker_side.note_settled(lease, True)
         elif verb == "renew":
-            lease._expires_us = reply
-            lease._asked_us = item.lease_us or 0
+            worker_side.note_renewal(lease, reply, item.lease_us or 0)
 
 
 def _refused(lease: Lease, call: Call, error: Exception) -> None:
     if isinstance(error, StaleEpoch | UnknownJob) and call.args[:2] == (lease.job_id, lease.epoch):
-        lease._lost = True
+        worker_side.note_lost(lease)
 
 
 def _sendable(error: Exception) -> Exception:
