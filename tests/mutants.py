@@ -506,7 +506,7 @@ MUTANTS = (
     Mutant(
         "thread-run-again",
         "A thread that ended well past its deadline, and whose job nobody took, is run again.",
-        (Edit("worker/worker.py", "elif run.waits or run.task.kind is not Kind.THREAD:", "elif True:"),),
+        (Edit("worker/runner.py", "elif run.waits or run.task.kind is not Kind.THREAD:", "elif True:"),),
         ("tests/worker/test_renewing.py::"
          "test_trap_19_nobody_acknowledges_until_the_deadline_and_the_handler_is_told",),
     ),

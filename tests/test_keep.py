@@ -231,7 +231,7 @@ def test_in_a_worker_s_handler_it_is_harmless(stage: Stage) -> None:
         gate.wait_for()
         for _ in range(3):
             sent = stage.renewals
-            until(lambda: worker._renewer._woken._waiters, "the renewer to sleep")  # type: ignore[attr-defined]  # who waits
+            until(lambda: worker.runner.renewer._woken._waiters, "the renewer to sleep")  # type: ignore[attr-defined]  # who waits
             until(stage.sleeps, "the keeper to sleep")
             stage.clock.advance(LEASE_SECONDS / 3)
             until(lambda: stage.renewals >= sent + 2, "both")  # noqa: B023 (it is called at once)

@@ -150,7 +150,7 @@ def test_jobs_that_could_not_be_settled_are_exit_code_3(tmp_path: Path, router: 
             working.terminate()
 
             assert working.ends() == 3, working.said
-    assert "1 job is not settled, and waits to be reclaimed" in working.said
+    assert "could not settle 1 job, which will be reclaimed" in working.said
 
 
 def test_a_store_of_another_version_is_exit_code_1_and_no_traceback(tmp_path: Path, router: Router) -> None:

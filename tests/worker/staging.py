@@ -130,7 +130,7 @@ def until(look: Callable[[], T | None], what: str, seconds: float = PATIENCE) ->
 
 def has_looked(worker: Worker, steady: Clock) -> bool:
     """Return whether both keepers have looked at what the clock shows now, and sleep."""
-    sleepers = (worker._renewer, worker._watch)
+    sleepers = (worker.runner.renewer, worker.runner.watch)
     return all(sleeper._woken._waiters and steady.now() < sleeper._until for sleeper in sleepers)  # type: ignore[attr-defined]  # who waits
 
 

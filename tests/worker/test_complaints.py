@@ -189,7 +189,7 @@ def test_a_job_that_was_done_stays_done() -> None:
             clock.advance(600)
             router.reclaim()
             go_on.set()
-            until(lambda: worker._settler._pause._waiters, "it to rest")  # type: ignore[attr-defined]  # who waits
+            until(lambda: worker.runner.settler._pause._waiters, "it to rest")  # type: ignore[attr-defined]  # who waits
             clock.advance(5)
             until(lambda: worker.tally.done == 1, "its end")
 
@@ -268,9 +268,9 @@ def test_a_takeover_neither_leaks_a_slot_nor_frees_one_twice() -> None:
             until(lambda: has_looked(worker, clock), "the keepers to sleep")
             clock.advance(11)
             until(lambda: worker.tally.refused == 4, "all losses")
-            assert worker.room() == 0
+            assert worker.runner.room() == 0
             gate.open()
-            until(lambda: worker.room() == 4, "all slots")
+            until(lambda: worker.runner.room() == 4, "all slots")
 
 
 def test_a_job_that_kills_its_worker_is_given_up(sqlite_router: Router) -> None:

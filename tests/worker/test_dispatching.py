@@ -160,7 +160,7 @@ def test_an_async_task_beside_plain_ones_does_not_end_claiming_ahead(router: Rou
 
     with working(router, store=store, concurrency=2) as worker:
         worker._claimer._pace = 400.0  # jobs a second, as after many fast handlers
-        assert worker.claims_ahead()
+        assert worker.runner.claims_ahead()
         worker._claimer._ahead = lambda: 10  # type: ignore[method-assign]  # at that pace
         router.add_many([{"id": f"j{n}", "task": ["plain", "asynchronous"][n % 2]} for n in range(12)])
         gate.wait_for(2)
@@ -259,17 +259,17 @@ def test_a_worker_that_stood_still_while_it_began_a_claim_loses_no_slot(router: 
         """Nothing to do."""
 
     with working(router, steady=clock, concurrency=1) as worker:
-        began, stood_still = worker._dispatcher.start, threading.Event()
+        began, stood_still = worker.runner.dispatcher.start, threading.Event()
 
         def start(runs: Sequence[Run]) -> None:
             if not stood_still.is_set():
                 stood_still.set()
                 clock.advance(2)  # the process was stopped for that long; the watch wakes first
                 until(lambda: not any(run.waits for run in runs), "the run to be handed back")
-                until(lambda: not worker.runs.count_undecided, "the watch to be done with it")
+                until(lambda: not worker.runner.runs.count_undecided, "the watch to be done with it")
             began(runs)
 
-        worker._dispatcher.start = start  # type: ignore[method-assign]  # where the process stands still
+        worker.runner.dispatcher.start = start  # type: ignore[method-assign]  # where the process stands still
         work.options(id="a").add()
         assert stood_still.wait(PATIENCE)
         ended(router, "a")

@@ -162,10 +162,10 @@ def test_two_keepers_that_learn_of_a_loss_together_tell_of_it_once() -> None:
         work.options(id="a").add()
         with working(router, steady=clock) as worker:
             gate.wait_for()
-            [run] = worker.runs.in_flight()
+            [run] = worker.runner.runs.in_flight()
             router.cancel(router.job("a"), by="operator")
             [refusal] = router.store.check([("a", run.lease.epoch)])
-            second = threading.Thread(target=worker.lost, args=(run, refusal))
+            second = threading.Thread(target=worker.runner.lost, args=(run, refusal))
 
             def meanwhile(record: logging.LogRecord) -> bool:
                 if "is lost" in record.getMessage() and second.ident is None:
@@ -176,7 +176,7 @@ def test_two_keepers_that_learn_of_a_loss_together_tell_of_it_once() -> None:
             log = logging.getLogger("leasehold.worker")
             log.addFilter(meanwhile)
             try:
-                worker.lost(run, refusal)
+                worker.runner.lost(run, refusal)
             finally:
                 log.removeFilter(meanwhile)
             until(lambda: "cancelled" in heard.names, "the event")

@@ -43,7 +43,7 @@ def test_an_async_handler_is_cancelled_and_its_job_failed_once(caplog: pytest.Lo
             pass_time(worker, clock, 0.2)
             until(lambda: worker.tally.retried == 1, "its end")
             pass_time(worker, clock, 20)
-            assert worker.room() == 16
+            assert worker.runner.room() == 16
 
         job = router.job("a")
         assert cleaned == [1]
@@ -133,9 +133,9 @@ def test_an_async_handler_that_does_not_stop_is_left_after_five_seconds() -> Non
             assert router.job("a").status is Status.RUNNING
             pass_time(worker, clock, 0.4)
             with_status(router, "a", Status.FAILED)
-            assert worker.room() == 0
+            assert worker.runner.room() == 0
             free.set()
-            until(lambda: worker.room() == 1, "its slot")
+            until(lambda: worker.runner.room() == 1, "its slot")
 
         assert (worker.tally.failed, worker.tally.done) == (1, 0)
 
@@ -170,17 +170,17 @@ def test_a_slot_is_kept_although_two_notice_at_once_that_the_handler_goes_on(rou
     work.options(id="a").add()
     with working(router, concurrency=1) as worker:
         gate.wait_for()
-        [run] = worker.runs.undecided()
+        [run] = worker.runner.runs.undecided()
         assert run.transition(State.EXECUTING, State.STOPPING, Stop(0, released(run.grant, 600)))
-        noticing = [threading.Thread(target=worker.outlived, args=[run]) for _ in range(2)]
+        noticing = [threading.Thread(target=worker.runner.outlived, args=[run]) for _ in range(2)]
         for thread in noticing:
             thread.start()
         for thread in noticing:
             thread.join(PATIENCE)
 
-        assert worker.room() == 0
+        assert worker.runner.room() == 0
         until(lambda: run.state is State.LINGERING, "the settlement")
-        assert worker.room() == 0
+        assert worker.runner.room() == 0
         gate.open()
-        until(lambda: worker.room() == 1, "the slot to be free")
+        until(lambda: worker.runner.room() == 1, "the slot to be free")
         assert run.state is State.OVER

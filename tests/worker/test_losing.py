@@ -218,13 +218,13 @@ def test_the_slot_of_a_handler_that_cannot_be_stopped_stays_taken_while_the_stor
                 clock.advance(3)
             until(lambda: has_looked(worker, clock), "the keepers to sleep")
             assert worker.health().free == 0
-            assert worker.room() == 0
+            assert worker.runner.room() == 0
             away.clear()
             clock.advance(3)
             until(lambda: worker.tally.retried == 1, "it to be settled")
-            assert worker.room() == 0
+            assert worker.runner.room() == 0
             gate.open()
-            until(lambda: worker.room() == 1, "its slot")
+            until(lambda: worker.runner.room() == 1, "its slot")
 
         assert router.job("a").errors == 1
 

@@ -205,7 +205,7 @@ def test_a_full_worker_keeps_what_is_transferred_to_it_until_a_slot_is_free(rout
         with working(router, store=store, steady=clock, concurrency=1) as worker:
             gate.wait_for()
             job = handed(router, worker.owner, stall_seconds=20)
-            until(lambda: worker.waiting_transfers(), "the transfer to be picked up")
+            until(lambda: worker.runner.waiting_transfers(), "the transfer to be picked up")
             for _ in range(9):
                 until(lambda: has_looked(worker, clock), "the keepers to sleep")
                 expires = router.job("a").expires_us
@@ -214,7 +214,7 @@ def test_a_full_worker_keeps_what_is_transferred_to_it_until_a_slot_is_free(rout
                 until(lambda: router.job("a").expires_us != expires, "a renewal")  # noqa: B023  # called at once
                 until(lambda: len(store.asked["progress"]) > moves, "a report")  # noqa: B023  # the same
                 assert router.reclaim() == []
-            assert [run.lease.job_id for run in worker.waiting_transfers()] == ["a"]
+            assert [run.lease.job_id for run in worker.runner.waiting_transfers()] == ["a"]
             gate.open()
             [job_then] = ended(router, "a")
     assert (job_then.result, job_then.reclaims) == (job.epoch, 0)
@@ -237,11 +237,11 @@ def test_what_waits_for_a_slot_and_is_taken_away_does_not_begin(router: Router) 
         with working(router, steady=clock, concurrency=1) as worker:
             gate.wait_for()
             handed(router, worker.owner)
-            until(lambda: worker.waiting_transfers(), "the transfer to be picked up")
+            until(lambda: worker.runner.waiting_transfers(), "the transfer to be picked up")
             router.transfer(router.job("a"), to="agent", by="ops", lease_seconds=3600)
             until(lambda: has_looked(worker, clock), "the keepers to sleep")
             clock.advance(10.5)
-            until(lambda: not worker.waiting_transfers(), "the worker to learn it")
+            until(lambda: not worker.runner.waiting_transfers(), "the worker to learn it")
             gate.open()
             ended(router, "first")
         assert ran == []
@@ -268,7 +268,7 @@ def test_what_waits_for_a_slot_and_cannot_be_renewed_goes_back(router: Router) -
     with working(router, store=store, steady=clock, concurrency=1) as worker:
         gate.wait_for()
         handed(router, worker.owner)
-        until(lambda: worker.waiting_transfers(), "the transfer to be picked up")
+        until(lambda: worker.runner.waiting_transfers(), "the transfer to be picked up")
         store.tampers["renew"] = unavailable
         for _ in range(8):
             until(lambda: has_looked(worker, clock), "the keepers to sleep")
@@ -307,7 +307,7 @@ def test_a_worker_that_is_stopping_hands_it_back(any_router: Router) -> None:
     listed(any_router)
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
-    until(lambda: worker.closing, "it to stop")
+    until(lambda: worker.runner.closing, "it to stop")
 
     handed(any_router, "shop")
 
@@ -332,7 +332,7 @@ def test_what_waits_for_a_slot_goes_back_when_its_worker_stops(any_router: Route
     worker.start()
     gate.wait_for()
     handed(any_router, worker.owner)
-    until(lambda: worker.waiting_transfers(), "the transfer to be picked up")
+    until(lambda: worker.runner.waiting_transfers(), "the transfer to be picked up")
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
     job = with_status(any_router, "a", Status.PENDING)
@@ -444,7 +444,7 @@ def test_a_transfer_that_comes_as_the_last_handler_has_ended_is_handed_back(rout
         gate.pass_by()
 
     worker = made(router, store=store.store)
-    begin = worker.begin
+    begin = worker.runner.begin
 
     def begins_late(*args: Any, **options: Any) -> None:
         if options.get("transferred"):
@@ -452,15 +452,15 @@ def test_a_transfer_that_comes_as_the_last_handler_has_ended_is_handed_back(rout
             assert go_on.wait(PATIENCE)
         begin(*args, **options)
 
-    worker.begin = begins_late  # type: ignore[method-assign]  # where its thread stands still
-    wait_for_handlers = worker._wait_for_handlers
+    worker.runner.begin = begins_late  # type: ignore[method-assign]  # where its thread stands still
+    wait_for_handlers = worker.runner.wait_for_handlers
 
     def waits_no_more(until: int) -> bool:
         none = wait_for_handlers(until)
         go_on.set()
         return none
 
-    worker._wait_for_handlers = waits_no_more  # type: ignore[method-assign]  # from here on, nobody waits for handlers
+    worker.runner.wait_for_handlers = waits_no_more  # type: ignore[method-assign]  # from here on, nobody waits for handlers
     worker.start()
     listed(router)
     handed(router, worker.owner)

@@ -81,7 +81,7 @@ def test_a_process_that_dies_before_a_handler_began_is_replaced_and_costs_nobody
         other = now(tasks.pid.job())
         os.kill(other.result, signal.SIGSTOP)
         [added] = router.add_many([tasks.pid.job()])
-        until(lambda: [run for run in worker.runs.undecided() if run.handle is not None])
+        until(lambda: [run for run in worker.runner.runs.undecided() if run.handle is not None])
         os.kill(other.result, signal.SIGKILL)
         [third] = done(added.job.id)
     assert len({one.result, other.result, third.result}) == 3
@@ -182,7 +182,7 @@ def test_progress_in_the_process_keeps_a_job_from_stalling(tmp_path: Path) -> No
         job = tasks.stalls_no_more.options(id="j", lease_seconds=600, stall_seconds=300).job(str(tmp_path))
         router.add_many([job])
         until(lambda: named(tmp_path, "began"))
-        [run] = worker.runs.undecided()
+        [run] = worker.runner.runs.undecided()
         for _ in range(4):  # a second renewal would be one too many for a job that says nothing
             moves = worker_side.moves(run.lease)
             until(lambda: worker_side.moves(run.lease) > moves)  # noqa: B023 (it is called at once)
@@ -200,7 +200,7 @@ def test_a_process_that_is_slow_to_begin_keeps_its_job(tmp_path: Path, monkeypat
     router.add_many([tasks.double.options(id="j", lease_seconds=600).job(1)])
     with working(router, steady=clock, concurrency=1) as worker:
         # Not before its supervisor has it: a run that nobody has taken is handed back when the clock moves.
-        [run] = until(lambda: [run for run in worker.runs.undecided() if run.state is State.EXECUTING])
+        [run] = until(lambda: [run for run in worker.runner.runs.undecided() if run.state is State.EXECUTING])
         renewed(worker, clock, "j")
         assert run.began_us is None
         monkeypatch.setattr(tasks.double, "run_us", None)

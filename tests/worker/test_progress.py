@@ -82,7 +82,7 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
 
 def rested(worker: Worker, clock: ManualClock) -> bool:
     """Return whether the writer has looked at what the clock shows now, and sleeps."""
-    writer = worker._progress
+    writer = worker.runner.progress
     return bool(writer._woken._waiters) and clock.now() < writer._until  # type: ignore[attr-defined]  # who waits
 
 
@@ -181,7 +181,7 @@ def test_a_checkpoint_waits_for_an_older_report_that_is_being_written(stage: Sta
         gate.wait_for()
         doing = threading.Thread(target=lambda: stage.do(lambda lease: lease.progress(0.9, checkpoint=1)))
         doing.start()
-        until(lambda: worker._progress._changed._waiters, "the handler to wait")  # type: ignore[attr-defined]  # who waits
+        until(lambda: worker.runner.progress._changed._waiters, "the handler to wait")  # type: ignore[attr-defined]  # who waits
         gate.open()
         doing.join()
         assert stage.router.job("a").progress == 0.9
@@ -366,7 +366,7 @@ def test_a_handler_that_had_its_time_is_refused_at_its_next_report() -> None:
         work.options(id="a").add()
         with working(router, steady=clock) as worker:
             gate.wait_for()
-            until(lambda: worker._watch._woken._waiters, "the watch to sleep")  # type: ignore[attr-defined]  # who waits
+            until(lambda: worker.runner.watch._woken._waiters, "the watch to sleep")  # type: ignore[attr-defined]  # who waits
             clock.advance(11)
             with_status(router, "a", Status.PENDING)
             gate.open()

@@ -124,10 +124,10 @@ def test_a_job_that_comes_while_others_are_renewed_is_renewed_in_its_own_time() 
             assert renewing.wait(PATIENCE)
             work.options(id="short", lease_seconds=6).add()
             gate.wait_for(2)
-            until(lambda: worker.runs.count_in_flight == 2, "it to be known")
+            until(lambda: worker.runner.runs.count_in_flight == 2, "it to be known")
             go_on.set()
             until(lambda: has_looked(worker, clock), "the keepers to sleep")
-            assert worker._renewer._until <= clock.now() + 2_000_000, "it sleeps for as long as the others last"
+            assert worker.runner.renewer._until <= clock.now() + 2_000_000, "it sleeps for as long as the others last"
             clock.advance(2.1)
             until(lambda: "short" in renewed, "its own renewal")
             assert router.reclaim() == []
@@ -237,7 +237,7 @@ def test_trap_19_nobody_acknowledges_until_the_deadline_and_the_handler_is_told(
             away.set()
             go_on.set()
             until(lambda: has_looked(worker, steady), "the renewal to be acknowledged")
-            [run] = worker.runs.in_flight()
+            [run] = worker.runner.runs.in_flight()
             assert run.deadline_us == steady.now() - 15_000_000 + 40_000_000
             steady.advance(24.8)
             until(lambda: has_looked(worker, steady), "the keepers to sleep")
@@ -282,7 +282,7 @@ def test_the_deadline_of_a_slow_claim_runs_from_its_sending() -> None:
         router.add("a", task="work")
         with working(router, store=store, steady=steady) as worker:
             gate.wait_for()
-            [run] = worker.runs.in_flight()
+            [run] = worker.runner.runs.in_flight()
             until(lambda: has_looked(worker, steady), "the keepers to sleep")
             deadline_us, now = run.deadline_us, steady.now()
             steady.advance(14.9)

@@ -108,7 +108,7 @@ def test_one_that_cannot_be_stored_does_not_keep_the_others(
         gate.wait_for(10)
         gate.open()
         ended(any_router, *(f"j{n}" for n in range(10) if n != 3))
-        until(lambda: not worker.runs.count_in_flight, "the other to be given up")
+        until(lambda: not worker.runner.runs.count_in_flight, "the other to be given up")
         work.options(id="later").add()
         ended(any_router, "later")
 
@@ -166,9 +166,9 @@ def test_what_had_to_wait_is_settled_also_if_there_is_always_something_new(route
             raise ValueError("one of these")
         if spoiled and router.counts().done < 500 and not router.job("j3").finished_us:
             # There is something new each time that the settler looks.
-            said = len(worker._settler._endings)
+            said = len(worker.runner.settler._endings)
             busy.add()
-            until(lambda: len(worker._settler._endings) > said, "something new")
+            until(lambda: len(worker.runner.settler._endings) > said, "something new")
         return real(settlements)
 
     store.tampers["settle"] = settle
@@ -201,7 +201,7 @@ def test_what_the_store_did_not_answer_is_said_again_in_the_same_words(any_route
     with working(any_router, store=store, steady=steady) as worker:
         until(lambda: said, "the first try")
         for count in (2, 3):
-            until(lambda: worker._settler._pause._waiters, "it to rest")  # type: ignore[attr-defined]  # who waits
+            until(lambda: worker.runner.settler._pause._waiters, "it to rest")  # type: ignore[attr-defined]  # who waits
             steady.advance(5)
             until(partial(has_length, said, count), "the next try")
         until(lambda: worker.tally.retried == 1, "the last to be taken")
@@ -305,7 +305,7 @@ def test_logs_that_fail_do_not_stop_the_settling(router: Router, broken_logs: li
             with_status(router, f"f{number}", Status.FAILED)
         work.options(id="later").add()
         ended(router, "later")
-        until(lambda: not worker.runs.count_in_flight, "all to be over")
+        until(lambda: not worker.runner.runs.count_in_flight, "all to be over")
         assert worker.tally.failed == 4
     assert broken_logs
 
@@ -330,19 +330,19 @@ def test_logs_that_fail_do_not_stop_the_worker_while_the_store_is_away(router: R
         work.options(id=f"a{number}").add()
     with working(router, store=tampered) as worker:
         ended(router, *(f"a{number}" for number in range(4)))
-        until(lambda: not worker.runs.count_in_flight, "all to be over")
+        until(lambda: not worker.runner.runs.count_in_flight, "all to be over")
         assert worker.health().consuming
     texts = "\n".join(broken_logs)
     assert "claim failed; retrying" in texts
     assert "could not settle" in texts
 
 
-@pytest.mark.parametrize("name", ["_settler", "_renewer", "_watch"])
+@pytest.mark.parametrize("name", ["settler", "renewer", "watch"])
 def test_a_worker_whose_thread_has_ended_does_not_look_alive(router: Router, name: str) -> None:
     with working(router) as worker:
         assert worker.health().consuming
-        thread = getattr(worker, name)
-        if name == "_settler":
+        thread = getattr(worker.runner, name)
+        if name == "settler":
             thread.close(PATIENCE)
         else:
             thread.end()

@@ -123,18 +123,18 @@ def test_what_a_handler_is_about_to_say_is_settled(router: Router) -> None:
 
     worker = made(router)
     worker.start()
-    put = worker._settler.put
+    put = worker.runner.settler.put
 
     def put_late(ending: Ending) -> None:
         gate.pass_by()
         put(ending)
 
-    worker._settler.put = put_late  # type: ignore[method-assign]
+    worker.runner.settler.put = put_late  # type: ignore[method-assign]
     work.options(id="a").add()
     gate.wait_for()
 
     def open_later() -> None:
-        until(lambda: worker._settler._ending and not worker._settler._waits.is_set(), "the end to be near")
+        until(lambda: worker.runner.settler._ending and not worker.runner.settler._waits.is_set(), "the end to be near")
         gate.open()
 
     opening = threading.Thread(target=open_later)
@@ -399,7 +399,7 @@ def test_a_store_that_cannot_be_used_is_told(router: Router, how: str) -> None:
 def test_the_store_is_away_at_the_end_and_nobody_waits_for_it_for_ever(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold.worker.worker._LAST_SECONDS", 0.1)
+    monkeypatch.setattr("leasehold.worker.runner._LAST_SECONDS", 0.1)
     store, settling = Tampered(router.store), threading.Event()
 
     @router.task
@@ -440,7 +440,7 @@ def test_until_empty_waits_for_delayed_retries_and_for_what_runs_elsewhere(any_r
         worker = made(any_router, store=store.store, queues=["default"])
         running = pool.submit(worker.run, until_empty=True)
         ended(any_router, "a")
-        until(lambda: worker.is_empty(), "nothing to be left here")
+        until(lambda: worker.runner.is_empty(), "nothing to be left here")
         asked = len(store.asked["claim"])
         until(lambda: running.done() or len(store.asked["claim"]) > asked + 2, "more claims")
         assert not running.done()

@@ -71,7 +71,7 @@ def test_sigterm_while_a_hundred_jobs_run(tmp_path: Path) -> None:
         assert {job.id for job in router.jobs(status=Status.DONE)} == done
         assert {job.id for job in router.jobs(status=Status.PENDING)} == kinds.keys() - done
         assert router.counts().running == 0
-        assert "40 jobs are not done and are handed back" in working.said
+        assert "handing back 40 jobs whose handlers have not ended" in working.said
         assert "has stopped: 70 done, 30 released\n" in working.said, "and nothing else, such as a refusal"
 
         for id in kinds:

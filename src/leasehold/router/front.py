@@ -47,7 +47,8 @@ if TYPE_CHECKING:  # imported on use: a producer needs no tasks, and most proces
     from ..tasks.task import AnyTask, Decorator, Task, TaskSettings
     from ..worker.events import Listener
     from ..worker.reporting import Tally
-    from ..worker.worker import Shop, Worker
+    from ..worker.shop import Shop
+    from ..worker.worker import Worker
     from .aio import AsyncRouter
 
 P = ParamSpec("P")
@@ -413,7 +414,7 @@ class Router:
         return drained(self._shop(), self._clock, queues, advance=advance, raise_errors=raise_errors)
 
     def _shop(self) -> Shop:
-        from ..worker.worker import Shop
+        from ..worker.shop import Shop
 
         registry = self._registry
         registry.load()

@@ -1,7 +1,8 @@
 """
 Claims jobs, runs the handlers of their tasks, and settles them.
 
-    worker         the decisions: what begins, what is stopped, what is settled
+    worker         from start to stop; shop is what its router gives it
+    runner         the decisions: what begins, what is stopped, what is settled
     run            one claimed job on its way through the worker, and its states
     claiming       thread: claims while there is room
     dispatching    the slots: as many runs begin as there are

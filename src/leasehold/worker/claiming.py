@@ -33,10 +33,7 @@ _AHEAD_MOST = 1_000
 
 
 class Slots(Protocol):
-    """What a claimer must know of its worker."""
-
-    owner: str
-    queues: Sequence[str] | None
+    """What a claimer must know of the runs of its worker."""
 
     def room(self) -> int:
         """Return how many handlers could begin now."""
@@ -50,26 +47,17 @@ class Slots(Protocol):
         """Begin what a claim, sent at that instant, has got."""
         ...
 
-    @property
-    def tasks(self) -> Mapping[str, AnyTask]:
-        """The tasks that can be handled here, by name."""
-        ...
-
-    def knows(self, task: str | None) -> bool:
-        """Return whether jobs of *task* can be handled here."""
-        ...
-
     def is_empty(self) -> bool:
         """Return whether nothing is in flight here."""
         ...
 
-    def swept(self) -> None:
-        """Notice what upkeep in claims and reclaims has failed."""
-        ...
-
 
 class Claimer(threading.Thread):
-    """Claims until it is told to stop, or until nothing is left, or until it cannot go on: then it tells *over*."""
+    """
+    Claims until `stop`, or until nothing is left, or until it cannot go on: then it calls *over*.
+
+    After each claim it calls *swept*: upkeep in it may have failed jobs.
+    """
 
     def __init__(
         self,
@@ -77,7 +65,11 @@ class Claimer(threading.Thread):
         slots: Slots,
         steady: Clock,
         over: Callable[[BaseException | None], None],
+        swept: Callable[[], None],
         *,
+        owner: str,
+        queues: Sequence[str] | None,
+        tasks: Mapping[str, AnyTask],
         lease_us: int,
         until_empty: bool,
     ) -> None:
@@ -86,8 +78,12 @@ class Claimer(threading.Thread):
         self._slots = slots
         self._steady = steady
         self._over = over
+        self._swept = swept
+        self._owner = owner
+        self._queues = queues
+        self._tasks = tasks
         self._lease_us = lease_us
-        self._waiting = Waiting(store, slots.queues, steady, slots.knows) if until_empty else None
+        self._waiting = Waiting(store, queues, steady, lambda task: (task or "") in tasks) if until_empty else None
         self._free = threading.Event()  # a slot may have become free, or it is time to stop
         self._stopping = False
         self._failure: BaseException | None = None
@@ -128,7 +124,7 @@ class Claimer(threading.Thread):
     def run(self) -> None:
         """Claim on."""
         try:
-            warn_of_unknown(self._store, self._slots.queues, self._slots.tasks)
+            warn_of_unknown(self._store, self._queues, self._tasks)
             while not self._stopping:
                 limit = self._wait_for_room()
                 if limit > 0:
@@ -139,22 +135,22 @@ class Claimer(threading.Thread):
                 raise self._failure
             self._over(None)
         except BaseException as error:
-            told = isinstance(error, LeaseholdError)  # its message says it all
-            log.critical("%s cannot claim any more: %s", self._slots.owner, error, exc_info=None if told else error)
+            known = isinstance(error, LeaseholdError)  # its message is enough
+            log.critical("%s cannot claim any more: %s", self._owner, error, exc_info=None if known else error)
             self._over(error)
 
     def _wait_for_room(self) -> int:
         """Return how many jobs to claim; 0 if it is time to stop."""
         ahead = self._ahead()
         while True:
-            self._free.clear()  # before the look, so that whoever frees a slot after it is noticed
+            self._free.clear()  # before the look, so that a slot that becomes free after it is noticed
             if self._stopping:
                 return 0
             room = self._slots.room() + ahead
             if room >= max(ahead // 2, 1):
                 return min(room, MOST)
             if not self._free.wait(WAIT_SECONDS):
-                self._slots.swept()
+                self._swept()
                 ahead = 0
 
     def _ahead(self) -> int:
@@ -174,22 +170,22 @@ class Claimer(threading.Thread):
         claim_id, sent = new_claim_id(), self._steady.now()
         try:
             grants = self._store.claim(
-                self._slots.owner,
+                self._owner,
                 limit=limit,
-                queues=self._slots.queues,
+                queues=self._queues,
                 default_lease_us=self._lease_us,
                 claim_id=claim_id,
                 process=this_process(),
                 wait_us=round(self._wait_seconds() * 1_000_000),
-                tasks=tuple(self._slots.tasks),
+                tasks=tuple(self._tasks),
             )
         except StoreUnavailable as error:
-            # Maybe only the reply is lost: then those jobs are ours, and nobody else would begin them.
+            # Maybe only the reply is lost: then those jobs are ours, and no other worker would begin them.
             self._unknown.append((claim_id, sent))
             self._rest(error)
             return
         self._answered()
-        self._slots.swept()
+        self._swept()
         self._in_vain = 0 if grants else min(self._in_vain + 1, 10)
         self._begin(grants, sent)
         if self._waiting is not None:
@@ -210,7 +206,7 @@ class Claimer(threading.Thread):
         return float(min(least * 2**self._in_vain, most))
 
     def _find(self) -> None:
-        """Begin what claims have got whose replies were lost. That a store can be read does not say that it grants."""
+        """Recover claims whose replies were lost, and begin what they got. No successful claim is counted."""
         try:
             while self._unknown:
                 claim_id, sent = self._unknown[-1]

@@ -22,7 +22,7 @@ from .lifespan import Lifespan
 from .reporting import Reporter
 from .run import Run, Runs
 from .settling import Ending, settled
-from .worker import Shop
+from .shop import Shop
 
 OWNER = "drain"
 _SLICE_SECONDS = 0.5

@@ -29,9 +29,8 @@ _LAST_SECONDS = 1.0
 
 
 class Recipient(Protocol):
-    """What this needs of its worker."""
+    """What this needs of the runs of its worker."""
 
-    owner: str
     closing: bool
 
     def begin(self, grants: Sequence[Grant], sent_us: int, *, transferred: bool = False) -> None:
@@ -53,10 +52,13 @@ class _Accept(NamedTuple):
 class Presence(threading.Thread):
     """Reports the worker and picks up what is transferred to it, until the end; then the worker is listed no more."""
 
-    def __init__(self, store: Store, worker: Recipient, report: Callable[[], WorkerReport], steady: Clock) -> None:
+    def __init__(
+        self, store: Store, owner: str, runs: Recipient, report: Callable[[], WorkerReport], steady: Clock
+    ) -> None:
         super().__init__(name="leasehold-presence", daemon=True)
         self._store = store
-        self._worker = worker
+        self._owner = owner
+        self._runs = runs
         self._made_report = report
         self._steady = steady
         self._ended = threading.Event()
@@ -72,7 +74,7 @@ class Presence(threading.Thread):
             self._try(self._hold_off_stalls)
             self._ended.wait(_EVERY_SECONDS)
         # A transfer that is under way goes before the retirement, so the last look finds it.
-        self._try(lambda: self._store.retire(self._worker.owner))
+        self._try(lambda: self._store.retire(self._owner))
         self._try(self._look)
 
     def end(self) -> None:
@@ -103,24 +105,24 @@ class Presence(threading.Thread):
     def _look(self) -> None:
         """Accept what was transferred here; after a lost reply, first ask for what that call has got."""
         if self._unknown is None:
-            transfers = self._store.transfers(self._worker.owner)
+            transfers = self._store.transfers(self._owner)
             if not transfers:
                 return
             self._unknown = _Accept(new_claim_id(), transfers)
         claim_id, transfers = self._unknown
         sent = self._steady.now()
-        grants = self._store.accept(self._worker.owner, transfers, claim_id=claim_id, process=this_process())
+        grants = self._store.accept(self._owner, transfers, claim_id=claim_id, process=this_process())
         self._unknown = None
-        if grants and self._worker.closing:
+        if grants and self._runs.closing:
             with suppress(StoreUnavailable):  # then they wait for their deadline
                 self._store.settle([handed_back(grant) for grant in grants])
         elif grants:
-            self._worker.begin(grants, sent, transferred=True)
+            self._runs.begin(grants, sent, transferred=True)
 
     def _hold_off_stalls(self) -> None:
         """Keep the store from taking back, as stalled, what has yet to begin."""
         now = self._steady.now()
-        due = [run for run in self._worker.waiting_transfers() if run.nears_stall(now)]
+        due = [run for run in self._runs.waiting_transfers() if run.nears_stall(now)]
         if due:
             self._store.progress([Progress(run.grant.spec.id, run.grant.epoch) for run in due])
             for run in due:

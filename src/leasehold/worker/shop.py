@@ -1,0 +1,23 @@
+"""What a router gives its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..core.retention import DEFAULT_RETENTION, Retention
+from ..store import Store
+from ..tasks.hooks import Hooks
+from ..tasks.task import AnyTask
+from .events import Listener
+
+
+class Shop(NamedTuple):
+    """What a router gives its workers."""
+
+    store: Store
+    tasks: Mapping[str, AnyTask]
+    hooks: Hooks
+    listeners: Mapping[str, Sequence[Listener]]
+    lease_us: int
+    retention: Retention = DEFAULT_RETENTION
