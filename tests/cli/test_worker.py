@@ -145,7 +145,7 @@ def test_jobs_that_could_not_be_settled_are_exit_code_3(tmp_path: Path, router: 
         until(lambda: begun(tmp_path) == 1)
         with held(tmp_path / "jobs.db"):
             (tmp_path / "gate").touch()
-            working.says("1 settlement waits: ")
+            working.says("could not settle 1 job (outcome unknown; retrying): ")
 
             working.terminate()
 
