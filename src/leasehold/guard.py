@@ -31,6 +31,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, Unpack
 
 from .core import checks
@@ -64,12 +65,14 @@ class Verifier(Protocol):
 
 
 class Doubt(NamedTuple):
-    """A use under an older epoch that a seal could not wait for: it may still write."""
+    """A use under an older epoch that a seal could not wait for: it may still write. *note* says why."""
 
     key: str
     epoch: int
     owner: str
     note: str = ""
+    uses: int = 1  # how many there are
+    noted_at: datetime | None = None  # the last of them
 
 
 class Seal(NamedTuple):

@@ -2,6 +2,7 @@
 Guards for the resources that jobs write to, each by the clauses of `leasehold.guard`.
 
     FileGuard     files below a folder
+    Gate          what cannot compare epochs itself: a request handler, a tool, a device
 """
 
 from importlib import import_module
@@ -11,10 +12,11 @@ from ..guard import Doubt, Guard, GuardKey, Mark, Seal, Writer
 
 if TYPE_CHECKING:
     from .files import FileGuard
+    from .gate import AsyncGate, Gate, Use
 
-__all__ = ["Doubt", "FileGuard", "Guard", "GuardKey", "Mark", "Seal", "Writer"]
+__all__ = ["AsyncGate", "Doubt", "FileGuard", "Gate", "Guard", "GuardKey", "Mark", "Seal", "Use", "Writer"]
 
-_LAZY = {"FileGuard": "files"}  # each with what its module needs
+_LAZY = {"AsyncGate": "gate", "FileGuard": "files", "Gate": "gate", "Use": "gate"}  # each with what its module needs
 
 
 def __getattr__(name: str) -> Any:

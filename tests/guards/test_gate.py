@@ -1,0 +1,652 @@
+"""The gate: uses that are admitted, seals that wait for them, and what is in doubt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.patience import PATIENCE_SECONDS
+
+from leasehold import Conflict, GuardUnavailable, InvalidArgument, NoLease, Router, StaleEpoch
+from leasehold.core.clock import patience
+from leasehold.guard import Seal
+from leasehold.guards import Gate, Use
+from leasehold.guards.gate import memory
+from leasehold.testing import ManualClock
+
+from .gates import HOMES, FilesGate, Places, places
+
+__all__ = ["places"]  # a fixture
+
+OLD, NEW, NEWEST = 7, 11, 19
+FOREVER = 10 * PATIENCE_SECONDS  # a drain that no test waits for
+
+
+def under(epoch: int) -> dict[str, Any]:
+    """What an owner presents."""
+    return {"epoch": epoch, "owner": f"owner-{epoch}", "store": "store-1"}
+
+
+class Open:
+    """Opens gates on one state, and closes them after the test."""
+
+    def __init__(self, places: Places, home: str) -> None:
+        self.places = places
+        self.home = home
+        self.gates: list[FilesGate] = []
+
+    def __call__(self, drain_seconds: float = FOREVER, **options: Any) -> FilesGate:
+        self.gates.append(self.places.opener(self.home, drain_seconds=drain_seconds, **options)())
+        return self.gates[-1]
+
+
+@pytest.fixture(params=HOMES)
+def opened(request: pytest.FixtureRequest, places: Places) -> Iterator[Open]:
+    """Each home in turn."""
+    found = Open(places, request.param)
+    yield found
+    for gate in found.gates:
+        gate.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shared(request: pytest.FixtureRequest, places: Places) -> Iterator[Open]:
+    """The homes that several processes share."""
+    found = Open(places, request.param)
+    yield found
+    for gate in found.gates:
+        gate.close()
+
+
+class Call(threading.Thread):
+    """A call in a thread."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self.call = call
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Call it."""
+        try:
+            self.value = self.call()
+        except BaseException as error:
+            self.error = error
+
+    def result(self) -> Any:
+        """What it returned."""
+        self.join(PATIENCE_SECONDS)
+        assert not self.is_alive(), "it did not return"
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition that another thread or process brings about."""
+    left, pause = patience(PATIENCE_SECONDS), threading.Event()
+    while not condition():
+        assert left() > 0, "it did not happen"
+        pause.wait(0.005)
+
+
+def sealing(gate: Gate, epoch: int = NEW, key: str = "k") -> Call:
+    """Seal in a thread, and return once the mark is raised: then the seal waits for older uses."""
+    call = Call(lambda: gate.seal(key, **under(epoch)))
+    until(lambda: (mark := gate.mark(key)) is not None and mark.epoch == epoch)
+    return call
+
+
+# Seals wait for older uses
+
+
+def test_a_seal_waits_for_an_older_use_and_refuses_others_meanwhile(opened: Open) -> None:
+    """The mark comes first; what had begun before it may end."""
+    gate, other = opened(), opened()
+    use = gate.begin("k", **under(OLD))
+    seal = sealing(other)
+
+    for each in (gate, other):
+        with pytest.raises(StaleEpoch) as refusal:
+            each.begin("k", **under(OLD))
+        assert (refusal.value.resource, refusal.value.current, refusal.value.owner) == ("gate:k", NEW, "owner-11")
+    assert seal.is_alive()
+    use.end()
+
+    found: Seal = seal.result()
+    assert found.doubts == ()
+    assert found.mark == gate.mark("k")
+    assert gate.doubts() == []
+
+
+def test_a_seal_does_not_wait_for_uses_of_its_own_epoch_or_of_another_key(opened: Open) -> None:
+    """Only what is older than itself, under its own key."""
+    gate = opened()
+    with gate.use("k", **under(NEW)), gate.use("other", **under(OLD)):
+        assert gate.seal("k", **under(NEW)).doubts == ()
+        assert opened().seal("k", **under(NEW)).doubts == ()
+
+
+def test_the_first_use_of_a_newer_owner_waits_for_the_older_uses_too(opened: Open) -> None:
+    """Without it, an old handler could write over what the new one has written."""
+    gate = opened()
+    old = gate.begin("k", **under(OLD))
+    new = Call(lambda: gate.begin("k", **under(NEW)))
+    until(lambda: (mark := gate.mark("k")) is not None and mark.epoch == NEW)
+    assert new.is_alive()
+    old.end()
+
+    use: Use = new.result()
+    assert (use.key, use.epoch, use.owner, use.doubts) == ("k", NEW, "owner-11", ())
+    use.end()
+
+
+def test_a_use_that_waits_to_begin_is_refused_if_a_still_newer_owner_comes(opened: Open) -> None:
+    """The older use ends, and the waiting one finds that it is too late."""
+    gate = opened()
+    old = gate.begin("k", **under(OLD))
+    new = Call(lambda: gate.begin("k", **under(NEW)))
+    until(lambda: (mark := gate.mark("k")) is not None and mark.epoch == NEW)
+    newest = sealing(gate, NEWEST)
+    old.end()
+
+    assert newest.result().doubts == ()
+    with pytest.raises(StaleEpoch) as refusal:
+        new.result()
+    assert (refusal.value.presented, refusal.value.current) == (NEW, NEWEST)
+
+
+def test_a_use_that_does_not_end_in_time_is_in_doubt_once(opened: Open) -> None:
+    """Recorded, returned with each seal until it is resolved, and never waited for again."""
+    gate, hasty = opened(), opened(drain_seconds=0)
+    use = gate.begin("k", **under(OLD))
+
+    [doubt] = hasty.seal("k", **under(NEW)).doubts
+    assert (doubt.key, doubt.epoch, doubt.owner, doubt.uses) == ("k", OLD, "owner-7", 1)
+    assert "did not end in 0 s" in doubt.note
+    assert doubt.noted_at is not None
+
+    assert gate.seal("k", **under(NEW)).doubts == (doubt,)  # which would wait for ever
+    with gate.use("k", **under(NEWEST)) as newest:
+        assert newest.doubts == (doubt,)
+    use.end()
+    assert gate.doubts("k") == gate.doubts() == [doubt], "its end comes too late: it may have written since"
+    assert gate.doubts("other") == []
+
+
+def test_drain_seconds_is_how_long_a_seal_waits(places: Places) -> None:
+    """By the gate's clock."""
+    clock = ManualClock()
+    with places.opener("memory", clock=clock, drain_seconds=10)() as gate:
+        gate.begin("k", **under(OLD))
+        seal = sealing(gate)
+        clock.advance(9)
+        assert seal.is_alive()
+        clock.advance(1)
+        [doubt] = seal.result().doubts
+        assert "did not end in 10 s" in doubt.note
+
+
+def test_two_seals_at_once_record_a_use_once(opened: Open) -> None:
+    """Each returns it, and it is one use."""
+    opened(0).begin("k", **under(OLD))
+    start = threading.Barrier(2)
+
+    def seal(gate: Gate) -> Seal:
+        start.wait()
+        return gate.seal("k", **under(NEW))
+
+    calls = [Call(lambda gate=gate: seal(gate)) for gate in (opened(0), opened(0))]  # type: ignore[misc]
+    doubts = [call.result().doubts for call in calls]
+    assert doubts[0] == doubts[1]
+    assert [doubt.uses for doubt in doubts[0]] == [1]
+
+
+def test_a_block_that_raises_has_ended(opened: Open) -> None:
+    """Nothing of it goes on, so no seal waits for it, and nothing is in doubt."""
+    gate = opened()
+    with pytest.raises(ZeroDivisionError), gate.use("k", **under(OLD)):
+        raise ZeroDivisionError
+    assert gate.seal("k", **under(NEW)).doubts == ()
+
+
+def test_a_use_can_be_in_doubt_at_once(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    """No seal waits for it; its own epoch goes on."""
+    gate = opened()
+    use = gate.begin("k", **under(OLD))
+    with caplog.at_level(logging.WARNING, "leasehold"):
+        use.doubt("the connection broke")
+    use.end()
+    assert "in doubt: the connection broke" in caplog.text
+    with gate.use("k", **under(OLD)) as again:
+        assert again.doubts == ()
+    [doubt] = gate.seal("k", **under(NEW)).doubts
+    assert doubt.note == "the connection broke"
+
+
+# Doubts are resolved
+
+
+def test_a_doubt_is_there_until_it_is_resolved(opened: Open) -> None:
+    """By an operator, by key and epoch; the mark stays."""
+    gate = opened(0)
+    for epoch in (OLD, OLD, NEW):
+        gate.begin("k", **under(epoch)).doubt("lost")
+    assert [(doubt.epoch, doubt.uses) for doubt in gate.doubts("k")] == [(OLD, 2), (NEW, 1)]
+
+    assert gate.resolve("k", by="ada", epoch=OLD, note="looked at the bank account") == 2
+    assert [doubt.epoch for doubt in gate.doubts("k")] == [NEW]
+    assert gate.resolve("k", by="ada") == 1
+    assert gate.resolve("k", by="ada") == 0
+    assert gate.seal("k", **under(NEWEST)).doubts == ()
+    with pytest.raises(StaleEpoch):
+        gate.begin("k", **under(NEW))
+
+
+def test_a_doubt_that_comes_up_again_is_open_again(opened: Open) -> None:
+    """And counts from one."""
+    gate = opened(0)
+    gate.begin("k", **under(OLD)).doubt("lost")
+    gate.begin("k", **under(OLD)).doubt("lost")
+    gate.resolve("k", by="ada")
+    gate.begin("k", **under(OLD)).doubt("lost")
+    assert [doubt.uses for doubt in gate.doubts("k")] == [1]
+
+
+# Processes
+
+_CHILD = """
+import sys
+from leasehold.guards import Gate
+gate = Gate(sys.argv[1], uses=sys.argv[2])
+use = gate.begin("k", epoch=int(sys.argv[3]), owner=f"owner-{sys.argv[3]}", store="store-1")
+print("begun", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def child(opened: Open, epoch: int = OLD, program: str = _CHILD) -> Iterator[subprocess.Popen[str]]:
+    """A process that is inside a use."""
+    uses = "memory" if opened.home == "memory" else "sql"
+    command = [sys.executable, "-P", "-c", program, opened.places.url(opened.home), uses, str(epoch)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_use_of_a_dead_process_is_in_doubt_at_once(shared: Open) -> None:
+    """It is proved, so no seal waits."""
+    gate = shared()
+    with child(shared) as process:
+        process.kill()
+        process.wait()
+        [doubt] = gate.seal("k", **under(NEW)).doubts
+        assert doubt.epoch == OLD
+        assert f"process {process.pid} " in doubt.note
+
+
+def test_a_use_of_a_stopped_process_is_waited_for_and_then_in_doubt(shared: Open) -> None:
+    """A process that is stopped holds no lock: the seal is bounded, and names it."""
+    gate = shared(drain_seconds=0.01)
+    with child(shared) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        [doubt] = gate.seal("k", **under(NEW)).doubts
+        assert f"process {process.pid} " in doubt.note
+        process.send_signal(signal.SIGCONT)
+
+
+def test_a_use_of_another_process_is_waited_for(shared: Open) -> None:
+    """It ends, and so does the wait."""
+    gate = shared()
+    program = _CHILD + "use.end()\nprint('ended', flush=True)\nsys.stdin.readline()\n"
+    with child(shared, program=program) as process:
+        seal = sealing(gate)
+        assert seal.is_alive()
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert seal.result().doubts == ()
+
+
+def test_a_second_process_on_a_gate_in_memory_fails_at_start(places: Places) -> None:
+    """In either order; and a process that has ended is in nobody's way."""
+    opened = Open(places, "memory")
+    with child(opened), pytest.raises(Conflict, match="uses='sql'"):
+        opened()
+    with opened() as gate:
+        assert gate.mark("k") is not None
+        command = [sys.executable, "-P", "-c", _CHILD, places.url("memory"), "memory", str(OLD)]
+        failed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+        assert failed.returncode != 0
+        assert "Conflict: another process has the gate" in failed.stderr
+    shared = places.opener("sqlite")
+    with opened(), pytest.raises(GuardUnavailable, match="uses in memory"):
+        shared()
+
+
+def test_gates_of_one_process_on_one_file_share_their_uses(places: Places) -> None:
+    """Whatever the path is called, and until the last of them is closed."""
+    with places.opener("memory", drain_seconds=0)() as gate:
+        link = places.folder / "link.db"
+        link.symlink_to(places.folder / "gate.db")
+        other = Gate(f"sqlite:///{link}", drain_seconds=0)
+        gate.begin("k", **under(OLD))
+        assert len(other.seal("k", **under(NEW)).doubts) == 1
+        other.close()
+        other.close()
+        assert gate.mark("k") is not None
+    with pytest.raises(Conflict, match="closed"):
+        gate.begin("k", **under(NEW))
+
+
+def test_after_a_crash_the_keys_that_were_in_use_are_in_doubt(places: Places) -> None:
+    """Uses in memory are gone with their process; that it has not closed the gate is on the disk."""
+    opened = Open(places, "memory")
+    with opened() as gate:
+        gate.begin("untouched", **under(OLD)).end()
+    with child(opened) as process:
+        process.kill()
+        process.wait()
+    with opened() as gate:
+        before = gate.mark("k")
+        assert before is not None
+        assert gate.seal("untouched", **under(NEW)).doubts == ()
+        for _ in range(2):
+            [doubt] = gate.seal("k", **under(NEW)).doubts
+            assert (doubt.epoch, doubt.uses) == (OLD, 1)
+            assert "ended without closing" in doubt.note
+
+
+def test_after_a_clean_end_nothing_is_in_doubt(places: Places) -> None:
+    """Also if the process only comes to its end, without close()."""
+    opened = Open(places, "memory")
+    with child(opened, program=_CHILD.replace('print("begun"', 'use.end(); print("begun"')) as process:
+        process.communicate("go\n", timeout=PATIENCE_SECONDS)
+    with opened() as gate:
+        assert gate.seal("k", **under(NEW)).doubts == ()
+
+
+def test_what_runs_when_a_gate_in_memory_is_closed_is_in_doubt(places: Places) -> None:
+    """The next process does not see it."""
+    opened = Open(places, "memory")
+    with opened() as gate:
+        use = gate.begin("k", **under(OLD))
+    use.end()
+    use.doubt("too late, and harmless")
+    with opened() as gate:
+        [doubt] = gate.seal("k", **under(NEW)).doubts
+        assert "closed the gate" in doubt.note
+
+
+def test_the_mark_of_a_gate_in_memory_goes_up_over_restarts(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its counter is in memory; the file is ahead of it. Here, so little that it is written several times."""
+    monkeypatch.setattr(memory, "RESERVED", 3)
+    opened = Open(places, "memory")
+    marks = []
+    for _ in range(3):
+        with opened() as gate:
+            for _ in range(10):
+                with gate.use("k", **under(OLD)):
+                    marks.append(gate.mark("k"))
+            marks.append(gate.seal("k", **under(OLD)).mark)
+    counters = [mark.counter for mark in marks if mark is not None]
+    assert counters == sorted(set(counters))
+    assert len(counters) == 33
+
+
+def test_a_gate_in_memory_forgets_keys_that_are_not_in_use(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond a limit; their marks are in the file, and uses that run are kept."""
+    monkeypatch.setattr(memory, "_ENTRIES", 3)
+    with places.opener("memory", drain_seconds=0)() as gate:
+        use = gate.begin("k", **under(OLD))
+        for number in range(10):
+            gate.seal(f"{number}", **under(NEW))
+        assert len(gate._home._entries) <= 4  # type: ignore[attr-defined]
+        for number in range(10):
+            with pytest.raises(StaleEpoch):
+                gate.begin(f"{number}", **under(OLD))
+        assert len(gate.seal("k", **under(NEW)).doubts) == 1
+        use.end()
+
+
+def test_a_fork_of_a_gate_in_memory_is_refused(places: Places) -> None:
+    """The child would not see its parent's uses, nor the parent the child's."""
+    with places.opener("memory")() as gate, gate.use("k", **under(OLD)):
+        if (pid := os.fork()) == 0:
+            refused = 0
+            for call in (
+                lambda: gate.begin("k", **under(OLD)),
+                lambda: gate.seal("k", **under(NEW)),
+                lambda: asyncio.run(gate.aio.begin("k", **under(OLD))),
+                lambda: places.opener("memory")(),
+            ):
+                try:
+                    call()
+                except Conflict:
+                    refused += 1
+                except BaseException:
+                    pass
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+        assert gate.seal("k", **under(OLD)).doubts == ()
+
+
+def test_a_fork_of_a_shared_gate_has_connections_of_its_own(shared: Open) -> None:
+    """And is seen by its parent."""
+    gate = shared(drain_seconds=0)
+    gate.begin("k", **under(OLD)).end()
+    if (pid := os.fork()) == 0:
+        try:
+            gate.begin("k", **under(OLD))
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    [doubt] = gate.seal("k", **under(NEW)).doubts
+    assert f"process {pid} " in doubt.note
+
+
+# Faults of the state
+
+
+def terminate(places: Places) -> None:
+    """End every other connection to the server's database."""
+    with psycopg.connect(places.url("postgresql"), autocommit=True) as connection:
+        connection.execute(
+            "select pg_terminate_backend(pid, 60000) from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"
+        )
+
+
+def test_connections_that_were_lost_are_replaced(places: Places) -> None:
+    """A statement has the same effect when it runs twice, so it is sent again."""
+    with places.opener("postgresql", drain_seconds=0)() as gate:
+        use = gate.begin("k", **under(OLD))
+        terminate(places)
+        use.end()
+        terminate(places)
+        with gate.use("k", **under(OLD)):
+            terminate(places)
+        assert gate.seal("k", **under(NEW)).doubts == ()
+
+
+def test_an_end_that_could_not_be_recorded_is_recorded_later(shared: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler has done its work, and must not fail for it."""
+    gate = shared(drain_seconds=0)
+    run = gate._home._database.run  # type: ignore[attr-defined]
+
+    def failing(sql: str, params: Any = ()) -> Any:
+        if sql.startswith("DELETE"):
+            raise GuardUnavailable("the server is away")
+        return run(sql, params)
+
+    with gate.use("k", **under(OLD)):
+        monkeypatch.setattr(gate._home._database, "run", failing)  # type: ignore[attr-defined]
+    with pytest.raises(GuardUnavailable):
+        gate.begin("k", **under(OLD))
+    monkeypatch.undo()
+    assert gate.seal("k", **under(NEW)).doubts == ()
+
+
+def test_a_use_whose_recording_is_unknown_is_ended(shared: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been recorded; its block has not run, so no seal may wait for it."""
+    gate = shared()
+    gate.begin("k", **under(OLD)).end()
+    begin = gate._home.begin
+
+    def losing(*args: Any) -> Any:
+        begin(*args)
+        raise GuardUnavailable("the reply was lost")
+
+    monkeypatch.setattr(gate._home, "begin", losing)
+    with pytest.raises(GuardUnavailable), gate.use("k", **under(OLD)):
+        raise AssertionError("the block ran")
+    monkeypatch.undo()
+    assert gate.seal("k", **under(NEW)).doubts == ()
+
+
+def test_a_server_that_commits_later_is_asked_to_commit_at_once(places: Places) -> None:
+    """A mark that a crash forgets would let an old owner pass."""
+    url = f"{places.url('postgresql')}%20-csynchronous_commit%3Doff%20-cdefault_transaction_isolation%3Dserializable"
+    with Gate(url) as gate:
+        run = gate._home._database.run  # type: ignore[attr-defined]
+        assert run("SHOW synchronous_commit") == [("on",)]
+        assert run("SHOW transaction_isolation") == [("read committed",)]
+
+
+def test_a_server_that_cannot_be_reached_refuses(places: Places) -> None:
+    """At start, since a gate that cannot be used should fail there; without the password."""
+    with pytest.raises(GuardUnavailable) as error:
+        Gate("postgresql://me:hunter2@127.0.0.1:1/none")
+    assert "hunter2" not in str(error.value)
+    with pytest.raises(GuardUnavailable, match="unable to open"):
+        Gate(f"sqlite:///{places.folder}/missing/gate.db")
+
+
+def test_a_mark_in_the_file_that_cannot_be_read_refuses(places: Places) -> None:
+    """A gate in memory reads it at the first use of its key in a process."""
+    opened = Open(places, "memory")
+    with opened() as gate:
+        gate.begin("k", **under(OLD)).end()
+    places.execute("sqlite", "update leasehold_gate_marks set epoch = 'eleven'")
+    with opened() as gate:
+        for call in (gate.begin, gate.seal):
+            with pytest.raises(GuardUnavailable, match="cannot be read"):
+                call("k", **under(NEW))
+        with pytest.raises(GuardUnavailable):
+            gate.mark("k")
+        gate.begin("other", **under(OLD)).end()
+
+
+@pytest.mark.parametrize(
+    ("url", "uses"),
+    [
+        *(("gate.db", None), ("sqlite://gate.db", None), ("sqlite:///", None), ("sqlite:///g.db?x=1", None)),
+        *(("mysql://host/db", None), (7, None), ("postgresql://host/db", "memory"), ("sqlite:///g.db", "rows")),
+    ],
+)
+def test_a_wrong_url_is_refused(url: Any, uses: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And makes no file."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument):
+        Gate(url, uses=uses)
+    assert [*tmp_path.iterdir()] == []
+
+
+# With leases, and for async callers
+
+
+def test_a_handler_uses_its_lease(opened: Open) -> None:
+    """Without one it is refused."""
+    gate = opened()
+    with pytest.raises(NoLease), gate.use("k"):
+        pass
+    with Router() as router:
+        router.add("a")
+        lease = router.claim("worker-0")
+        assert lease is not None
+        with lease.active(), gate.use("k") as use:
+            assert (use.epoch, use.owner, use.writer.job_id) == (lease.epoch, "worker-0", "a")
+
+
+def test_async_callers_have_the_same(opened: Open) -> None:
+    """The loop goes on while a seal waits, and a cancelled block has ended."""
+    gate = opened()
+
+    async def run() -> None:
+        async with gate.aio.use("k", **under(OLD)) as use:
+            seal = asyncio.create_task(gate.aio.seal("k", **under(NEW)))
+            while (mark := await gate.aio.mark("k")) is None or mark.epoch != NEW:
+                await asyncio.sleep(0)
+            assert not seal.done()
+            with pytest.raises(StaleEpoch):
+                await gate.aio.begin("k", **under(OLD))
+        assert (await seal).doubts == ()
+        assert use.epoch == OLD
+
+        inside = asyncio.Event()
+
+        async def stay() -> None:
+            async with gate.aio.use("k", **under(NEW)):
+                inside.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(stay())
+        await inside.wait()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert (await gate.aio.seal("k", **under(NEWEST))).doubts == ()
+        assert await gate.aio.doubts() == []
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_SECONDS))
+
+
+def test_an_async_use_that_is_cancelled_while_it_waits_leaves_nothing_behind(opened: Open) -> None:
+    """It was waiting for an older use; admitted later, in its thread, it is ended there."""
+    gate = opened()
+
+    async def run() -> None:
+        old = await gate.aio.begin("k", **under(OLD))
+        task = asyncio.create_task(gate.aio.begin("k", **under(NEW)))
+        while (mark := await gate.aio.mark("k")) is None or mark.epoch != NEW:
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await gate.aio.end(old)
+        assert (await gate.aio.seal("k", **under(NEWEST))).doubts == ()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_SECONDS))
+
+
+def test_refusals_of_async_uses_are_counted(opened: Open) -> None:
+    """Once each."""
+    gate = opened()
+    gate.seal("k", **under(NEW))
+
+    async def run() -> None:
+        with pytest.raises(StaleEpoch):
+            await gate.aio.begin("k", **under(OLD))
+
+    asyncio.run(run())
+    assert gate.refused == 1
