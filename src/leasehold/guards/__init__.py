@@ -2,24 +2,51 @@
 Guards for the resources that jobs write to, each by the clauses of `leasehold.guard`.
 
     FileGuard     files below a folder
+    ObjectGuard   objects in S3, Google Cloud Storage or Azure Blob Storage; needs the extra `s3`
     Gate          what cannot compare epochs itself: a request handler, a tool, a device
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..errors import Unsupported
 from ..guard import Doubt, Guard, GuardKey, Mark, Seal, Writer
 
 if TYPE_CHECKING:
     from .files import FileGuard
     from .gate import AsyncGate, Gate, Use
+    from .objects import ObjectGuard
 
-__all__ = ["AsyncGate", "Doubt", "FileGuard", "Gate", "Guard", "GuardKey", "Mark", "Seal", "Use", "Writer"]
+__all__ = [
+    "AsyncGate",
+    "Doubt",
+    "FileGuard",
+    "Gate",
+    "Guard",
+    "GuardKey",
+    "Mark",
+    "ObjectGuard",
+    "Seal",
+    "Use",
+    "Writer",
+]
 
-_LAZY = {"AsyncGate": "gate", "FileGuard": "files", "Gate": "gate", "Use": "gate"}  # each with what its module needs
+_LAZY = {  # each with what its module needs
+    "AsyncGate": "gate",
+    "FileGuard": "files",
+    "Gate": "gate",
+    "ObjectGuard": "objects",
+    "Use": "gate",
+}
+_EXTRAS = {"obstore": "s3"}  # by the library that it brings
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    try:
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        raise Unsupported(f"{name} needs {error.name}: pip install 'leasehold[{_EXTRAS[error.name]}]'.") from None
