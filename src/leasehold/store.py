@@ -41,6 +41,7 @@ from .core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Renew
 from .core.ownership import Event, Note, Ownership, Process
 from .core.queues import Queue
 from .core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
+from .core.search import Page, Search
 from .core.workers import WorkerReport, WorkerStatus
 from .errors import StaleEpoch, UnknownJob
 from .transaction import Program, Transactions
@@ -422,6 +423,19 @@ class Store(Protocol):
         limit: int | None = None,
     ) -> list[Job]:
         """Return the jobs that fit, in the order of their insertion, beginning behind the job *after*."""
+        ...
+
+    def search(self, search: Search, *, limit: int, cursor: str | None = None) -> Page:
+        """
+        Return a page of the jobs that *search* describes, at most *limit* of them, beginning behind *cursor*.
+
+        C65.  Finished jobs of one status come in the order of their end, jobs whose ids begin alike in the order of
+              their ids, and all others in that of their insertion; newest or oldest first. Going on with the cursor of
+              each page lists every job that fits all the while, once.
+        C66.  Running jobs, and finished jobs of one status, are found by an index. For what is compared job by job, at
+              most 20,000 jobs are looked at: then the page is not `complete`, and has the cursor to go on. A payload
+              without the path that is asked for does not fit, whatever its shape. No claim waits for a search.
+        """
         ...
 
     def ownerships(self, job_id: str) -> list[Ownership]:

@@ -18,7 +18,7 @@ SETTLE = {"complete", "fail", "release"}
 OTHERS = {"transactions", "wake", "claimed", "lease", "check", "verify", "close"}
 OTHERS |= {"transfers", "report", "retire"}
 OTHERS |= {"reclaim", "take_reclaimed", "prune", "tend", "advance"}  # upkeep
-READERS = {"identity", "job", "jobs", "ownerships", "effects", "events", "queues", "workers", "counts"}
+READERS = {"identity", "job", "jobs", "search", "ownerships", "effects", "events", "queues", "workers", "counts"}
 
 
 def test_the_table_has_every_verb_that_writes() -> None:

@@ -23,8 +23,9 @@ import leasehold.stores.postgres.sql as files
 from leasehold import Router, StaleEpoch, StoreIncompatible
 from leasehold.cli import store as command
 from leasehold.cli.app import run
-from leasehold.core.job import Outcome, Progress, Settlement, new_job
+from leasehold.core.job import Outcome, Progress, Settlement, Status, new_job
 from leasehold.core.ownership import Note, NoteKind
+from leasehold.core.search import Search
 from leasehold.core.workers import WorkerReport
 from leasehold.liveness import this_process
 from leasehold.store import Renewal, Store, Transactions
@@ -196,6 +197,9 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
     "resume": (OP, lambda it: it.owner.pause(it.id, by="ann"), lambda s, it: s.resume(it.id, by="ann")),
     "report": (W, lambda it: it, lambda store, it: store.report(it.report())),
     "retire": (W, Case.reported, lambda store, it: store.retire(it.id)),
+    "search": (R, lambda it: it, lambda store, it: store.search(Search(), limit=1)),
+    "search: running": (R, lambda it: it, lambda store, it: store.search(Search(Status.RUNNING), limit=1)),
+    "search: failed": (R, lambda it: it, lambda store, it: store.search(Search(Status.FAILED), limit=1)),
     "identity": (P | W | R, lambda it: it, lambda store, it: store.identity()),
     "workers": (W | R, Case.reported, lambda store, it: store.workers()),
     "transfer: to a worker": (

@@ -15,11 +15,12 @@ from ...core.ownership import Event, Note, NoteKind, Ownership, Process, Reason,
 from ...core.parking import known_tasks
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
+from ...core.search import Key, Looked, Page, Search, collect
 from ...errors import Conflict, StoreUnavailable
 from ...store import Begun, Pruned, Refusal, Renewal, ids_before
 from ..policy import Pass
 from ..reclaimed import Reclaimed
-from . import upkeep
+from . import searching, upkeep
 from .record import AT_DONE, AT_PENDING, AT_RUNNING, DONE, ORDER, PENDING, RUNNING, Record, count_moved
 from .transfers import Transfers
 from .turn import inside, turn
@@ -456,6 +457,14 @@ class MemoryStore(Transfers):
             if limit is not None
             else [record.job() for record in fitting]
         )
+
+    def search(self, search: Search, *, limit: int, cursor: str | None = None) -> Page:
+        """Return a page of the jobs that *search* describes."""
+        return collect(search, limit, cursor, functools.partial(self._candidates, search))
+
+    @turn
+    def _candidates(self, search: Search, key: Key | None, count: int, limit: int) -> Looked:
+        return searching.look(self._jobs.values(), search, key, count, limit)
 
     @turn
     def ownerships(self, job_id: str) -> list[Ownership]:

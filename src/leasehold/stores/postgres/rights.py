@@ -23,6 +23,7 @@ _READ = (
     "seen",
     "jobs",
     "leases",
+    "finished",
     "ownerships",
     "effects",
     "events",

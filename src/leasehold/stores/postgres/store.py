@@ -27,13 +27,14 @@ from ...core.lifecycle import Verb
 from ...core.ownership import Event, Note, Ownership, Process, sane
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
+from ...core.search import Page, Search, collect
 from ...errors import LeaseholdError, StaleEpoch, UnknownJob
 from ...store import EVENTS_AT_ONCE, Begun, Pruned, Refusal, Renewal
 from .._versions import Migrated
 from ..policy import Pass
 from ..reclaimed import Reclaimed
 from ..rows import grant_of, job_of
-from . import lost_replies
+from . import lost_replies, searching
 from .answers import admitted_children, why_not
 from .database import Database
 from .floors import Floors
@@ -488,6 +489,11 @@ class PostgresStore(Upkeep, Workers):
             limit=limit,
         )
         return [job_of(row) for row in rows]
+
+    def search(self, search: Search, *, limit: int, cursor: str | None = None) -> Page:
+        """Return a page of the jobs that *search* describes."""
+        look = functools.partial(searching.look, self._read, self.database.schema, search)
+        return collect(search, limit, cursor, look)
 
     def ownerships(self, job_id: str) -> list[Ownership]:
         """Return every ownership of the job, oldest first."""

@@ -18,6 +18,7 @@ from ...core.ownership import RECOVERY_EVERY_US, Event, Note, Ownership, Process
 from ...core.parking import known_tasks
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
+from ...core.search import Key, Looked, Page, Search, collect
 from ...core.workers import WorkerReport, WorkerStatus
 from ...errors import NoLease, StaleEpoch, StoreUnavailable, UnknownJob
 from ...liveness import is_gone, this_process
@@ -26,7 +27,7 @@ from ...transaction import is_inside, refuse_inside
 from .._versions import Migrated
 from ..policy import EVENTS, IDS, PORTION, WORKERS, Pass, Place
 from ..reclaimed import Reclaimed
-from . import claiming, moving, owning, reading, upkeep
+from . import claiming, moving, owning, reading, searching, upkeep
 from .connection import Changes
 from .database import Database
 from .ownership import Session
@@ -54,6 +55,7 @@ class SqliteStore:
     ) -> None:
         self._clock = clock or SystemClock()
         sql = statements(schema)
+        self._schema = schema
         self.database = Database(
             path, sql, schema, clock=self._clock, busy_seconds=busy_seconds, synchronous=synchronous
         )
@@ -386,6 +388,14 @@ class SqliteStore:
         """Return the jobs that fit, in the order of their insertion, beginning behind the job *after*."""
         fits = {"queue": queue, "owner": owner, "task": task, "parent": parent}
         return self._read(reading.jobs, status, after, limit, fits)
+
+    def search(self, search: Search, *, limit: int, cursor: str | None = None) -> Page:
+        """Return a page of the jobs that *search* describes."""
+
+        def look(key: Key | None, count: int, most: int) -> Looked:
+            return self._read(searching.look, self._schema, search, key, count, most)
+
+        return collect(search, limit, cursor, look)
 
     def ownerships(self, job_id: str) -> list[Ownership]:
         """Return every ownership of the job, oldest first."""

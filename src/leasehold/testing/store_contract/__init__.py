@@ -33,6 +33,7 @@ _TOPICS = (
     "reading",
     "reclaiming",
     "recording",
+    "searching",
     "settling",
     "starting",
     "support",
@@ -59,6 +60,7 @@ from .picking_up import PickingUp  # noqa: E402
 from .reading import Reading  # noqa: E402
 from .reclaiming import Reclaiming  # noqa: E402
 from .recording import Recording  # noqa: E402
+from .searching import Searching  # noqa: E402
 from .settling import Settling  # noqa: E402
 from .starting import Starting  # noqa: E402
 from .support import AlarmClock  # noqa: E402
@@ -92,6 +94,7 @@ class StoreContract(
     Tending,
     Recording,
     Reading,
+    Searching,
     InTransactions,
 ):
     """Every clause of the contract; a subclass named `Test…` says how to `open` its store."""

@@ -1,0 +1,88 @@
+"""The statements of `search`: candidates in the order of an index, and those of them that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...core import documents
+from ...core.job import Status
+from ...core.search import Key, Looked, Order, Search
+from ..rows import job_of, state_of
+from ..searching import Candidates, bound, by_column, key_of, ordered, prefix_end, within
+from .sql import in_schema
+
+Read = Callable[..., list[Any]]  # a statement, and its parameters by name
+
+_TEXT = ("prefix", "prefix_end", "status", "queue", "task", "parent", "owner", "error_type", "meta")
+
+
+def look(read: Read, schema: str, search: Search, key: Key | None, count: int, limit: int) -> Looked:
+    """Look at the next *count* candidates behind *key*, and return up to *limit* that fit."""
+    params: dict[str, Any] = {"candidates": count - 1}
+    candidates = _candidates(search, params)
+    rows = read(in_schema(bound(candidates, search, key, _mark, params), schema, escaped=True), **params)
+    last = tuple(rows[0]) if rows else None
+    params = {"limit": limit}
+    candidates = _candidates(search, params)
+    conditions = within(candidates, search, key, last, _mark, params) + _fitting(search, params)
+    sql = (
+        f"SELECT j.* FROM {_with_jobs(search, candidates)} WHERE {' AND '.join(conditions) or 'true'} "
+        f"ORDER BY {ordered(candidates, search)} LIMIT %(limit)s"
+    )
+    found = [(job_of(row), state_of(row).seq) for row in read(in_schema(sql, schema, escaped=True), **params)]
+    return Looked([(key_of(search, job, seq), job) for job, seq in found], last)
+
+
+def _mark(name: str) -> str:
+    return f"%({name})s::pg_catalog.text" if name in _TEXT else f"%({name})s"
+
+
+def _candidates(search: Search, params: dict[str, Any]) -> Candidates:
+    jobs = "leasehold.jobs AS j"
+    if search.order is Order.ID:
+        where = ["j.payload <> ''", f"j.id >= {_mark('prefix')}"]
+        params["prefix"] = search.id_prefix
+        if (end := prefix_end(search.id_prefix or "")) is not None:
+            where.append(f"j.id < {_mark('prefix_end')}")
+            params["prefix_end"] = end
+        return Candidates(jobs, tuple(where), ("j.id",))
+    if search.order is Order.END:
+        assert search.status is not None
+        params["status"] = search.status.value
+        ended = "leasehold.finished AS f CROSS JOIN pg_catalog.unnest(f.seqs) AS u(seq)"
+        return Candidates(ended, (f"f.status = {_mark('status')}",), ("f.finished_at", "u.seq"))
+    if search.status is Status.RUNNING:
+        return Candidates("leasehold.leases AS l", (), ("l.seq",))
+    return Candidates(jobs, ("j.payload <> ''",), ("j.seq",))
+
+
+def _with_jobs(search: Search, candidates: Candidates) -> str:
+    """Return the candidates joined with whole jobs."""
+    if search.order is Order.END:
+        return f"{candidates.source} JOIN leasehold.seen AS j ON j.seq = u.seq AND j.status = f.status"
+    if search.order is Order.SEQ and search.status is Status.RUNNING:
+        # A lease that is not above its job has been ended by a transaction that could not remove it.
+        return f"{candidates.source} JOIN leasehold.seen AS j ON j.seq = l.seq AND j.epoch = l.epoch"
+    return "leasehold.seen AS j"
+
+
+def _fitting(search: Search, params: dict[str, Any]) -> list[str]:
+    """Return the conditions that no index knows."""
+    conditions = by_column(search, _mark, params)
+    if search.status is not None and search.order is not Order.END:
+        params["status"] = search.status.value
+        conditions.append(f"j.status = {_mark('status')}")
+    if search.owner is not None:
+        params["owner"] = search.owner
+        conditions.append(f"j.owner = {_mark('owner')}")
+    if search.error_type is not None:
+        params["error_type"] = search.error_type
+        # `Search.fits` compares exactly.
+        conditions.append(f"pg_catalog.strpos(j.last_error, {_mark('error_type')}) > 0")
+    if search.meta:
+        params["meta"] = documents.encode(dict(search.meta), "meta")
+        conditions.append(
+            f"j.meta IS NOT NULL AND j.meta::pg_catalog.jsonb OPERATOR(pg_catalog.@>) {_mark('meta')}::pg_catalog.jsonb"
+        )
+    return conditions
