@@ -41,7 +41,10 @@ TESTS = (
     *(f"tests/postgres/test_{name}.py" for name in ("retention", "waiting", "fence_matrix", "faults_server")),
     *(f"tests/postgres/test_{name}.py" for name in ("adding", "clock", "names", "words", "checker", "connection")),
     *(f"tests/postgres/test_{name}.py" for name in ("replaced", "restarts", "restores", "failover")),
-    *(f"tests/postgres/test_{name}.py" for name in ("snapshots", "lost_commits", "lock_order")),
+    *(
+        f"tests/postgres/test_{name}.py"
+        for name in ("snapshots", "lost_commits", "lock_order", "parking", "late_starts")
+    ),
 )
 
 # In front of the functions of the copy. As a condition, an arm that is gone through can be noted whatever its type is.

@@ -261,6 +261,25 @@ def reports_and_settles(lease: Lease, how: str) -> None:
         lease.complete("mine")
 
 
+@router.task(process=True, retry=Retry(max_errors=1, max_reclaims=0))
+def holds_a_block(lease: Lease, folder: str) -> str:
+    """Stay inside a transaction that has a row, a child, a report and the completion, until a file is there."""
+    try:
+        with lease.transaction() as connection:
+            place = "?" if isinstance(connection, sqlite3.Connection) else "%s"
+            connection.execute(f"insert into results values ({place})", (lease.job_id,))
+            lease.progress(0.5, checkpoint={"rows": 1})
+            lease.add("child")
+            lease.complete("in the block")
+            with told(folder):
+                while not Path(folder, "go").exists():
+                    time.sleep(0.01)
+    except StaleEpoch as refusal:
+        Path(folder, "refused").write_text(str(refusal))
+        raise
+    return "ignored"
+
+
 @router.task(process=True)
 def many_threads(lease: Lease) -> list[int]:
     """Use the lease on several threads at once."""
