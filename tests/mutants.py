@@ -34,6 +34,9 @@ _BESIDE = "tests/postgres/test_beside.py::"
 _POSTGRES = "tests/contract/test_postgres.py::TestPostgresStore::"
 _SQLITE = "tests/contract/test_sqlite.py::TestSqliteStore::"
 _SNAPSHOTS = "tests/postgres/test_snapshots.py::"
+_LOST = "tests/postgres/test_lost_commits.py::"
+_ORDER = "tests/postgres/test_lock_order.py::"
+_RETENTION = "tests/postgres/test_retention.py::"
 _PICKING_UP = "tests/postgres/test_picking_up.py::"
 _OVER = _SNAPSHOTS + "test_after_a_settlement_at_repeatable_read_the_lease_is_over"
 
@@ -176,16 +179,16 @@ MUTANTS = (
     Mutant(
         "operator-looks-once",
         "Operators do not see a claim that commits beside them: they look once.",
-        (Edit(_SQL + "07_moving.sql", "-- It has moved between these statements: a claim has taken it, or it has become due. Look again.",
-              "EXIT;"),),
+        (Edit(_SQL + "07_moving.sql", "            RAISE EXCEPTION USING ERRCODE = 'LH008', MESSAGE = 'the job has moved';",
+              "            EXIT;"),),
         (_BESIDE + "test_an_operator_who_saw_a_pending_job_meets_the_claim_beside_it",),
     ),
     Mutant(
         "operator-unlocked",
         "Operators do not see a claim that commits beside them: they do not lock the row by which the job waits.",
         (Edit(_SQL + "07_moving.sql",
-              "AND seq = j.seq FOR UPDATE;\n        EXIT WHEN FOUND;\n        PERFORM FROM leasehold.scheduled",
-              "AND seq = j.seq;\n        EXIT WHEN FOUND;\n        PERFORM FROM leasehold.scheduled"),),
+              "AND seq = j.seq FOR UPDATE;\n                EXIT WHEN FOUND;\n                PERFORM FROM leasehold.scheduled",
+              "AND seq = j.seq;\n                EXIT WHEN FOUND;\n                PERFORM FROM leasehold.scheduled"),),
         (_BESIDE + "test_an_operator_who_saw_a_pending_job_meets_the_claim_beside_it",),
     ),
     Mutant(
@@ -246,9 +249,8 @@ MUTANTS = (
     Mutant(
         "late-in-a-lane",
         "A job that is being claimed from behind its task is cancelled as late.",
-        (Edit(_SQL + "04_reclaiming.sql",
-              "        CONTINUE WHEN NOT FOUND AND EXISTS (\n            SELECT FROM leasehold.parked\n",
-              "        CONTINUE WHEN false AND EXISTS (\n            SELECT FROM leasehold.parked\n"),),
+        (Edit(_SQL + "04_reclaiming.sql", "CONTINUE WHEN v_over OR NOT leasehold.leave(j);",
+              "PERFORM leasehold.leave(j);\n        CONTINUE WHEN v_over;"),),
         ("tests/postgres/test_late_starts.py::test_what_somebody_has_just_taken_is_not_cancelled",),
     ),
     Mutant(
@@ -384,7 +386,9 @@ MUTANTS = (
     Mutant(
         "operator-ended",
         "Operators take what a REPEATABLE READ settlement left for a lease.",
-        (Edit(_SQL + "07_moving.sql", "            l := NULL;\n", ""),),
+        (Edit(_SQL + "07_moving.sql", "ON y.seq = x.seq AND y.epoch < x.epoch\n            WHERE y.id = p_id FOR UPDATE OF x",
+              "ON y.seq = x.seq\n            WHERE y.id = p_id FOR UPDATE OF x"),
+         Edit(_SQL + "07_moving.sql", "EXIT WHEN l.epoch > j.epoch OR", "EXIT WHEN l.seq IS NOT NULL OR")),
         (_SNAPSHOTS + "test_after_a_settlement_at_repeatable_read_operators_find_the_job_as_it_is",),
     ),
     Mutant(
@@ -399,6 +403,74 @@ MUTANTS = (
         "A transfer stumbles over the key of a lease that a REPEATABLE READ settlement has ended.",
         (Edit(_SQL + "07_moving.sql", "        DELETE FROM leasehold.leases WHERE lock = j.lock;\n", ""),),
         (_SNAPSHOTS + "test_a_key_that_was_freed_at_repeatable_read_can_be_taken_at_once",),
+    ),
+    # PostgreSQL: lost sessions, and the order of locks
+    Mutant(
+        "joined-last",
+        "Of several transactions of a lease, only the last is looked at when one of them was lost.",
+        (Edit("lease/record.py", "[one for one in joined if one.is_lost()] or joined", "joined[-1:]"),),
+        (_LOST + "test_a_refusal_is_found_beside_a_later_transaction_that_has_committed",),
+    ),
+    Mutant(
+        "joined-any",
+        "One lost transaction that was rolled back is taken for all of them.",
+        (Edit("lease/record.py", "and all(verbs.is_rolled_back", "and any(verbs.is_rolled_back"),),
+        (_LOST + "test_a_lost_commit_is_not_refused_because_of_another_session_that_was_ended",),
+    ),
+    Mutant(
+        "hold-keeps-job",
+        "An operator who has missed a claim waits for its lease with the row of the job in hand.",
+        (
+            Edit(
+                _SQL + "07_moving.sql",
+                "RAISE EXCEPTION USING ERRCODE = 'LH008', MESSAGE = 'the job has moved';",
+                "NULL;",
+            ),
+        ),
+        (_ORDER + "test_an_operator_who_saw_no_lease_lets_go_of_the_job_before_it_waits_for_one",),
+    ),
+    Mutant(
+        "late-waits",
+        "A claim that cancels a late job waits for another claim that moves it.",
+        (
+            Edit(
+                _SQL + "07_moving.sql",
+                "leasehold.scheduled WHERE run_at = j.run_at AND seq = j.seq FOR UPDATE SKIP LOCKED",
+                "leasehold.scheduled WHERE run_at = j.run_at AND seq = j.seq FOR UPDATE",
+            ),
+        ),
+        (_ORDER + "test_a_claim_does_not_wait_for_who_moves_a_late_job",),
+    ),
+    Mutant(
+        "process-two-looks",
+        "A process is forgotten by a look that is older than its first lease.",
+        (
+            Edit(
+                _SQL + "07_moving.sql",
+                "    DELETE FROM leasehold.processes WHERE ctid = ANY (ARRAY(\n        SELECT p.ctid",
+                "    PERFORM set_config('leasehold.held', coalesce((SELECT array_agg(DISTINCT process)::text\n"
+                "        FROM leasehold.leases WHERE process IS NOT NULL), '{}'), true);\n"
+                "    DELETE FROM leasehold.processes WHERE ctid = ANY (ARRAY(\n        SELECT p.ctid",
+            ),
+            Edit(
+                _SQL + "07_moving.sql",
+                "ARRAY(SELECT DISTINCT l.process FROM leasehold.leases AS l WHERE l.process IS NOT NULL)",
+                "current_setting('leasehold.held')::bigint[]",
+            ),
+        ),
+        (_RETENTION + "test_a_process_that_claims_its_first_job_during_a_prune_is_kept",),
+    ),
+    Mutant(
+        "process-of-worker",
+        "The process of an idle worker is forgotten while that may be claiming.",
+        (
+            Edit(
+                _SQL + "07_moving.sql",
+                "SELECT w.process::jsonb FROM leasehold.workers AS w WHERE w.process IS NOT NULL",
+                "SELECT NULL::jsonb WHERE false",
+            ),
+        ),
+        (_RETENTION + "test_the_process_of_a_worker_that_reports_is_kept",),
     ),
     # PostgreSQL: epochs and upkeep
     Mutant(
