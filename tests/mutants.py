@@ -322,20 +322,21 @@ MUTANTS = (
     Mutant(
         "joined-delay",
         "A settlement in a caller's transaction forgets its delay.",
-        (Edit(_SQL + "08_fences.sql", "s.outcome, s.result, s.error, s.retry, s.delay, s.said, s.followed_by, true,",
-              "s.outcome, s.result, s.error, s.retry, 0, s.said, s.followed_by, true,"),),
+        (Edit(_SQL + "08_fences.sql", "s.outcome, s.result, s.error, s.retry, s.delay, s.fingerprint, s.followed_by, true,",
+              "s.outcome, s.result, s.error, s.retry, 0, s.fingerprint, s.followed_by, true,"),),
         (_POSTGRES + "test_c42_a_settlement_does_what_it_does_outside",),
     ),
     Mutant(
         "complete-waited",
         "A plain completion that waited for a renewal is taken for done.",
-        (Edit("stores/postgres/store.py", "left = [number for number in left if number + 1 not in done]", "left = []"),),
+        (Edit("stores/postgres/owning.py", "left = [number for number in left if number + 1 not in done]", "left = []"),),
         (_BESIDE + "test_a_verb_that_had_to_wait_is_done_if_the_lease_is_still_its_own",),
     ),
     Mutant(
         "batch-waits",
         "A batch waits as a whole for the one row of it that is locked.",
-        (Edit("stores/postgres/parts.py", "batch_ms if parts and len(items) > 1 else last_ms", "last_ms"),),
+        (Edit("stores/postgres/owning.py", "BATCH_PATIENCE_MS if parts and len(items) > 1 else PATIENCE_MS",
+              "PATIENCE_MS"),),
         (_BESIDE + "test_of_a_batch_only_what_collides_waits",),
     ),
     Mutant(
@@ -344,7 +345,7 @@ MUTANTS = (
         (
             Edit(
                 _SQL + "04_claiming_next.sql",
-                "        AND NOT EXISTS (SELECT FROM leasehold.queues WHERE name = p_queue AND paused_at IS NOT NULL)\n",
+                "        AND NOT EXISTS (SELECT FROM leasehold.queues WHERE name = v_queue AND paused_at IS NOT NULL)\n",
                 "",
             ),
         ),
@@ -353,7 +354,7 @@ MUTANTS = (
     Mutant(
         "pause-floor",
         "A claim takes from a paused queue of which its client keeps a floor.",
-        (Edit(_SQL + "04_claiming.sql", "            CONTINUE WHEN p_floor_queues[i] = ANY (v_paused);\n", ""),),
+        (Edit(_SQL + "04_claiming.sql", "            CONTINUE WHEN p_floor_queues[v_at] = ANY (v_paused);\n", ""),),
         (_POSTGRES + "test_c49_a_claim_takes_nothing_from_a_paused_queue",),
     ),
     Mutant(
@@ -598,7 +599,7 @@ MUTANTS = (
     Mutant(
         "lease-unmarked",
         "On PostgreSQL, a lease that its owner asks for is not picked up.",
-        (Edit("stores/postgres/workers.py", "if not picked_up:\n", "if False:\n"),),
+        (Edit("stores/postgres/claiming.py", "if not picked_up:\n", "if False:\n"),),
         (_POSTGRES + "test_c61_its_owner_picks_a_transfer_up",),
     ),
     Mutant(

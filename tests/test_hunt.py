@@ -20,7 +20,7 @@ from tests.patience import PATIENCE_SECONDS
 
 from leasehold.errors import InvalidArgument
 from leasehold.stores.postgres import schema as making
-from leasehold.stores.postgres.sql import functions, in_schema
+from leasehold.stores.postgres.schema import functions, in_schema
 from leasehold.testing.hunt import Evidence, Result, hunt
 from leasehold.testing.hunt.command import as_text, main
 from leasehold.testing.hunt.judge import (

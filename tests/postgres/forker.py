@@ -42,7 +42,7 @@ def sessions(router: Router) -> list[Connection]:
     """Every connection that the Router has: those of its verbs, of its transactions, and the one that listens."""
     store = router.store
     assert isinstance(store, PostgresStore)
-    listener = store._waiting._listener
+    listener = store.claiming.listening._listener
     return [*store.database.pool.idle, *store.transactions.pool.idle, *([] if listener is None else [listener])]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import leasehold
-from leasehold.stores.postgres.sql import latest
+from leasehold.stores.postgres.schema import latest
 
 NEXT = latest() + 1
 

@@ -99,7 +99,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def blocked(store: PostgresStore) -> bool:
     """Whether some session waits for a lock that another one has."""
-    [(count,)] = store.database.ask("select count(*) from pg_locks where not granted")
+    [(count,)] = store.database.read("select count(*) from pg_locks where not granted")
     return bool(count)
 
 

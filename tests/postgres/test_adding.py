@@ -17,8 +17,8 @@ from .fixtures import Place
 from .staging import Call, until_blocked
 
 KEPT = (
-    r"^somebody else's open transaction has kept locked what this needs \(a row, or the id or unique key of a new "
-    r"job\): .*\. Nothing was changed\. Try again once it has ended: pg_stat_activity shows who has one open, and "
+    r"^another transaction holds a lock that this call needs \(a row, or the id or unique key of a new "
+    r"job\): .*\. Nothing was changed\. Try again once it has ended: pg_stat_activity shows which are open, and "
     r"since when\.$"
 )
 

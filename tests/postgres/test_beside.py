@@ -21,7 +21,7 @@ from leasehold.lease import Lease
 from leasehold.liveness import this_process
 from leasehold.store import Renewal
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.postgres.rows import as_json, settlement
+from leasehold.stores.postgres.rows import as_json, settlement_json
 
 from .fixtures import Place
 from .owners import DONE, OWNERS, PATIENCE_MS, one, refused, settling, transfer
@@ -85,7 +85,7 @@ def test_a_renewal_that_had_to_wait_does_not_renew_the_next_owner(
     """It passes over the locked row; the takeover commits; asked again, it meets the row of the next owner."""
     store.add([new_job("a")])
     held = one(store)
-    renew = store._renew
+    renew = store.batches.renew_part
     with session(store) as other:
         transfer(other, held)
 
@@ -94,7 +94,7 @@ def test_a_renewal_that_had_to_wait_does_not_renew_the_next_owner(
                 other.connection.commit()
             return renew(renewals, wait=wait, **options)
 
-        monkeypatch.setattr(store, "_renew", renew_after_the_takeover)
+        monkeypatch.setattr(store.batches, "renew_part", renew_after_the_takeover)
 
         [reply] = store.renew([Renewal("a", held.epoch, 90_000_000)])
 
@@ -162,7 +162,7 @@ def test_of_a_batch_only_what_collides_waits(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch, verb: str, ends: str
 ) -> None:
     """The others are done meanwhile; the one that waited is refused, or done, by how the other transaction ended."""
-    monkeypatch.setattr("leasehold.stores.postgres.store.BATCH_PATIENCE_MS", 20)
+    monkeypatch.setattr("leasehold.stores.postgres.owning.BATCH_PATIENCE_MS", 20)
     store.add([new_job(name) for name in "abc"])
     a, b, c = store.claim("worker", limit=3)
     settlements = [settling(b), settling(a), settling(c, Outcome.RELEASE if verb == "mixed" else Outcome.COMPLETE)]
@@ -274,7 +274,7 @@ def test_an_operator_who_saw_a_pending_job_meets_the_claim_beside_it(
     }
     with session(store) as other:
         if waiting == "parked":
-            other.call("settle", as_json([settlement(settling(holder))]), PATIENCE_MS, False)
+            other.call("settle", as_json([settlement_json(settling(holder))]), PATIENCE_MS, False)
         if waiting == "scheduled":  # the transaction of an hour later
             other._now = store.job("a").run_us + 3_600_000_000
         assert other.claim() == ["a"]
@@ -364,7 +364,7 @@ def test_an_operator_who_saw_a_running_job_meets_the_settlement_beside_it(
     }
     with session(store) as other:
         outcome = Outcome.RELEASE if how == "release" else Outcome.COMPLETE
-        assert other.call("settle", as_json([settlement(settling(held, outcome))]), PATIENCE_MS, False) == []
+        assert other.call("settle", as_json([settlement_json(settling(held, outcome))]), PATIENCE_MS, False) == []
 
         call = Call(acts[act])
         until_blocked(store, call)
@@ -458,7 +458,7 @@ def test_a_transfer_draws_its_epoch_once_it_holds_the_key(store: PostgresStore) 
         until_blocked(store, moving)
         rows = other.call("claim", "other", 1, None, None, None, 30_000_000, None, *[None] * 12, False)
         [epoch] = [epoch for row in rows for epoch in row[1] or ()]
-        first = f'[{{"id":"first","epoch":{epoch},"outcome":"complete","result":"1","said":"x"}}]'
+        first = f'[{{"id":"first","epoch":{epoch},"outcome":"complete","result":"1","fingerprint":"x"}}]'
         assert other.call("settle", first, PATIENCE_MS, False) == []
         other.connection.commit()
 
@@ -596,8 +596,8 @@ def test_recovery_remembers_a_process_one_of_whose_leases_was_locked(store: Post
     with session(store) as other:
         other.connection.execute(sql.SQL("select from {} where epoch = {} for update").format(leases, first.epoch))
 
-        assert [ended.job_id for ended in store._recover(always=True)] == ["b"]
+        assert [ended.job_id for ended in store.upkeep.recover(always=True)] == ["b"]
         other.connection.rollback()
 
-    [ended] = store._recover(always=True)
+    [ended] = store.upkeep.recover(always=True)
     assert (ended.job_id, ended.ended) == ("a", "recovery")

@@ -162,7 +162,7 @@ def test_rows_and_completion_are_one_commit_on_a_loop(router: Router, how: str) 
 def test_a_refusal_at_the_commit_is_found_in_the_librarys_error(router: Router, how: str) -> None:
     """Whatever the library wraps around it, the facts are there."""
     lease = lease_of(router)
-    store_of(router)._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that the fence itself refuses
+    store_of(router).upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that the fence itself refuses
 
     def work(connection: Any) -> None:
         lease.complete(connection=connection)
@@ -182,7 +182,7 @@ def test_a_refusal_at_the_commit_is_found_in_the_librarys_error(router: Router, 
 def test_a_refusal_at_the_commit_is_found_on_a_loop(router: Router, how: str) -> None:
     """The same."""
     lease = lease_of(router)
-    store_of(router)._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # see above
+    store_of(router).upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # see above
 
     async def work(connection: Any) -> None:
         await lease.aio.fence(connection)
@@ -327,7 +327,7 @@ def test_a_stale_owners_block_does_not_begin(router: Router) -> None:
 def test_the_connection_of_a_block_that_was_refused_is_lent_to_one_at_a_time(router: Router) -> None:
     """Two blocks on one connection would be one transaction, with the fence of either."""
     lease = lease_of(router)
-    router.store._end_fenced = lambda epochs: None  # type: ignore[attr-defined]  # so that COMMIT refuses
+    router.store.upkeep.end_fenced = lambda epochs: None  # type: ignore[attr-defined]  # so that COMMIT refuses
 
     def outlived() -> None:
         with lease.transaction():

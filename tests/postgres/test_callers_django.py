@@ -42,7 +42,7 @@ def lease_of(router: Router) -> Lease:
 def unended(router: Router) -> None:
     """Leave refusing to the fence: a takeover ends nobody's session."""
     assert isinstance(router.store, PostgresStore)
-    router.store._end_fenced = lambda epochs: None  # type: ignore[method-assign]
+    router.store.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]
 
 
 def insert(what: str = "mine") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -134,6 +136,31 @@ def test_what_is_asked_often_is_prepared(connection: Connection) -> None:
     for number in range(10):
         connection.ask("select 1 + $1::bigint", [number])
     assert prepared(connection) == ["select $1::bigint"]
+
+
+def test_a_claim_comes_to_the_driver_in_eight_frames(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader who follows a claim from the router to the driver opens five modules, and goes back to none."""
+    names = list[str]()
+
+    def wait(connection: Any, *args: Any, **options: Any) -> Any:
+        if not names:
+            stack = [frame for frame in inspect.stack()[1:] if "leasehold" in Path(frame.filename).parts]
+            names.extend(f"{Path(frame.filename).stem}.{frame.function}" for frame in reversed(stack))
+        return really(connection, *args, **options)
+
+    really = psycopg.Connection.wait
+    database = place.store().database
+    with Router(database.url, schema=database.schema) as router:
+        router.add("a")
+        router.add("b")
+        for way in ("claim", "claim_next"):
+            assert router.counts().pending  # so that a connection is there
+            with monkeypatch.context() as patched:
+                patched.setattr(psycopg.Connection, "wait", wait)
+                assert router.claim("worker") is not None, way
+            assert len(names) <= 8, names
+            assert names[-1] == "connection.wait"
+            names.clear()
 
 
 def test_a_session_keeps_so_many_statements(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:

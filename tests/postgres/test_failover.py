@@ -85,7 +85,7 @@ each_version = pytest.mark.parametrize("version", VERSIONS)
 
 def backend_of(router: Router) -> int:
     """The server's process at the other end of the connection that the Router's next verb will have."""
-    [(process,)] = router.store.database.ask("select pg_backend_pid()")  # type: ignore[attr-defined]  # this one has it
+    [(process,)] = router.store.database.read("select pg_backend_pid()")  # type: ignore[attr-defined]  # this one has it
     return int(process)
 
 

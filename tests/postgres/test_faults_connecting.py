@@ -12,7 +12,7 @@ import pytest
 
 from leasehold import InvalidArgument, Router, StoreUnavailable
 from leasehold.core.redaction import shown_url
-from leasehold.stores.postgres.faults import cannot_connect
+from leasehold.stores.postgres.errors import cannot_connect
 
 from .fixtures import NEWEST, url_of
 from .proxy import Proxy

@@ -19,7 +19,7 @@ from leasehold.store import Renewal
 from leasehold.stores.policy import Pass
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.database import REPLY_SECONDS
-from leasehold.stores.postgres.faults import sqlstate_of
+from leasehold.stores.postgres.errors import sqlstate_of
 from leasehold.stores.postgres.rights import KINDS
 from leasehold.testing import elsewhere
 
@@ -128,7 +128,7 @@ def test_every_function_that_a_verb_calls_is_cut_somewhere() -> None:
         *("prune_due", "prune_events", "prune_ids", "forget_workers"),  # below, with upkeep
         "record_refusal",  # below
         "recover",  # below, with the sweep
-        "was_said",  # asked after the cut of "commit with a completion"
+        "has_settled",  # asked after the cut of "commit with a completion"
     }
     cut = {found[1] for verb in VERBS if (found := re.match(r"\.(\w+)\($", verb.asks))}
 
@@ -169,7 +169,7 @@ def test_upkeep_that_is_cut_while_it_prunes_is_for_the_next_one(
 ) -> None:
     """What a portion has removed stays removed, and nothing else is."""
     store = store_of(stage)
-    store._pass = Pass()  # as if a minute had passed
+    store.upkeep.portions = Pass()  # as if a minute had passed
     stage.lease().complete()
     proxy.cut(where, asks)
 
@@ -293,12 +293,12 @@ def test_a_long_reply_is_not_silence(proxy: Proxy, stage: Stage) -> None:
     store = store_of(stage)
     store.database.reply_seconds = 1.2  # so that a machine that stands still for a second does not count either
     try:
-        rows = store.database.ask(
+        rows = store.database.read(
             "select number, pg_sleep(0.2), repeat('x', 20000) from generate_series(1, 8) as number"
         )
         with pytest.raises(StoreUnavailable, match=r"no reply within 1\.2 s"):
-            store.database.ask("select pg_sleep(600)")
-        patient = store.database.ask("select pg_sleep(1.4)", patient=True)
+            store.database.read("select pg_sleep(600)")
+        patient = store.database.read("select pg_sleep(1.4)", patient=True)
     finally:
         store.database.reply_seconds = REPLY_SECONDS
         # The server sleeps on, with a snapshot that keeps the dead rows of every later test.
@@ -328,8 +328,8 @@ def test_an_owner_is_told_that_it_lost_its_job_with_its_connection(stage: Stage)
 def test_a_refused_transactions_connection_is_lent_to_one_at_a_time(stage: Stage) -> None:
     """It goes back to the others once, though both the commit and the end of the block give it back."""
     lost, kept = stage.lease("a"), stage.lease("b")
-    store_of(stage)._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that COMMIT refuses
-    stage.seen.store._end_fenced = lambda epochs: None  # type: ignore[attr-defined]  # the same
+    store_of(stage).upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that COMMIT refuses
+    stage.seen.store.upkeep.end_fenced = lambda epochs: None  # type: ignore[attr-defined]  # the same
 
     def outlived() -> None:
         with lost.transaction() as connection:
@@ -340,8 +340,8 @@ def test_a_refused_transactions_connection_is_lent_to_one_at_a_time(stage: Stage
         with pytest.raises(StaleEpoch):
             outlived()
     finally:
-        del store_of(stage)._end_fenced
-        del stage.seen.store._end_fenced  # type: ignore[attr-defined]  # the same
+        del store_of(stage).upkeep.end_fenced
+        del stage.seen.store.upkeep.end_fenced  # type: ignore[attr-defined]  # the same
 
     with kept.transaction() as first, entered_elsewhere(kept.transaction()) as second:
         assert first is not second
@@ -642,7 +642,7 @@ def test_a_batch_of_which_a_part_failed_does_not_say_that_nothing_was_changed(st
         )
         store.database.point = fail
         try:
-            of_a_part = r"^1 of 2 are done\. Of the others: .* the same again is safe"
+            of_a_part = r"^1 of 2 are done\. Of the others: .* repeat the call is safe"
             with pytest.raises(StoreUnavailable, match=of_a_part) as failed:
                 store.settle(said)
             assert failed.value.outcome_unknown

@@ -19,6 +19,7 @@ import leasehold.stores.postgres.database as database
 from leasehold import Router, Status, StoreUnavailable
 from leasehold.core.job import new_job
 from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.connection import Connection
 
 from .fixtures import NEWEST, Place, path_of, url_of, without_path
 from .staging import Call, until
@@ -84,16 +85,16 @@ def test_what_is_answered_is_committed_whatever_the_role_begins_with(
     """A process that is paused as soon as it has the answer leaves no transaction open, in which others would wait."""
     found = list[Status]()
 
-    def rows(*args: Any) -> Any:
-        answer = really(*args)
-        if args[-1] in ("claim", "claim_next"):
+    def ask(connection: Connection, query: str, params: Any) -> Any:
+        answer = really(connection, query, params)
+        if ".claim" in query:
             found.append(seen.job("a").status)
         return answer
 
-    really = database._rows
+    really = Connection.ask
     with set_up(seen, default_transaction_isolation="repeatable read") as router:
         router.add("a")
-        monkeypatch.setattr(database, "_rows", rows)
+        monkeypatch.setattr(Connection, "ask", ask)
         assert router.claim("worker") is not None
 
     assert found == [Status.RUNNING]
@@ -104,7 +105,7 @@ def test_verbs_are_read_committed_whatever_the_role_begins_with(seen: Router, is
     """Each does what it does elsewhere."""
     with ExitStack() as stack:
         made = stages(stack, seen, default_transaction_isolation=isolation)
-        [(really,)] = store_of(made[0][1].router).database.ask("show transaction_isolation")
+        [(really,)] = store_of(made[0][1].router).database.read("show transaction_isolation")
         assert really == isolation
         prepared = [(verb, stage, verb.prepare(stage)) for verb, stage in reversed(made)][::-1]
 
@@ -199,7 +200,7 @@ def test_verbs_have_their_own_patience_with_locks(seen: Router) -> None:
 
 def waiting(seen: Router) -> int:
     """How many sessions wait for a lock."""
-    [(count,)] = store_of(seen).database.ask(
+    [(count,)] = store_of(seen).database.read(
         "select count(distinct pid) from pg_locks join pg_stat_activity using (pid) where not granted "
         "and datname = current_database()"
     )

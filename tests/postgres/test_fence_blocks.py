@@ -31,7 +31,7 @@ from leasehold.core.job import new_job
 from leasehold.errors import StaleSnapshot
 from leasehold.lease import Lease
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.postgres.sql import functions
+from leasehold.stores.postgres.schema import functions
 from leasehold.testing import elsewhere
 
 from .fixtures import Place
@@ -72,7 +72,7 @@ def outlived(store: PostgresStore) -> int:
 
 def unended(store: PostgresStore) -> None:
     """Let a takeover end nobody's session, as if its process had died before it came to that."""
-    store._end_fenced = lambda epochs: None  # type: ignore[method-assign]
+    store.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]
 
 
 def overtaken(store: PostgresStore, lease: Lease, work: Callable[[Any], object] = lambda connection: None) -> None:
@@ -422,7 +422,7 @@ def test_what_one_process_did_not_come_to_end_another_one_ends(place: Place, sto
             if by == "reclaim":
                 other.reclaim()
             else:
-                other._ended_us = 0  # a second has passed
+                other.upkeep.ended_us = 0  # a second has passed
                 other.tend()
 
             assert insert.result() == 1
@@ -577,7 +577,7 @@ def test_of_two_transactions_of_one_owner_the_one_that_has_ended_is_spared(store
 
 def waiting_for_locks(store: PostgresStore) -> int:
     """How many sessions wait for a lock that another one has."""
-    [(count,)] = store.database.ask("select count(*) from pg_locks where not granted")
+    [(count,)] = store.database.read("select count(*) from pg_locks where not granted")
     return int(count)
 
 
@@ -676,7 +676,7 @@ def test_a_block_that_was_idle_for_too_long_is_undone(store: PostgresStore, noti
         with lease.transaction(idle_seconds=0.05) as connection:
             connection.execute("insert into results values ('mine')")
             backend = connection.info.backend_pid
-            until(lambda: not store.database.ask("select from pg_stat_activity where pid = %s", [backend]))
+            until(lambda: not store.database.read("select from pg_stat_activity where pid = %s", [backend]))
             if notices == "a statement":
                 connection.execute("select 1")
 

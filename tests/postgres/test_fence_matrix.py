@@ -108,7 +108,7 @@ def test_a_worker_that_was_stopped_and_goes_on_is_refused(
 ) -> None:
     """By the fence itself: nobody ends its session. Its successor has not waited for it, and finishes the job."""
     other = successor(place, store)
-    other._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that the fence is all there is
+    other.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that the fence is all there is
     store.add([new_job("a")])
     grant = one(store, "worker", lease_us=1)
     lease = Lease(store, grant)
@@ -196,7 +196,7 @@ def test_a_worker_is_stopped_inside_its_commit(
 ) -> None:
     """Until the epoch is compared the job can be taken over; from then on the owner has been in time."""
     other = successor(place, store)
-    other._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that the fence is all there is
+    other.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that the fence is all there is
     store.add([new_job("a")])
     grant = one(store, "worker", lease_us=1)
     lease = Lease(store, grant)
@@ -241,7 +241,7 @@ def test_a_worker_is_stopped_inside_its_commit(
 def test_two_fences_in_one_transaction(place: Place, store: PostgresStore, order: str, lost: str | None) -> None:
     """Both must be current, in whichever order they were asked for; the refusal names the one that is not."""
     other = successor(place, store)
-    other._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that the fence is all there is
+    other.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that the fence is all there is
     store.add([new_job("a"), new_job("b")])
     leases = {grant.spec.id: Lease(store, grant) for grant in store.claim("worker", limit=2)}
     with transaction("psycopg", store.database.url) as opened:

@@ -13,7 +13,8 @@ from psycopg import sql
 from leasehold.core.job import Grant, Outcome, Settlement, completion, new_job
 from leasehold.errors import Settled
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.postgres.floors import Floors
+from leasehold.stores.postgres.claiming import Floors
+from leasehold.stores.postgres.rows import Claim
 from leasehold.testing import ManualClock
 
 from .fixtures import Place
@@ -36,10 +37,10 @@ def store(place: Place, timer: ManualClock) -> Iterator[PostgresStore]:
 
 def begun(made: PostgresStore, timer: ManualClock) -> PostgresStore:
     """Return a new store in which five jobs were added, and the first was claimed."""
-    made._floors = Floors(timer)
+    made.claiming.floors = Floors(timer)
     made.add([new_job(f"job-{number}") for number in range(5)])
     assert ids(made) == ["job-0"]
-    assert made._floors.lent() is not None
+    assert made.claiming.floors.next() is not None
     return made
 
 
@@ -109,8 +110,8 @@ def test_a_job_that_comes_back_keeps_its_place(
 def wait_a_moment(store: PostgresStore) -> None:
     """Wait until the server's clock shows that a claim looks at deadlines again: 10 ms after the one before it."""
     clock = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint"
-    began = store.database.ask(clock)[0][0]
-    until(lambda: bool(store.database.ask(clock)[0][0] > began + 10_000))
+    began = store.database.read(clock)[0][0]
+    until(lambda: bool(store.database.read(clock)[0][0] > began + 10_000))
 
 
 def test_a_job_that_was_taken_back_keeps_its_place(store: PostgresStore) -> None:
@@ -171,7 +172,7 @@ def free_keys(store: PostgresStore, timer: ManualClock, count: int) -> None:
 
 def freed(store: PostgresStore) -> int:
     """The number up to which the next claim looks at no key."""
-    floors = store._floors.lent()
+    floors = store.claiming.floors.next()
     return 0 if floors is None else int(floors[2])
 
 
@@ -243,19 +244,39 @@ def test_another_queue_alone_is_seen(store: PostgresStore, queue: str) -> None:
 
 def test_trap_2_also_a_short_claim_is_never_an_asynchronous_commit(store: PostgresStore) -> None:
     """Whatever the session's setting, the transaction that issues an epoch waits for the disk."""
-    floors = store._floors.lent()
+    floors = store.claiming.floors.next()
     assert floors is not None
-    *looked, [queue], [rank], [run_at], [seq] = floors
-    asked = ("other", None, None, None, 30_000_000, None, *[None] * 5)
+    claim = Claim("other", 1, None, None, None, 30_000_000, None, None, trace=False)
+    assert claim.is_plain(floors)
     with session(store) as other:
         other.connection.execute("set session synchronous_commit = off")
         other.connection.commit()
 
-        [row, *rest] = other.call("claim_next", *asked, *looked, queue, rank, run_at, seq)
+        [row, *rest] = other.call("claim_next", *claim.args(floors))
         assert [row[2], *(more[2] for more in rest)] == [None, ["job-1"]]
         [(setting,)] = other.connection.execute("show synchronous_commit").fetchall()
         assert setting == "on"
         other.connection.commit()
+
+
+@pytest.mark.parametrize("function", ["claim", "claim_next"])
+def test_deadlines_are_looked_at_every_ten_milliseconds(store: PostgresStore, function: str) -> None:
+    """A claim that follows another at once takes the next job; a later one takes back what is overdue."""
+    store.claim("slow", lease_us=1)
+    wait_a_moment(store)
+    floors = store.claiming.floors.next()
+    assert floors is not None
+    claim = Claim("other", 1, None, None, None, 30_000_000, None, None, trace=False)
+    moment_ago = sql.SQL("(select (extract(epoch from clock_timestamp()) * 1000000)::bigint)")
+    with session(store) as other:
+        for swept, found in ((moment_ago, "job-2"), (sql.Literal(floors[1]), "job-1")):
+            args = [*map(sql.Literal, claim.args(floors)), sql.SQL("null")]
+            args[13] = swept
+            call = sql.SQL("select (f).ids from {}({}) as f where (f).ids is not null").format(
+                sql.Identifier(store.database.schema, function), sql.SQL(", ").join(args)
+            )
+            assert other.connection.execute(call).fetchall() == [([found],)]
+            other.connection.rollback()
 
 
 def test_a_completion_that_a_snapshot_has_made_is_known(store: PostgresStore) -> None:
@@ -294,11 +315,11 @@ def test_an_old_transaction_of_somebody_else_does_not_make_claims_slower(place: 
 
 def entries_read(store: PostgresStore) -> int:
     """How many entries of the index of `ready` were read so far."""
-    if store.database.ask("show server_version_num")[0][0] < "150000":
+    if store.database.read("show server_version_num")[0][0] < "150000":
         pytest.skip("this server cannot be told to publish its statistics at once")
-    store.database.ask("select pg_stat_force_next_flush()")
-    store.database.ask("select 1")
-    [(count,)] = store.database.ask(
+    store.database.read("select pg_stat_force_next_flush()")
+    store.database.read("select 1")
+    [(count,)] = store.database.read(
         "select idx_tup_read from pg_stat_user_indexes where schemaname = %s and indexrelname = 'ready_pkey'",
         [store.database.schema],
     )

@@ -14,7 +14,7 @@ from leasehold.core.job import Outcome, Progress, Settlement, completion, new_jo
 from leasehold.lease import Lease
 from leasehold.liveness import this_process
 from leasehold.stores.postgres import PostgresStore, rows
-from leasehold.stores.postgres.floors import Floors
+from leasehold.stores.postgres.claiming import Floors
 from leasehold.testing import ManualClock
 
 from .fixtures import Place
@@ -25,7 +25,7 @@ from .staging import Call, session, until_blocked
 def store(place: Place) -> Iterator[PostgresStore]:
     """A store that does not look from the bottom by itself."""
     made = place.store()
-    made._floors = Floors(ManualClock())
+    made.claiming.floors = Floors(ManualClock())
     yield made
     assert made.verify() == []
 
@@ -84,8 +84,8 @@ def test_a_claim_that_looks_again_tells_of_the_transactions_that_its_first_look_
 ) -> None:
     """Their rows are locked until somebody ends them."""
     ended: list[int] = []
-    monkeypatch.setattr(store, "_end_outlived", lambda always=False: None)
-    monkeypatch.setattr(store, "_end_fenced", ended.extend)
+    monkeypatch.setattr(store.upkeep, "end_outlived", lambda always=False: None)
+    monkeypatch.setattr(store.upkeep, "end_fenced", ended.extend)
     store.add([new_job("floor", queue="y"), new_job("a", queue="x")])
     store.claim("worker", queues=["y"])
     [grant] = store.claim("worker", queues=["x"], lease_us=1)
@@ -180,6 +180,6 @@ def test_a_sweep_that_meets_the_end_of_its_store_warns_of_nothing(
     other.add([new_job("a")])
     other.close()
 
-    other._end_fenced([1])
+    other.upkeep.end_fenced([1])
 
     assert caplog.records == []

@@ -16,7 +16,7 @@ from psycopg import IsolationLevel, sql
 from leasehold.core.job import Outcome, Settlement, Status, new_job
 from leasehold.liveness import this_process
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.postgres.workers import PATIENCE_MS
+from leasehold.stores.postgres.owning import PATIENCE_MS
 from leasehold.testing import ManualClock
 
 from .fixtures import Place
@@ -48,7 +48,7 @@ def table(store: PostgresStore, name: str) -> sql.Identifier:
 
 def until_waiting(store: PostgresStore, count: int) -> None:
     """Wait until that many sessions wait for a lock."""
-    until(lambda: store.database.ask("select count(*) from pg_locks where not granted") == [(count,)])
+    until(lambda: store.database.read("select count(*) from pg_locks where not granted") == [(count,)])
 
 
 @pytest.fixture

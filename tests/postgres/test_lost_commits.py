@@ -393,7 +393,7 @@ def test_a_refusal_at_the_commit_of_a_callers_connection_is_recorded_once(place:
     """By whoever converts the driver's error, however often."""
     with Router(store.database.url, schema=store.database.schema) as router:
         assert isinstance(router.store, PostgresStore)
-        router.store._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that COMMIT refuses
+        router.store.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that COMMIT refuses
         lease = lease_of(router)
         with place.connect(store) as connection:
             lease.fence(connection)
@@ -421,7 +421,7 @@ def test_a_refusal_of_another_store_is_recorded_by_none_of_ours(place: Place, st
         Router(other.database.url, schema=other.database.schema) as beside,
     ):
         assert isinstance(router.store, PostgresStore)
-        router.store._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that COMMIT refuses
+        router.store.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that COMMIT refuses
         beside.counts()
         lease = lease_of(router)
         with place.connect(store) as connection:

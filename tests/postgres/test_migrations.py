@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_SECONDS
 
 from leasehold import Router, StoreIncompatible
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.postgres.sql import first, functions, in_schema, latest, migrations, oldest
+from leasehold.stores.postgres.schema import first, functions, in_schema, latest, migrations, oldest
 
 from .fixtures import SERVERS, url_of
 from .next_release import COLUMN, NEXT, Release, next_release, this_release

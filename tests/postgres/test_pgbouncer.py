@@ -88,7 +88,7 @@ def stores(pooler: str) -> Iterator[list[PostgresStore]]:
 
 def rows(store: PostgresStore) -> int:
     """How many rows were committed."""
-    [(count,)] = store.database.ask("select count(*) from pooled")
+    [(count,)] = store.database.read("select count(*) from pooled")
     return int(count)
 
 
@@ -181,7 +181,7 @@ def test_sessions_that_begin_in_another_isolation_are_left_as_they_are(
 def test_a_claim_that_waits_polls_and_listens_to_nobody(stores: list[PostgresStore]) -> None:
     """What it would hear goes to whoever has that session by then; so nobody is asked to notify it either."""
     waiting = Call(lambda: stores[0].claim("worker", wait_us=20_000_000))
-    until(lambda: stores[0]._waiting._pooled)
+    until(lambda: stores[0].claiming.listening._pooled)
 
     stores[1].add([new_job("a")])
 
@@ -196,7 +196,7 @@ def test_the_fence_bites_and_a_paused_owners_rows_are_free(stores: list[Postgres
     """The session that is ended is the pooler's; the client behind it is hung up on, and told why."""
     store, other = stores[:2]
     store.add([new_job("a")])
-    store.database.ask("insert into pooled values (0) returning n")
+    store.database.read("insert into pooled values (0) returning n")
     [grant] = store.claim("worker", lease_us=1)
     lease = Lease(store, grant)
 
@@ -211,7 +211,7 @@ def test_the_fence_bites_and_a_paused_owners_rows_are_free(stores: list[Postgres
     with pytest.raises(StaleEpoch):
         overtaken()
 
-    assert store.database.ask("select n from pooled") == [(10,)]
+    assert store.database.read("select n from pooled") == [(10,)]
     assert store.job("a").status == "done"
 
 
@@ -222,7 +222,7 @@ def test_a_callers_own_connection_is_fenced_through_the_pooler(stores: list[Post
     with Router(pooler, schema=store.database.schema) as router, ExitStack() as stack:
         lease = router.claim("worker")
         assert lease is not None
-        other._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that the fence is all there is
+        other.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that the fence is all there is
         connection = stack.enter_context(psycopg.connect(pooler, prepare_threshold=None))
         for _ in range(8):
             lease.fence(connection)

@@ -16,7 +16,7 @@ from leasehold.core.job import Grant, Outcome, Progress, Settlement, completion,
 from leasehold.liveness import this_process
 from leasehold.store import Renewal
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.postgres.floors import Floors
+from leasehold.stores.postgres.claiming import Floors
 from leasehold.testing import ManualClock
 
 from .fixtures import Place, each_version
@@ -112,14 +112,14 @@ def counted(store: PostgresStore, verb: Any, enough: int = 0) -> dict[str, int]:
 
     Up to *enough* entries of an index are as it should be and left out: a batch reads a few for each of its jobs.
     """
-    if store.database.ask("show server_version_num")[0][0] < "150000":
+    if store.database.read("show server_version_num")[0][0] < "150000":
         pytest.skip("this server cannot be told to publish its statistics at once")
-    store.database.ask("select pg_stat_force_next_flush()")
-    store.database.ask("select 1")
+    store.database.read("select pg_stat_force_next_flush()")
+    store.database.read("select 1")
     before = read(store)
     verb()
-    store.database.ask("select pg_stat_force_next_flush()")
-    store.database.ask("select 1")
+    store.database.read("select pg_stat_force_next_flush()")
+    store.database.read("select 1")
     after = read(store)
     most = {name: enough if "_" in name else 0 for name in after}  # only the names of indexes have a "_"
     return {name: after[name] - before[name] for name in after if after[name] - before[name] > most[name]}
@@ -217,7 +217,7 @@ def test_a_key_that_becomes_free_is_not_searched_for(crowded: PostgresStore) -> 
 def test_keys_that_became_free_are_read_once(place: Place) -> None:
     """While somebody keeps an old transaction open, nobody can remove their rows, and no claim steps over them."""
     store, timer = place.store(), ManualClock()
-    store._floors = Floors(timer)
+    store.claiming.floors = Floors(timer)
     with closing(place.connect(store)) as old:
         old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         old.execute("select count(*) from pg_class")

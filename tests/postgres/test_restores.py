@@ -145,7 +145,7 @@ def test_the_fence_comes_with_the_dump(version: str, tmp_path: Path) -> None:
         put_back(version, dumped(version, url, tmp_path), target)
         with Router(target) as restored:
             lease = restored.lease(lease.job_id, owner="worker")
-            restored.store._end_fenced = lambda epochs: None  # type: ignore[attr-defined]  # so that COMMIT refuses
+            restored.store.upkeep.end_fenced = lambda epochs: None  # type: ignore[attr-defined]  # so that COMMIT refuses
 
             def outlived() -> None:
                 with lease.transaction() as connection:

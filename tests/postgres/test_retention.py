@@ -14,8 +14,8 @@ from leasehold.core.workers import WorkerReport
 from leasehold.liveness import this_process
 from leasehold.store import EVENTS_AT_ONCE, Renewal
 from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.postgres.owning import PATIENCE_MS
 from leasehold.stores.postgres.rows import wishes
-from leasehold.stores.postgres.workers import PATIENCE_MS
 
 from .fixtures import Place
 from .staging import Call, Session, session, until_blocked
@@ -45,7 +45,7 @@ def wish(*ids: str) -> str:
 def count(store: PostgresStore, table: str) -> int:
     """How many rows a table of the store has."""
     name = sql.Identifier(store.database.schema, table).as_string(None).replace("%", "%%")
-    [(rows,)] = store.database.ask(f"select count(*) from {name}")
+    [(rows,)] = store.database.read(f"select count(*) from {name}")
     return int(rows)
 
 
@@ -82,7 +82,7 @@ def test_a_router_prunes_events_until_none_is_old(store: PostgresStore, monkeypa
 
 def test_upkeep_goes_over_the_events_in_portions(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """One portion for each call; the next pass is a minute later."""
-    monkeypatch.setattr("leasehold.stores.postgres.pruning.PORTION", 3)
+    monkeypatch.setattr("leasehold.stores.postgres.upkeep.PORTION", 3)
     for _ in range(8):
         store.advance()
     now = Retention(events_seconds=0)

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-import leasehold.stores.postgres.sql as files
+import leasehold.stores.postgres.schema as files
 from leasehold import Router, StaleEpoch, StoreIncompatible
 from leasehold.cli import store as command
 from leasehold.cli.app import run
@@ -305,7 +305,7 @@ def test_a_role_has_no_right_beside_those_of_its_verbs(world: World, kind: str) 
     assert changed == set()
 
 
-_CALLING = ("store.py", "workers.py", "upkeep.py", "pruning.py", "transactions.py", "lost_commits.py", "waiting.py")
+_CALLING = ("store.py", "claiming.py", "owning.py", "upkeep.py", "transactions.py", "lost_commits.py")
 
 
 def test_what_is_granted_is_what_the_code_asks_for() -> None:
@@ -315,7 +315,8 @@ def test_what_is_granted_is_what_the_code_asks_for() -> None:
     code = "".join((folder / name).read_text() for name in _CALLING)
     called = set(re.findall(r"leasehold\.(\w+)\(", asked))
     called |= set(re.findall(r"(?:_call|\b[cC]all|call_again|\.statement)\(?\s*\"(\w+)\"", code))
-    called |= set(re.findall(r"_kept\([^\"]*\"(\w+)\"", code))
+    for either in re.findall(r"function = \"(\w+)\" if .* else \"(\w+)\"", code):
+        called |= set(either)
 
     assert set(re.findall(r"leasehold\.(\w+)\b(?!\()", asked)) == {*KINDS["reader"].relations}
     assert called == {name for kind in KINDS.values() for name in kind.functions}

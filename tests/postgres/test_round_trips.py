@@ -44,7 +44,7 @@ def test_a_verb_asks_once(stage: Stage, verb: Verb) -> None:
     store = stage.router.store
     assert isinstance(store, PostgresStore)
     made = verb.prepare(stage)
-    store._ended_us = store._recovered_us = store._timer.now()
+    store.upkeep.ended_us = store.upkeep.recovered_us = store._timer.now()
     asked: list[str] = []
     store.database.point = asked.append
     try:

@@ -14,7 +14,7 @@ import pytest
 from psycopg import sql
 from tests.patience import PATIENCE_SECONDS
 
-import leasehold.stores.postgres.sql as files
+import leasehold.stores.postgres.schema as files
 from leasehold import InvalidArgument, Router, StoreIncompatible, StoreUnavailable, Unsupported
 from leasehold.core.job import new_job
 from leasehold.core.redaction import shown_url
@@ -201,7 +201,7 @@ def test_the_settings_of_a_url_count(place: Place) -> None:
     with Router(url, schema=first.schema) as router:
         assert isinstance(router.store, PostgresStore)
         database = router.store.database
-        assert database.ask("select current_setting('application_name')") == [("app one",)]
+        assert database.read("select current_setting('application_name')") == [("app one",)]
         with database.connection(), pytest.raises(StoreUnavailable, match=r"all 1 connections .* in use for 0\.5 s"):
             router.add("a")
         router.add("a")

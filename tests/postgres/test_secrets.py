@@ -13,7 +13,7 @@ import pytest
 from leasehold import LeaseholdError, Router
 from leasehold.cli.store import open_existing
 from leasehold.core.redaction import shown_url
-from leasehold.stores.postgres.faults import cannot_connect
+from leasehold.stores.postgres.errors import cannot_connect
 from leasehold.testing.hunt.tables import tables_of
 
 ODD = "@/?#%&=:,[];'\"\\ +~é℀"

@@ -10,14 +10,14 @@ import psycopg
 import pytest
 from psycopg import sql
 
-import leasehold.stores.postgres.store as stores
+import leasehold.stores.postgres.owning as owning
 from leasehold import Conflict, NotInTransaction, Router, Settled, StaleEpoch, StoreUnavailable
 from leasehold.core.job import Grant, NewJob, Outcome, Progress, Settlement, Status, new_child, new_job
 from leasehold.lease import Lease
 from leasehold.liveness import this_process
 from leasehold.store import Renewal
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.postgres.rows import as_json, settlement
+from leasehold.stores.postgres.rows import as_json, settlement_json
 
 from .fixtures import Place
 from .staging import ISOLATIONS, Call, blocked, session, until, until_blocked
@@ -86,7 +86,7 @@ def test_trap_2_and_3_every_statement_that_issues_looks_where_it_is(
         "requeue": lambda: store.requeue("a", held.epoch, by="ops").epoch,
         "replay": lambda: store.replay("a", held.epoch, by="ops").epoch,
         "reclaim": lambda: (store.reclaim(), store.job("a").epoch)[1],
-        "recover": lambda: (store._recover(always=True), store.job("a").epoch)[1],
+        "recover": lambda: (store.upkeep.recover(always=True), store.job("a").epoch)[1],
         "advance": store.advance,
     }
 
@@ -114,7 +114,7 @@ def test_trap_2_a_settlement_is_never_an_asynchronous_commit(store: PostgresStor
     """What an owner was told is done; nor does it run in an isolation in which it would not see who came first."""
     store.add([new_job("a")])
     held = one(store)
-    said = as_json([settlement(completed(held))])
+    said = as_json([settlement_json(completed(held))])
     args = {
         "complete": (["a"], [held.epoch], None, None, 1000),
         "settle": (said, 1000, False),
@@ -204,7 +204,7 @@ def test_trap_6_a_claim_does_not_park_behind_a_key_for_ever(store: PostgresStore
     grant = one(store)
     store.add([new_job("second", lock="k")])
     with session(store) as other:
-        said = f'[{{"id":"first","epoch":{grant.epoch},"outcome":"complete","result":"1","said":"x"}}]'
+        said = f'[{{"id":"first","epoch":{grant.epoch},"outcome":"complete","result":"1","fingerprint":"x"}}]'
         assert other.call("settle", said, 1000, False) == []
 
         assert store.claim("b") == []
@@ -221,7 +221,7 @@ def test_trap_9_a_waiter_that_registers_behind_an_adders_back_is_late_by_one_pol
         other.transactions.run(own, other.transactions.add([new_job("a")]))
 
         waiting = Call(lambda: store.claim("worker", wait_us=60_000_000))
-        until(lambda: bool(store._waiting._registered_us))
+        until(lambda: bool(store.claiming.listening._registered_us))
         with session(store) as listener:
             [(channel,)] = listener.ask("await_jobs", "me", 0.0)
             listener.connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
@@ -243,17 +243,17 @@ def test_trap_10_a_claim_whose_reply_is_lost_is_found_again(
         router.add("b")
         namesake = router if way == "claim_next" else fresh
         assert namesake.claim("worker") is not None  # and a Router that has claimed goes the short way next
-        ask = router.store.database.ask  # type: ignore[attr-defined]  # this store has one
+        call = router.store.database.call  # type: ignore[attr-defined]  # this store has one
         lost: list[str] = []
 
-        def ask_and_lose(query: str, params: Any = (), what: str = "read", **options: Any) -> Any:
-            rows = ask(query, params, what, **options)
-            if what.startswith("claim"):
-                lost.append(what)
+        def call_and_lose(function: str, *args: Any, **options: Any) -> Any:
+            rows = call(function, *args, **options)
+            if function.startswith("claim"):
+                lost.append(function)
                 raise StoreUnavailable("the reply is lost")
             return rows
 
-        monkeypatch.setattr(router.store.database, "ask", ask_and_lose)  # type: ignore[attr-defined]  # the same
+        monkeypatch.setattr(router.store.database, "call", call_and_lose)  # type: ignore[attr-defined]  # the same
 
         lease = router.claim("worker")
 
@@ -270,7 +270,7 @@ def test_trap_11_batches_in_opposite_orders_do_not_deadlock(store: PostgresStore
     """Renewals and settlements of the same leases, in every order at once, wait for each other and for nothing else."""
     store.add([new_job(f"job-{number}") for number in range(60)])
     grants = store.claim("worker", limit=60)
-    [(before,)] = store.database.ask("select deadlocks from pg_stat_database where datname = current_database()")
+    [(before,)] = store.database.read("select deadlocks from pg_stat_database where datname = current_database()")
 
     def renew(leases: list[Grant]) -> None:
         for _ in range(10):
@@ -283,7 +283,7 @@ def test_trap_11_batches_in_opposite_orders_do_not_deadlock(store: PostgresStore
     for settled in halves:
         assert settled.result() == [None] * 60
 
-    [(after,)] = store.database.ask("select deadlocks from pg_stat_database where datname = current_database()")
+    [(after,)] = store.database.read("select deadlocks from pg_stat_database where datname = current_database()")
     assert after == before
 
 
@@ -292,7 +292,7 @@ def test_trap_11_a_batch_waits_for_its_first_row_with_none_behind_it_in_hand(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     """Whatever order it was asked in: so of two batches one waits for the other, and never both."""
-    monkeypatch.setattr(stores, "BATCH_PATIENCE_MS", 60_000)
+    monkeypatch.setattr(owning, "BATCH_PATIENCE_MS", 60_000)
     store.add([new_job("first"), new_job("second")])
     first, second = store.claim("worker", limit=2, lease_us=1 if verb == "reclaim" else None)
     asked = (second, first)
@@ -300,7 +300,7 @@ def test_trap_11_a_batch_waits_for_its_first_row_with_none_behind_it_in_hand(
         "complete": lambda: store.settle([completed(grant) for grant in asked]),
         "fail": lambda: store.settle([completed(grant)._replace(outcome=Outcome.FAIL, error="x") for grant in asked]),
         "progress": lambda: store.progress([Progress(grant.spec.id, grant.epoch, 0.5, None, "1") for grant in asked]),
-        "renew": lambda: store._renew([Renewal(grant.spec.id, grant.epoch) for grant in asked], wait=True),
+        "renew": lambda: store.batches.renew_part([Renewal(grant.spec.id, grant.epoch) for grant in asked], wait=True),
         "reclaim": store.reclaim,
     }
     leases = sql.Identifier(store.database.schema, "leases")
@@ -399,7 +399,7 @@ def test_trap_13_a_pause_before_the_commit_passes_nothing(
     with fenced(place, store, grant, isolation) as connection:
         backend = connection.info.backend_pid
         # Its backend is spared, so that it is the fence that refuses.
-        store._end_fenced = lambda epochs: None  # type: ignore[method-assign]
+        store.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]
         moved = store.transfer("a", grant.epoch, to="b", by="ops")
 
         with pytest.raises(psycopg.Error) as refused:
@@ -474,7 +474,7 @@ def test_trap_13_nothing_that_a_session_does_disarms_the_fence(
     """Neither tables that shadow ours, nor a replica's role, nor an error that is swallowed."""
     store.add([new_job("a")])
     grant = one(store)
-    store._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # see above
+    store.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # see above
     early = "session_replication_role=replica" if disguise == "replica" else None
     with fenced(place, store, grant, settings=early) as connection:
         if disguise == "temporary tables":
@@ -570,7 +570,7 @@ def test_trap_15_a_fence_that_was_made_immediate_holds_up_nobody(place: Place, s
     """SET CONSTRAINTS ALL IMMEDIATE would lock the lease to the transaction's end: the fence is put off."""
     store.add([new_job("a")])
     grant = one(store, lease_us=1)
-    store._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # see above
+    store.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # see above
     immediate = "set constraints all immediate"
     with place.connect(store) as connection:
         connection.execute(immediate if when == "before" else "select 1")
@@ -647,7 +647,7 @@ def test_trap_16_a_refusal_at_the_commit_is_recorded_apart(place: Place, store: 
     store.add([new_job("a")])
     grant = one(store)
     lease = Lease(store, grant)
-    store._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # see above
+    store.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # see above
 
     def outlived() -> None:
         with lease.transaction() as connection:
@@ -698,7 +698,7 @@ def test_trap_17_what_the_successor_reads_is_not_overwritten_behind_it(place: Pl
     """Once the job is claimed anew, nothing that the earlier owner wrote can commit after the successor's read."""
     store.add([new_job("a")])
     grant = one(store, lease_us=1)
-    store._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # see above
+    store.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # see above
     with fenced(place, store, grant) as old:
         new = one(store, "b")
         with place.connect(store) as connection:

@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 from tests.patience import PATIENCE_SECONDS
 
-import leasehold.stores.postgres.waiting as waiting
+import leasehold.stores.postgres.claiming as waiting
 from leasehold import StoreUnavailable
 from leasehold.core.job import new_job
 from leasehold.stores.postgres import PostgresStore
@@ -29,8 +29,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def registered(store: PostgresStore) -> bool:
     """Whether somebody waits for jobs, and listens."""
     schema = sql.Identifier(store.database.schema).as_string(None).replace("%", "%%")
-    [(count,)] = store.database.ask(f"select count(*) from {schema}.waiters")
-    [(listening,)] = store.database.ask(
+    [(count,)] = store.database.read(f"select count(*) from {schema}.waiters")
+    [(listening,)] = store.database.read(
         "select count(*) from pg_stat_activity where datname = current_database() and query like 'LISTEN%%' "
         "and state = 'idle'"
     )
@@ -108,7 +108,7 @@ def test_a_listener_that_was_cut_off_is_replaced(place: Place) -> None:
 def listeners(store: PostgresStore) -> set[int]:
     """The server's processes that listen for somebody."""
     asked = "select pid from pg_stat_activity where datname = current_database() and state = 'idle' "
-    return {pid for (pid,) in store.database.ask(asked + "and query like 'LISTEN%%'")}
+    return {pid for (pid,) in store.database.read(asked + "and query like 'LISTEN%%'")}
 
 
 def test_a_transaction_sends_one_notification(place: Place) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from leasehold import InvalidArgument, NotInTransaction, Router, StoreIncompatible
 from leasehold.cli.app import run
-from leasehold.stores.postgres.faults import cannot_connect
+from leasehold.stores.postgres.errors import cannot_connect
 from leasehold.stores.postgres.rights import missing_right
 
 from .fixtures import NEWEST, url_of

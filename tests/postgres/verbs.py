@@ -20,7 +20,7 @@ from leasehold.core.job import Outcome, Settlement
 from leasehold.core.ownership import Note, NoteKind
 from leasehold.core.workers import WorkerReport
 from leasehold.stores.postgres import PostgresStore
-from leasehold.stores.postgres.floors import Floors
+from leasehold.stores.postgres.claiming import Floors
 from leasehold.testing import ManualClock
 
 from .staging import until
@@ -60,7 +60,7 @@ class Stage:
             names = sql.SQL("; delete from ").join(sql.Identifier(database.schema, table) for (table,) in tables)
             connection.execute(sql.SQL("delete from results; delete from {}").format(names))
         assert isinstance(self.router.store, PostgresStore)
-        self.router.store._floors = Floors(SystemClock())
+        self.router.store.claiming.floors = Floors(SystemClock())
 
     def count(self, kind: str, name: str | None = None) -> int:
         """How many events of that kind there are."""
@@ -128,7 +128,7 @@ def _expired(stage: Stage) -> None:
 def _claimed_before(stage: Stage) -> None:
     """Claim one of two jobs, so that the next claim goes the short way: no time passes until it looks at everything."""
     assert isinstance(stage.router.store, PostgresStore)
-    stage.router.store._floors = Floors(ManualClock())
+    stage.router.store.claiming.floors = Floors(ManualClock())
     stage.seen.add_many([{"id": f"{stage.job}{n}", "queue": stage.job} for n in "xy"])
     assert stage.router.claim("worker", queues=[stage.job], lease_seconds=LONG_SECONDS) is not None
 

@@ -80,7 +80,7 @@ def test_a_transfer_refuses_the_block_of_a_process(store: PostgresStore, tmp_pat
             assert isinstance(operator.store, PostgresStore)
             assert isinstance(router.store, PostgresStore)
             for one in (operator.store, router.store):
-                one._end_fenced = lambda epochs: None  # type: ignore[method-assign]  # as one that dies right after
+                one.upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # as one that dies right after
         mine = operator.transfer(operator.job("j"), to="somebody", by="test", lease_seconds=600)
         (tmp_path / "go").touch()
         until(lambda: (tmp_path / "refused").exists())

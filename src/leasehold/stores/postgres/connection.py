@@ -1,23 +1,30 @@
 """
-A connection, and the fast path to ask on it, below psycopg's cursor.
+A connection, the fast path to ask on it, below psycopg's cursor, and the pool of connections.
 
-It needs `psycopg.generators`, which is not part of psycopg's documented interface, so the extra `postgres` has an upper
-bound. Where the generators are missing all the same, an ordinary cursor is used.
+The fast path needs `psycopg.generators`, which is not part of psycopg's documented interface, so the extra `postgres`
+has an upper bound. Where the generators are missing all the same, an ordinary cursor is used.
+
+A pool makes a connection when none is idle, and keeps it for the next use. Nothing here starts a thread. The store's
+verbs and `lease.transaction()` blocks have a pool each. So however many blocks are open, they never count against the
+connections that renewals need.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import threading
+import weakref
 import zlib
-from collections.abc import Generator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Generic, TypeVar
 
 import psycopg
 from psycopg import pq
 from psycopg.adapt import Transformer
 
 from ...core.clock import patience
+from ...errors import StoreUnavailable
 from .rows import Row, numbers
 
 try:
@@ -29,10 +36,11 @@ except ImportError:  # a psycopg that has moved them
 T = TypeVar("T")
 
 _NAMES = 200  # of prepared statements, at most
+_ROWS = pq.ExecStatus.TUPLES_OK  # in Python 3.11 an enum's member is found through its metaclass, ten times slower
 
 
 class Unanswered(psycopg.OperationalError):
-    """The server has said nothing for too long, and the connection was given up."""
+    """The server sent no reply for too long, and the connection was closed."""
 
 
 class Connection(psycopg.Connection[Any]):
@@ -47,6 +55,10 @@ class Connection(psycopg.Connection[Any]):
         self._names: dict[str, bytes] = {}  # of what is prepared
         self._named = 0  # how many names the server may know: one whose answer Ctrl-C has met too
         self._reader = Transformer(self)
+
+    def read(self, query: str, params: Any) -> list[Row]:
+        """Return the rows of one statement, in which %s or %(name)s stand for *params*."""
+        return self.execute(query.encode(), params).fetchall()
 
     def ask(self, query: str, params: Sequence[object]) -> list[Row]:
         """
@@ -65,7 +77,9 @@ class Connection(psycopg.Connection[Any]):
             self.pgconn.send_query_prepared(name, sent)
         else:
             self.pgconn.send_query_params(query.encode(), sent)
-        result = self._result(pq.ExecStatus.TUPLES_OK)
+        [*_, result] = self.wait(execute(self.pgconn))
+        if result.status != _ROWS:
+            raise error_from_result(result, self.info.encoding)
         self._reader.set_pgresult(result)
         rows: list[Row] = self._reader.load_rows(0, result.ntuples, tuple)
         self._reader.set_pgresult(None)  # an answer may be long, and the next question far away
@@ -78,20 +92,16 @@ class Connection(psycopg.Connection[Any]):
             return None
         text = query.encode()
         self._named += 1
-        # The text is part of it: where a pooler that nobody noticed leads to another session, this name means nothing
+        # The text is part of it: where a pooler that was not noticed leads to another session, this name means nothing
         # there, and never another statement.
         name = b"leasehold_%d_%08x" % (self._named, zlib.crc32(text))
         self.pgconn.send_prepare(name, text)
-        self._result(pq.ExecStatus.COMMAND_OK)
+        [*_, result] = self.wait(execute(self.pgconn))
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            raise error_from_result(result, self.info.encoding)
         self._names[query] = name
         del self._asked[query]
         return name
-
-    def _result(self, wanted: pq.ExecStatus) -> Any:
-        [*_, result] = self.wait(execute(self.pgconn))
-        if result.status != wanted:
-            raise error_from_result(result, self.info.encoding)
-        return result
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
         """Drive one of the driver's generators to its end."""
@@ -153,3 +163,143 @@ def is_pooled(connection: Connection) -> bool:
     # It makes up the number of the backend that it greets a client with.
     [(backend,)] = connection.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchall()
     return bool(backend != connection.info.backend_pid)
+
+
+ConnectionT = TypeVar("ConnectionT", bound=Connection)
+
+
+class Pool(Generic[ConnectionT]):
+    """Connections of one kind to *where*, at most *limit* of them in use and *most_idle* idle."""
+
+    def __init__(
+        self,
+        connect: Callable[[], ConnectionT],
+        where: str,
+        *,
+        most_idle: int,
+        limit: int | None = None,
+        wait_seconds: float = 0,
+    ) -> None:
+        self._connect = connect
+        self._where = where
+        self._most_idle = most_idle
+        self.limit = limit
+        self.wait_seconds = wait_seconds
+        self.closed = False
+        self._begin()
+        outlive_fork(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._lent = 0  # how many connections are in use
+        self.idle: list[ConnectionT] = []
+
+    def borrow(self) -> ConnectionT:
+        """
+        Borrow a connection, waiting if all are in use. Return it with `give`.
+
+        Raises `StoreUnavailable` if the pool is closed, if no connection is returned within `wait_seconds`, or if none
+        can be made.
+        """
+        connection, taken = None, False
+        try:
+            with self._lock:
+                self._make_sure_of_room()
+                self._lent += 1
+                taken = True
+                connection = self.idle.pop() if self.idle else None
+            while connection is not None and not connection.is_alive():
+                connection.close()
+                with self._lock:
+                    connection = self.idle.pop() if self.idle else None
+            return connection or self._connect()
+        except BaseException:  # Ctrl-C too, which may come as soon as the lock is free
+            if taken:
+                self._take_back(None)
+            if connection is not None:
+                connection.close()
+            raise
+
+    def _make_sure_of_room(self) -> None:
+        """Return once a connection may be lent; the lock is held."""
+        self._check_open()
+        if self._has_room():
+            return
+        try:
+            room = self._room.wait_for(lambda: self._has_room() or self.closed, self.wait_seconds)
+        except BaseException:
+            self._room.notify()  # Ctrl-C may have met the thread that was notified: then the next one has to be
+            raise
+        self._check_open()
+        if not room:
+            raise StoreUnavailable(
+                f"all {self.limit} connections to {self._where} have been in use for {self.wait_seconds:g} s "
+                "(connections, wait_seconds): fewer threads, or more connections. Nothing was changed."
+            )
+
+    def _has_room(self) -> bool:
+        return self.limit is None or self._lent < self.limit
+
+    def give(self, connection: ConnectionT) -> None:
+        """Return a borrowed connection; it is kept if nothing is open on it, else closed."""
+        if connection.made_in != os.getpid():
+            inherited.append(connection)
+            return
+        idle = connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
+        if not self._take_back(connection if idle else None):
+            connection.close()
+
+    def _take_back(self, connection: ConnectionT | None) -> bool:
+        """Make room for the next; return whether *connection* is kept for it."""
+        with self._lock:
+            self._lent -= 1
+            self._room.notify()
+            if connection is None or self.closed or len(self.idle) >= self._most_idle:
+                return False
+            self.idle.append(connection)
+            return True
+
+    def drop(self, connection: ConnectionT) -> None:
+        """Close a borrowed connection, and those that are idle."""
+        with self._lock:
+            dropped, self.idle = [connection, *self.idle], []
+        for one in dropped:
+            one.close()
+
+    def close(self) -> None:
+        """Close the idle connections; `borrow` raises `StoreUnavailable` from now on."""
+        with self._lock:
+            self.closed = True
+            idle, self.idle = self.idle, []
+            self._room.notify_all()
+        for connection in idle:
+            connection.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise StoreUnavailable(f"this store ({self._where}) is closed.")
+
+    def forked(self) -> None:
+        """Begin anew, in a child process."""
+        inherited.extend(self.idle)
+        self._begin()
+
+
+# The parent's connections are the parent's: to close them in a child would end its sessions. They stay open, unused.
+inherited: list[Any] = []
+_outliving: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def outlive_fork(part: Any) -> None:
+    """Have `part.forked()` called in a child process, before anything can use *part* there."""
+    _outliving.add(part)
+
+
+def _forked() -> None:
+    for part in list(_outliving):
+        part.forked()
+
+
+if hasattr(os, "register_at_fork"):  # where a process can fork
+    os.register_at_fork(after_in_child=_forked)

@@ -6,7 +6,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import psycopg
@@ -16,34 +16,28 @@ from ...core.clock import patience
 from ...core.redaction import shown_url
 from ...errors import InvalidArgument, LeaseholdError, StoreIncompatible, StoreUnavailable
 from .._versions import Migrated
-from .calls import Calls
-from .connection import Connection, is_pooled
-from .faults import cannot_connect, explained, sqlstate_of, without_secrets
-from .pool import ConnectionT, Pool, outlive_fork
+from .connection import Connection, ConnectionT, Pool, is_pooled, outlive_fork
+from .errors import cannot_connect, explained, sqlstate_of, without_secrets
 from .rights import check_role
-from .rows import Row
-from .schema import admitted, index_meta, look, make, migrate
-from .sql import Statements, checked, statements
+from .rows import Calls, Row
+from .schema import Statements, admitted, checked, index_meta, look, make, migrate, statements
 
 LEAST_SERVER = 140000
-REPLY_SECONDS = 60.0  # how long a server that we asked something may say nothing
-AGAIN_SECONDS = 5.0  # how long a question whose reply was lost is asked again
+REPLY_SECONDS = 60.0  # how long a server may take over a reply
+AGAIN_SECONDS = 5.0  # how long a call whose reply was lost is repeated
 _LONGEST_PAUSE_SECONDS = 0.5
-_TRIES = 5  # of a transaction that was given up
-_GIVEN_UP_SECONDS = 0.02  # at most, before the next try
-# Not done, and may be asked again: a deadlock, a conflict; and a function that a migration has changed while it waited.
-_GIVEN_UP = {"40P01", "40001", "42804", "0A000"}
-_COMMON = {
-    "add_alike": "add",
-    "claim_next": "claim",
-    "complete": "settle",
-}  # the common cases of a verb, which is what a test waits for
+_TRIES = 5  # of a transaction that was rolled back
+_ROLLED_BACK_SECONDS = 0.02  # at most, before the next try
+# Not done, and may be repeated: a deadlock, a conflict; and a function that a migration has changed while it waited.
+_ROLLED_BACK = {"40P01", "40001", "42804", "0A000"}
+# The common cases of a verb, which is what a test waits for.
+_COMMON = {"add_alike": "add", "claim_next": "claim", "complete": "settle"}
 _READ_COMMITTED = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _CHANGED = {"42883", "42P01", "42703", "42704"}  # a function, a table, a column or a type is not there
 
 
-class _Lent:
-    """Lends a connection for a block; a class, since a generator takes twice as long over it."""
+class _Borrowed:
+    """Borrows a connection for a block; a class, since a generator takes twice as long over it."""
 
     __slots__ = ("_connection", "_database", "_patient")
 
@@ -75,8 +69,8 @@ class Database:
         try:
             self._settings = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
-            said = without_secrets(str(error).strip(), url)
-            raise InvalidArgument(f"{shown_url(url)} is not a URL that PostgreSQL understands: {said}.") from None
+            why = without_secrets(str(error).strip(), url)
+            raise InvalidArgument(f"{shown_url(url)} is not a URL that PostgreSQL understands: {why}.") from None
         self.url = url
         # The same for two stores that share a database, if their URLs name it in the same way.
         self.key = tuple(self._settings.get(name) for name in ("service", "host", "hostaddr", "port", "dbname"))
@@ -107,47 +101,68 @@ class Database:
         self._pause = threading.Event()  # never set: to wait
         self._opening = threading.Lock()
 
-    # Asking
+    # Calls
 
     def call(self, function: str, *args: Any, again: bool = False) -> list[Row]:
         """
         Return the rows of one of our functions, which is a transaction of its own.
 
-        *again*: that it may be asked a second time if the first reply was lost.
+        *again*: it may be called a second time if the first reply was lost.
         """
         query, params = self.calls.statement(function, args)
-        return self.ask(query, params, function, again=again)
+        return self._with_retry(Connection.ask, query, params, function, again=again)[0]
 
     def call_again(self, function: str, *args: Any) -> tuple[list[Row], bool]:
-        """Return the rows likewise, and whether a reply was lost before: so it may have happened already."""
+        """Return the same, and whether a reply was lost before: then it may have happened already."""
         query, params = self.calls.statement(function, args)
-        return self._asked(query, params, function, again=True, patient=False)
+        return self._with_retry(Connection.ask, query, params, function, again=True)
 
-    def ask(
-        self, query: str, params: Any = (), what: str = "read", *, again: bool = False, patient: bool = False
-    ) -> list[Row]:
-        """Return the rows of one statement; *patient*, if the server may take its time."""
-        return self._asked(query, params, what, again=again, patient=patient)[0]
+    def read(self, query: str, params: Any = (), *, patient: bool = False) -> list[Row]:
+        """Return the rows of a statement that only reads; *patient*, if the server may take its time."""
+        return self._with_retry(Connection.read, query, params, "read", again=True, patient=patient)[0]
 
-    def _asked(self, query: str, params: Any, what: str, *, again: bool, patient: bool) -> tuple[list[Row], bool]:
+    def _with_retry(
+        self,
+        ask: Callable[[Connection, str, Any], list[Row]],
+        query: str,
+        params: Any,
+        what: str,
+        *,
+        again: bool,
+        patient: bool = False,
+    ) -> tuple[list[Row], bool]:
+        """
+        Return the rows, and whether a reply was lost before they came.
+
+        What the server has rolled back is repeated a few times. With *again*, so is what lost its reply, for a while.
+        """
         if self.store_id is None:
             self.open()
         lost: StoreUnavailable | None = None
         left, pause, tries = None, 0.0, _TRIES
         while True:
             try:
-                return self._ask(query, params, what, patient), lost is not None
+                with _Borrowed(self, patient) as connection:
+                    if self.point is not None:
+                        self.point(_COMMON.get(what, what))
+                    if not self._isolated_otherwise:
+                        try:
+                            return ask(connection, query, params), lost is not None
+                        except psycopg.Error as error:
+                            self._check_isolation(connection, error)
+                    with self._read_committed(connection):
+                        return ask(connection, query, params), lost is not None
             except StoreUnavailable as error:
                 code = sqlstate_of(error.__cause__)
-                if code in _GIVEN_UP and tries > 1:
-                    tries -= 1  # nothing has happened; whom it met must come first, or they meet again
-                    self._pause.wait(random.uniform(0, _GIVEN_UP_SECONDS))
+                if code in _ROLLED_BACK and tries > 1:
+                    tries -= 1  # nothing has happened; the transaction that it met must come first, or they meet again
+                    self._pause.wait(random.uniform(0, _ROLLED_BACK_SECONDS))
                     continue
                 if lost is None:
                     if not (again and error.outcome_unknown):
                         raise
                     lost = error
-                # From here on, "nothing was changed" would be said of the last try only.
+                # From here on, "nothing was changed" would hold for the last try only.
                 elif not _is_gone(error):
                     raise StoreUnavailable(
                         f"{lost} Asked again, it answered: {error}", outcome_unknown=True
@@ -155,56 +170,51 @@ class Database:
                 left = left or patience(AGAIN_SECONDS)
                 if left() <= pause:
                     raise lost from lost.__cause__
-            # Not at once: whoever has just restarted is asked by everybody.
+            # Not at once: every client asks a server that has just restarted.
             self._pause.wait(pause * random.uniform(0.5, 1))
             pause = min(max(2 * pause, 0.01), _LONGEST_PAUSE_SECONDS)
 
-    def _ask(self, query: str, params: Any, what: str, patient: bool) -> list[Row]:
-        with self.connection(patient=patient) as connection:
-            if self.point is not None:
-                self.point(_COMMON.get(what, what))
-            if not self._isolated_otherwise:
-                try:
-                    return _rows(connection, query, params, what)
-                except psycopg.Error as error:
-                    if sqlstate_of(error) == "0A000":  # a migration has changed what was prepared, here and elsewhere
-                        self.pool.drop(connection)
-                    if sqlstate_of(error) in _CHANGED and (found := look(connection, self.schema)) is not None:
-                        admitted(found, self.named)  # a migration under our feet has its own words
-                    if sqlstate_of(error) != "LH005":
-                        raise
-            # The role or the database has another default, and nothing has happened yet.
-            if not self.pooled:
-                # For the session: a transaction of several requests stays open, and keeps its locks, for as long as
-                # this process is paused between two of them.
-                connection.execute(_READ_COMMITTED)
-                return _rows(connection, query, params, what)
-            # For one transaction, since the session is somebody else's next.
-            self._isolated_otherwise = True
-            with connection.transaction():
-                return _rows(connection, query, params, what)
+    def _check_isolation(self, connection: Connection, error: psycopg.Error) -> None:
+        """Raise *error*, unless it says that the session is in another isolation: then nothing has happened yet."""
+        if sqlstate_of(error) == "0A000":  # a migration has changed what was prepared, here and elsewhere
+            self.pool.drop(connection)
+        if sqlstate_of(error) in _CHANGED and (found := look(connection, self.schema)) is not None:
+            admitted(found, self.named)  # a migration under our feet has its own words
+        if sqlstate_of(error) != "LH005":
+            raise error
+
+    def _read_committed(self, connection: Connection) -> AbstractContextManager[object]:
+        """Have the next statement run in READ COMMITTED, where the role or the database has another default."""
+        if not self.pooled:
+            # For the session: a transaction of several requests stays open, and keeps its locks, for as long as
+            # this process is paused between two of them.
+            connection.execute(_READ_COMMITTED)
+            return nullcontext()
+        # For one transaction, since the session is another client's next.
+        self._isolated_otherwise = True
+        return connection.transaction()
 
     def connection(self, *, patient: bool = False) -> AbstractContextManager[Connection]:
         """
-        Lend a connection that commits each statement by itself; what goes wrong on it is explained.
+        Borrow a connection that commits each statement by itself; what goes wrong on it is explained.
 
-        A server that says nothing for `reply_seconds` is given up, unless *patient*.
+        A server that does not reply within `reply_seconds` is given up, unless *patient*.
         """
-        return _Lent(self, patient)
+        return _Borrowed(self, patient)
 
     def connect(self, kind: type[ConnectionT], *, autocommit: bool = True) -> ConnectionT:
         """Return a new connection, set up as this store wants it."""
         settings: dict[str, Any] = {
             "application_name": "leasehold",
             "connect_timeout": 10,
-            # A machine that is gone without a word is noticed within a minute and a half, also by whoever has no
-            # `reply_seconds`: while nothing is under way by the first three, else by the last.
+            # A machine that vanishes is noticed within a minute and a half, even without `reply_seconds`: while
+            # nothing is under way by the first three, else by the last.
             "keepalives_idle": 30,
             "keepalives_interval": 15,
             "keepalives_count": 4,
             "tcp_user_timeout": 90_000,
             **self._settings,
-            "client_encoding": "UTF8",  # as which `Connection.ask` sends, whatever the role or the URL says
+            "client_encoding": "UTF8",  # as which `Connection.ask` sends, whatever the role or the URL has
             "prepare_threshold": self.prepare_threshold,
         }
         try:
@@ -309,10 +319,6 @@ class Database:
     def explained(self, error: psycopg.Error) -> BaseException:
         """Return *error* in leasehold's words."""
         return explained(error, shown_url(self.url), self.schema, role=self._role)
-
-
-def _rows(connection: Connection, query: str, params: Any, what: str) -> list[Row]:
-    return connection.execute(query, params).fetchall() if what == "read" else connection.ask(query, params)
 
 
 def _is_gone(error: StoreUnavailable) -> bool:

@@ -106,8 +106,8 @@ class FencedConnection(Connection):
 
     ours = True  # whether the store may do with it what its user may not
     fenced: tuple[str, int] | None = None  # the job and the epoch of the transaction that it was lent for
-    said: str | None = None  # how its COMMIT will settle the job
-    surely_said = False  # whether that was outside of savepoints, so that it cannot be rolled back without the rest
+    settles: str | None = None  # how its COMMIT will settle the job
+    surely_settles = False  # whether that was outside of savepoints, so that it cannot be rolled back without the rest
     number: str | None = None  # by which the server knows its transaction
     touched = False  # whether its user may have changed what outlasts a transaction
     is_used = False  # whether the session may have what a user has left in it
@@ -124,7 +124,7 @@ class FencedConnection(Connection):
         self.row_factory = tuple_row
         self.cursor_factory = FencedCursor
         self.ours = self.touched = self.ended = False
-        self.said = None
+        self.settles = None
         self.reply_seconds = None  # how long the caller's statements may take is the caller's affair
 
     def note_end(self) -> None:
@@ -162,7 +162,7 @@ class FencedConnection(Connection):
             other = type(self)(self.pgconn)
             other._autocommit, other._prepared = self._autocommit, self._prepared
             other.fenced, other.number = self.fenced, self.number
-            other.said, other.surely_said = self.said, self.surely_said
+            other.settles, other.surely_settles = self.settles, self.surely_settles
             other.touched, other.spoilt, other.ended = self.touched, self.spoilt, self.ended
             other.reply_seconds, other.is_used = self.reply_seconds, True
             self.__dict__["pgconn"] = _Gone()

@@ -46,7 +46,7 @@ def resolve(
         if _status(database, number) == "aborted":
             return refusal
         # A settlement that was a part of it, whatever became of savepoints, and that is not on record.
-        if session.surely_said and _is_recorded(database, session, job_id, epoch) is False:
+        if session.surely_settles and _is_recorded(database, session, job_id, epoch) is False:
             return refusal
     return StoreUnavailable(
         f"the connection to {shown_url(database.url)} was lost in COMMIT: {_first(error)}. The transaction may or may "
@@ -68,10 +68,12 @@ def _has_committed(database: Database, session: FencedConnection, job_id: str, e
 
 def _is_recorded(database: Database, session: FencedConnection, job_id: str, epoch: int) -> bool | None:
     """Return whether the job was settled as this transaction would settle it; None: unknown."""
-    if session.said is None:
+    if session.settles is None:
         return None
     try:
-        [(recorded,)] = database.call("was_said", job_id, epoch, json.loads(session.said)["said"], again=True)
+        [(recorded,)] = database.call(
+            "has_settled", job_id, epoch, json.loads(session.settles)["fingerprint"], again=True
+        )
     except LeaseholdError:
         return None
     return bool(recorded)

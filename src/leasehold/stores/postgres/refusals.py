@@ -16,7 +16,7 @@ import psycopg
 
 from ...core.clock import patience
 from ...errors import LeaseholdError, StaleEpoch, connection_was_lost, finders
-from .faults import is_lost, sqlstate_of
+from .errors import is_lost, sqlstate_of
 from .rows import stale_epoch
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def _facts(error: BaseException) -> dict[str, Any] | None:
     """Return the facts of the refusal that a fence raised inside COMMIT as *error*, whichever driver brings it."""
     if sqlstate_of(error) != REFUSED_SQLSTATE:
         return None
-    said = getattr(getattr(error, "diag", None), "message_detail", None) or getattr(error, "detail", None)
+    detail = getattr(getattr(error, "diag", None), "message_detail", None) or getattr(error, "detail", None)
     try:
-        facts: dict[str, Any] = json.loads(said or "")
+        facts: dict[str, Any] = json.loads(detail or "")
     except ValueError:
         return None  # an ORM's copy of the error, without its facts; they are in its cause
     return None if "unknown" in facts else facts  # unknown: the job is gone, and no epoch is current
@@ -80,13 +80,13 @@ def _facts(error: BaseException) -> dict[str, Any] | None:
 
 def status_of(database: Database, number: str) -> str | None:
     """Return what the server knows of the transaction of that number; None if it has forgotten."""
-    [(status,)] = database.ask("SELECT pg_catalog.pg_xact_status(%s::pg_catalog.xid8)", (number,), again=True)
+    [(status,)] = database.read("SELECT pg_catalog.pg_xact_status(%s::pg_catalog.xid8)", (number,))
     return status  # type: ignore[no-any-return]  # a text, or null
 
 
 def is_fenced(database: Database, epoch: int) -> bool:
     """Return whether a transaction that *epoch* fences is open: it holds the lock that is named by the epoch."""
-    [(held,)] = database.ask(_FENCE_LOCK, (epoch,), again=True)
+    [(held,)] = database.read(_FENCE_LOCK, (epoch,))
     return bool(held)
 
 

@@ -51,7 +51,7 @@ KINDS = {
             "add_children",
             "settle",
             "complete",
-            "was_said",
+            "has_settled",
             "begin_effect",
             "end_effect",
             "record_note",
@@ -208,13 +208,13 @@ def _parameters(connection: Connection, schema: str, function: str) -> list[list
     return [list(zip(flat[::2], flat[1::2], strict=True)) for (flat,) in rows]
 
 
-def missing_right(said: str, where: str, schema: str, role: str | None) -> StoreIncompatible:
-    """Return the error of a role that lacks a right, and how it gets it; *said* is the server's own message."""
-    words = set(re.findall(r"\w+", said))
+def missing_right(message: str, where: str, schema: str, role: str | None) -> StoreIncompatible:
+    """Return the error of a role that lacks a right, and how it gets it; *message* is the server's own message."""
+    words = set(re.findall(r"\w+", message))
     wanted = [kind for kind, granted in KINDS.items() if words & {*granted.functions, *granted.relations}]
     whose = f"role {role!r}" if role else "the role of that connection"
-    lacks = f"{whose} lacks a right in schema {schema!r} of {where}: {said}."
-    if not wanted and schema not in said:
+    lacks = f"{whose} lacks a right in schema {schema!r} of {where}: {message}."
+    if not wanted and schema not in message:
         return StoreIncompatible(f"{lacks} Nothing was changed.")
     kind, *others = wanted or KINDS
     instead = f" (or {' or '.join(f'`--as {other}`' for other in others)})" if others else ""

@@ -1,25 +1,34 @@
-"""Values to the JSON that the functions take, and their rows back to values."""
+"""Calls of the functions in the server: values to the JSON that they take, and their rows back to values."""
 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...core.job import Added, Grant, NewJob, Outcome, Settlement, Status, new_state
-from ...core.lifecycle import ending
+from ...core.job import Added, Counts, Grant, NewJob, Outcome, Settlement, Status, new_state
+from ...core.lifecycle import Verb, after, ending, lock_held, no_effect, only_its_id, unique_taken
 from ...core.options import encode
 from ...core.ownership import Ending, Event, Ownership, Process, Reason
-from ...errors import Settled, StaleEpoch, UnknownJob
+from ...core.workers import several_workers
+from ...errors import Conflict, Settled, StaleEpoch, UnknownJob
 from ...store import Refusal
 from ..rows import REASONS, job_of, spec_of
+from .schema import in_schema
 
 Row = Sequence[Any]
 
 _SHORT = 200  # of what is remembered: many jobs have the same, and a checkpoint may be a megabyte
+_NO_FLOORS = (None,) * 7
+NO_PROCESS = (None,) * len(Process._fields)
 _COMPLETE = Outcome.COMPLETE  # in Python 3.11 an enum's member is found through its metaclass, ten times slower
+_PLACES = [f"${number}" for number in range(100)]
+_LITERALS = {None: "NULL", True: "true", False: "false"}
+_SCALAR = {"fence", "has_job", "settled_in"}  # functions that answer with one value
+_NUMBER = ", pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text"
 # How the answer of a function that nests a job or a lease is selected; of any other, as it is.
 _FOUND = "f.ord, f.now, f.refusal, (f.job).*"
 _MOVED = "f.answer, f.fenced, (f.job).*"
@@ -86,19 +95,19 @@ def alike(jobs: Sequence[NewJob]) -> tuple[Any, ...] | None:
     return array([job.id for job in jobs]), array([job.document for job in jobs]), as_json(_wish(first.like("", "")))
 
 
-def settlement(said: Settlement) -> dict[str, Any]:
-    """Return *said* as the functions `settle` and `at_commit` read it."""
+def settlement_json(settlement: Settlement) -> dict[str, Any]:
+    """Return *settlement* as the functions `settle` and `at_commit` read it."""
     item: dict[str, Any] = {
-        "id": said.job_id,
-        "epoch": said.epoch,
-        "outcome": said.outcome.value,
-        "result": said.result,
-        "said": said.fingerprint(),
+        "id": settlement.job_id,
+        "epoch": settlement.epoch,
+        "outcome": settlement.outcome.value,
+        "result": settlement.result,
+        "fingerprint": settlement.fingerprint(),
     }
-    if said.outcome is not Outcome.COMPLETE:
-        item |= {"error": said.error, "retry": said.retry, "delay": said.delay_us}
-    if said.then:
-        item["then"] = wishes(said.then)
+    if settlement.outcome is not Outcome.COMPLETE:
+        item |= {"error": settlement.error, "retry": settlement.retry, "delay": settlement.delay_us}
+    if settlement.then:
+        item["then"] = wishes(settlement.then)
     return item
 
 
@@ -114,7 +123,7 @@ def completions(settlements: Sequence[Settlement]) -> tuple[str, str, str | None
         return *plain, None, None
     if None in results:
         return None
-    return *plain, array(results), array([said.fingerprint() for said in settlements])
+    return *plain, array(results), array([settlement.fingerprint() for settlement in settlements])
 
 
 def array(texts: Sequence[str]) -> str:
@@ -134,10 +143,35 @@ def numbers(values: Iterable[int]) -> str:
     return "{" + str(list(values))[1:-1] + "}"
 
 
-def places(floors: Sequence[Any] | None) -> tuple[Any, ...]:
-    """Return floors as the function `claim` takes them."""
+class Claim(NamedTuple):
+    """What a claim asks for, in the order of the function's parameters."""
+
+    owner: str
+    limit: int
+    queues: tuple[str, ...] | None  # sorted
+    tasks: tuple[str, ...] | None
+    lease_us: int | None
+    default_lease_us: int
+    claim_id: str | None
+    process: Process | None
+    trace: bool
+
+    def is_plain(self, floors: Sequence[Any] | None) -> bool:
+        """Whether the function `claim_next` is quicker than `claim`: for one job, of the one queue that has a floor."""
+        if self.limit > 1 or self.trace or floors is None:
+            return False
+        return len(floors[3]) == 1 and (self.queues is None or [*self.queues] == floors[3])
+
+    def args(self, floors: Sequence[Any] | None) -> tuple[Any, ...]:
+        """Return what the function `claim` takes before the instant."""
+        owner, limit, queues, tasks, *rest, process, trace = self
+        names = (None if some is None else array_of(some) for some in (queues, tasks))
+        return owner, limit, *names, *rest, *(process or NO_PROCESS), *_floors(floors), trace
+
+
+def _floors(floors: Sequence[Any] | None) -> Sequence[Any]:
     if floors is None:
-        return (None,) * 7
+        return _NO_FLOORS
     lowered, swept, freed, queues, *rest = floors
     return lowered, swept, freed, array(queues), *map(numbers, rest)
 
@@ -150,46 +184,38 @@ def answer(function: str) -> str:
     return _ANSWERS.get(function, "f.*")
 
 
-def told(row: Row, lent: Sequence[Any] | None) -> list[Any]:
-    """Return what a claim with the floors that it was *lent* tells of all grants (see the function `claim`)."""
-    said: list[Any] = json.loads(row[0])
-    if len(said) == 5:  # by `claim_next`
-        assert lent is not None
-        now, swept, rank, run_at, seq = said
-        return [now, None, False, False, None, [lent[0], swept, *lent[2:4], [rank], [run_at], [seq]]]
-    return said
+def granted(rows: Sequence[Row], claim: Claim) -> tuple[list[Any], list[Grant]]:
+    """
+    Return the facts of a claim (see the function `claim`), the instant first, and its grants.
 
-
-def granted(
-    row: Row,
-    owner: str,
-    *,
-    claim_id: str | None,
-    process: Process | None,
-    now: int,
-    lease_us: int | None,
-    default_us: int,
-) -> list[Grant]:
-    """Return the grants of a row of the function `claim`, which leaves out what the caller has said itself."""
-    _, epochs, ids, documents, tasks, queues, others = row
-    if epochs is None:
-        return []
-    usual = lease_us or default_us
-    mostly = Reason.CLAIM, 0, 0, None, claim_id, process, now, now + usual, usual  # of a Grant's, behind the owner
+    The server leaves out what the claim itself says, and what is mostly so.
+    """
+    facts: list[Any] = json.loads(rows[0][0])
+    now, owner, lease_us = facts[0], claim.owner, claim.lease_us
+    usual = lease_us or claim.default_lease_us
+    mostly = Reason.CLAIM, 0, 0, None, claim.claim_id, claim.process, now, now + usual, usual  # behind a Grant's owner
     grants = []
-    for epoch, id_, document, task, queue, other in zip(
-        epochs, ids, documents, tasks or repeat(None), queues or repeat("default"), others or repeat(None), strict=False
-    ):
-        if other is None:
-            spec = NewJob(id_, document, task, queue)
-            grants.append(Grant(spec, epoch, owner, *mostly))
-            continue
-        reason, attempt, errors, checkpoint, rest = _short(other) if len(other) <= _SHORT else _others(other)
-        spec = NewJob(id_, document, task, queue, *rest)
-        lasts = lease_us or spec.lease_us or default_us
-        held = reason, attempt, errors, checkpoint, claim_id, process, now, now + lasts, lasts
-        grants.append(Grant(spec, epoch, owner, *held))
-    return grants
+    for _, epochs, ids, documents, tasks, queues, others in rows:
+        if epochs is None:
+            continue  # a row of facts alone
+        for epoch, id_, document, task, queue, other in zip(
+            epochs,
+            ids,
+            documents,
+            tasks or repeat(None),
+            queues or repeat("default"),
+            others or repeat(None),
+            strict=False,
+        ):
+            if other is None:
+                grants.append(Grant(NewJob(id_, document, task, queue), epoch, owner, *mostly))
+                continue
+            reason, attempt, errors, checkpoint, rest = _short(other) if len(other) <= _SHORT else _others(other)
+            spec = NewJob(id_, document, task, queue, *rest)
+            lasts = lease_us or spec.lease_us or claim.default_lease_us
+            held = reason, attempt, errors, checkpoint, claim.claim_id, claim.process, now, now + lasts, lasts
+            grants.append(Grant(spec, epoch, owner, *held))
+    return facts, grants
 
 
 def _others(document: str) -> tuple[Reason, int, int, str | None, tuple[Any, ...]]:
@@ -219,6 +245,21 @@ def event_of(row: Row) -> Event:
     return Event(number, at, kind, job_id, epoch, owner, json.loads(facts))
 
 
+def counts_of(rows: Sequence[Row]) -> Counts:
+    """Return the counts from the rows of the function `counted`."""
+    total = dict.fromkeys(Status, 0)
+    queues: dict[str, dict[str, int]] = {}
+    parked: dict[str, dict[str, int]] = {}
+    for status, queue, count, task in rows:
+        if task is not None:
+            parked.setdefault(task, {})[queue] = count
+            continue
+        total[Status(status)] += count
+        if queue is not None:
+            queues.setdefault(queue, {"pending": 0, "running": 0})[status] = count
+    return Counts.of(total, queues, parked)
+
+
 def added(jobs: Sequence[NewJob], rows: Sequence[Row]) -> list[Added]:
     """Return the answer to an add, from the rows of the function `keep`: what is not among them is new."""
     first, *rest = rows  # of number 0
@@ -236,9 +277,9 @@ def add_refusal(rows: Sequence[Row]) -> str | None:
     return refusal  # type: ignore[no-any-return]  # a text
 
 
-def refusal_of(job_id: str, epoch: int, verb: str, said: str) -> Refusal:
+def refusal_of(job_id: str, epoch: int, verb: str, refused: str) -> Refusal:
     """Return the refusal that the function `refusal` describes."""
-    facts = json.loads(said)
+    facts = json.loads(refused)
     return UnknownJob(job_id) if "unknown" in facts else stale_epoch(job_id, epoch, verb, facts)
 
 
@@ -266,3 +307,90 @@ def _ending(how: Mapping[str, Any]) -> Ending:
         moved=tuple(how["moved"] or (None, None)),
         last=how["last"],
     )
+
+
+def admitted_children(job_id: str, epoch: int, jobs: Sequence[NewJob], rows: list[Row]) -> list[Added]:
+    """Return the answer to an add of children, or raise its refusal."""
+    if (refused := add_refusal(rows)) is not None:
+        raise refusal_of(job_id, epoch, "add", refused)
+    return added(jobs, rows)
+
+
+def why_not(job_id: str, epoch: int, verb: str, answer: str, *, name: str = "") -> Exception:
+    """Return why a verb was not done, from the function's answer."""
+    facts = json.loads(answer)
+    if "status" in facts:
+        try:
+            after(Verb(verb), Status(facts["status"]), job_id)
+        except Conflict as refused:
+            return refused
+    if "narrow" in facts:
+        return only_its_id(job_id, verb)
+    if "lock" in facts:
+        return lock_held(job_id, facts["lock"], facts["holder"], facts["epoch"])
+    if "unique" in facts:
+        return unique_taken(job_id, facts["unique"], facts["holder"])
+    if "workers" in facts:
+        return several_workers(job_id, facts["to"], facts["workers"])
+    if "begun" in facts:
+        return no_effect(job_id, name)
+    if "known" in facts:
+        return Conflict(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
+    return refusal_of(job_id, epoch, str(verb), answer)
+
+
+# The statements that call them
+
+SAVEPOINT: Any = object()  # stands for whether savepoints are allowed, which is known when a call is made
+PIPED: Any = object()  # stands for whether the answer will not be waited for
+
+
+class Call(NamedTuple):
+    """One function and its arguments, as the programs of a transaction make it."""
+
+    function: str
+    args: tuple[Any, ...]
+    fences: tuple[str, int] | None = None  # the job and the epoch that fence the transaction
+    settles: str | None = None  # how its COMMIT will settle that job
+
+    def filled(self, *, savepoint: bool, piped: bool) -> tuple[Any, ...]:
+        """Return the arguments, with what is known now."""
+        return tuple(savepoint if arg is SAVEPOINT else piped if arg is PIPED else arg for arg in self.args)
+
+
+class Calls:
+    """Makes statements of calls, for the functions of one schema."""
+
+    def __init__(self, schema: str) -> None:
+        self._schemas = {
+            style: in_schema("leasehold.x", schema, escaped=style == "%s").removesuffix("x") for style in ("%s", "$1")
+        }
+
+    def statement(self, function: str, args: Sequence[Any], style: str = "$1") -> tuple[str, list[Any]]:
+        """
+        Return the statement that calls *function*, and its parameters, which are written in *style*.
+
+        What is null, true or false, or the same in each call, is part of the text: a driver takes longer over a
+        parameter than the server over it.
+        """
+        call, params = self._call(function, args, style)
+        return f"SELECT {answer(function)} FROM {call} AS f", params
+
+    def numbered(self, function: str, args: Sequence[Any], style: str) -> tuple[str, list[Any]]:
+        """Return the statement likewise; the last column of each row is the number of the transaction that it is in."""
+        call, params = self._call(function, args, style)
+        if function in _SCALAR:
+            return f"SELECT {call}{_NUMBER}", params
+        return f"SELECT {answer(function)}{_NUMBER} FROM {call} AS f", params
+
+    def _call(self, function: str, args: Sequence[Any], style: str) -> tuple[str, list[Any]]:
+        places, params = [], []
+        for arg in args:
+            if arg is None or arg is True or arg is False:
+                places.append(_LITERALS[arg])
+            elif isinstance(arg, uuid.UUID):
+                places.append(f"'{arg}'")
+            else:
+                params.append(arg)
+                places.append(style if style == "%s" else _PLACES[len(params)])
+        return f"{self._schemas[style]}{function}({', '.join(places)})", params

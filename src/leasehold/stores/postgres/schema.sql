@@ -222,7 +222,7 @@ CREATE TABLE leasehold.workers (
 
 CREATE INDEX workers_given_name ON leasehold.workers (given_name);
 
--- Ownerships that ended in any other way than with a completion. settlement is what the owner said, if it was the owner.
+-- Ownerships that ended in any other way than with a completion. settlement is the fingerprint of the owner's, if there was one.
 CREATE TABLE leasehold.ownerships (
     seq         bigint NOT NULL,
     epoch       bigint NOT NULL,
@@ -268,7 +268,7 @@ CREATE UNLOGGED TABLE leasehold.fences (
     job_id  text NOT NULL,
     epoch   bigint NOT NULL,
     verb    text NOT NULL,
-    said    json,  -- a settlement, to be made inside the COMMIT
+    request json,  -- a settlement or a report, to be made inside the COMMIT
     now     bigint,  -- on a clock moved by hand; null: the server's
     trace   boolean NOT NULL,
     put_off_at timestamptz  -- which statement would have had it compared before the COMMIT
@@ -358,7 +358,7 @@ CREATE TYPE leasehold.transferred AS (
     answer text, fenced bigint[], lease leasehold.granted
 );
 CREATE TYPE leasehold.claimed AS (
-    told text,  -- in the first row: what there is to say of all, as JSON (see `claim`)
+    facts text,  -- in the first row: about all grants, as JSON (see `claim`)
     -- The grants, up to a hundred in a row. Null tasks: none has one; queues: all are of "default"; others: nothing that
     -- is not mostly so. (A row for each grant takes the client twice as long.)
     epochs bigint[], ids text[], payloads text[], tasks text[], queues text[], others text[]

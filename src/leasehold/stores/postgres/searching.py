@@ -10,7 +10,7 @@ from ...core.job import Status
 from ...core.search import Key, Looked, Order, Search
 from ..rows import job_of, state_of
 from ..searching import Candidates, bound, by_column, key_of, ordered, prefix_end, within
-from .sql import in_schema
+from .schema import in_schema
 
 Read = Callable[..., list[Any]]  # a statement, and its parameters by name
 

@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from ...core import checks
 from ...core.clock import Clock, SystemClock
@@ -28,50 +28,38 @@ from ...core.ownership import Event, Note, Ownership, Process, sane
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...core.search import Page, Search, collect
+from ...core.workers import WorkerReport, WorkerStatus
 from ...errors import LeaseholdError, StaleEpoch, UnknownJob
 from ...store import EVENTS_AT_ONCE, Begun, Pruned, Refusal, Renewal
 from .._versions import Migrated
-from ..policy import Pass
-from ..reclaimed import Reclaimed
-from ..rows import grant_of, job_of
-from . import lost_replies, searching
-from .answers import admitted_children, why_not
+from ..rows import grant_of, job_of, worker_of
+from . import owning, searching
+from .claiming import Claiming
 from .database import Database
-from .floors import Floors
-from .parts import in_parts
-from .pruning import prune_due
+from .owning import PATIENCE_MS, Batches, in_parts
 from .rights import grants, revocations
 from .rows import (
+    NO_PROCESS,
+    Claim,
     Row,
     added,
+    admitted_children,
     alike,
-    array_of,
     as_json,
-    completions,
+    counts_of,
     event_of,
-    granted,
     ownership_of,
-    places,
     refusal_of,
-    settlement,
-    told,
+    why_not,
     wishes,
 )
 from .transactions import PostgresTransactions
 from .upkeep import Upkeep
-from .waiting import Waiting
-from .workers import NO_PROCESS, PATIENCE_MS, Workers
 
 log = logging.getLogger("leasehold")
 
-T = TypeVar("T")
 
-BATCH_PATIENCE_MS = 200  # of a batch, with somebody else's lock; then it is split, and only who collides waits
-_POLL_BY_HAND_SECONDS = 0.005  # where the clock is moved by hand, nobody tells us that it was
-_AGAIN = 20  # how often a claim that met others looks again at once
-
-
-class PostgresStore(Upkeep, Workers):
+class PostgresStore:
     """Keeps jobs in one schema of a PostgreSQL database, which many machines may share."""
 
     def __init__(
@@ -89,17 +77,12 @@ class PostgresStore(Upkeep, Workers):
         self._trace = trace
         self.database = Database(url, schema, now=self._now, connections=connections, wait_seconds=wait_seconds)
         self.transactions = PostgresTransactions(self, self.database, self._now, trace=trace)
-        self._waiting = Waiting(self.database)
-        self._woken = 0  # how often claims that wait were told to return
-        self._floors = Floors(self._timer)
-        self._recovered_us = 0
-        self._reclaimed = Reclaimed()
-        self._pass = Pass()
-        self._ended_us = self._timer.now()
-        self._told_of_rights = False
+        self.upkeep = Upkeep(self.database, self._timer, self._now)
+        self.claiming = Claiming(self.database, self.upkeep, self._timer, self._now, by_hand=clock is not None)
+        self.batches = Batches(self.database, self._now, trace=trace)
 
     def _now(self) -> int | None:
-        """What the functions take as the instant: None for the server's own clock, which alone counts."""
+        """Return the instant for the functions: None for the server's own clock, which alone counts."""
         return None if self._clock is None else sane(self._clock.now())
 
     def _call(self, function: str, *args: Any, again: bool = False) -> list[Row]:
@@ -118,7 +101,7 @@ class PostgresStore(Upkeep, Workers):
         asked = self.database.store_id, as_json(wishes(jobs)), True, self._trace, PATIENCE_MS
         rows, lost_again = self.database.call_again("add", *asked, self._now())
         answer = added(jobs, rows)
-        return lost_replies.added(jobs, answer) if lost or lost_again else answer
+        return owning.added(jobs, answer) if lost or lost_again else answer
 
     # Owners
 
@@ -136,127 +119,43 @@ class PostgresStore(Upkeep, Workers):
         tasks: Collection[str] | None = None,
     ) -> list[Grant]:
         """Lease up to *limit* due jobs to *owner*; wait up to *wait_us* for the first."""
-        named = None if queues is None else sorted(set(queues))
-        woken = self._woken
-        known = None if tasks is None else array_of(tuple(tasks))
-        asked = (
-            None if named is None else array_of(tuple(named)),
-            known,
+        claim = Claim(
+            owner,
+            limit,
+            None if queues is None else tuple(sorted(set(queues))),
+            None if tasks is None else tuple(tasks),
             lease_us,
             default_lease_us,
             claim_id,
-            *(process or NO_PROCESS),
+            process,
+            self._trace,
         )
-        plain = limit == 1 and not self._trace
-        until, again = self._timer.now() + wait_us, 0  # how long to wait is the caller's affair, and on its clock
-        while True:
-            floors = self._floors.lent()
-            if plain and floors is not None and len(floors[3]) == 1 and named in (None, floors[3]):
-                *looked, [queue], [rank], [run_at], [seq] = floors
-                rows = self._call("claim_next", owner, *asked, *looked, queue, rank, run_at, seq)
-            else:
-                rows = self._call("claim", owner, limit, *asked, *places(floors), self._trace)
-            now, ended, more, bottom, next_us, found = told(rows[0], floors)
-            self._floors.keep(found, lent=floors, bottom=bottom)
-            if ended:
-                self._note(ended)
-            grants = [
-                grant
-                for row in rows
-                for grant in granted(
-                    row,
-                    owner,
-                    claim_id=claim_id,
-                    process=process,
-                    now=now,
-                    lease_us=lease_us,
-                    default_us=default_lease_us,
-                )
-            ]
-            if grants:
-                return grants
-            if more and again < _AGAIN:  # others are deciding about keys right now, or many jobs were parked
-                again += 1
-                continue
-            again = 0
-            left = until - self._timer.now()
-            if left <= 0 or self._woken != woken:
-                return []
-            self._pause(left if next_us is None else max(min(left, next_us), 0))
+        return self.claiming.claim(claim, wait_us)
 
     def wake(self) -> None:
         """Make the claims that wait here, on other threads, return soon: one that listens, after its next poll."""
-        self._woken += 1
-        self._waiting.wake()
+        self.claiming.wake()
 
     def claimed(self, claim_id: str) -> list[Grant]:
         """Return the live leases that the claim *claim_id* granted."""
         return [grant_of(row) for row in self._read(self.database.statements.claimed, claim_id=claim_id)]
 
-    def _pause(self, us: int) -> None:
-        """Wait until something may have changed, up to *us*."""
-        if self._clock is not None:
-            self._waiting.pause(_POLL_BY_HAND_SECONDS)
-        else:
-            self._waiting.wait(us)
-
     def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:
         """Return for each (job id, epoch) None if it is current, else the refusal that a write would meet."""
-        items = as_json([{"id": job_id, "epoch": epoch} for job_id, epoch in holders])
-        rows = self._call("check_holders", items, again=True)
-        refused = {number: said for number, _, said in rows}
-        return [
-            refusal_of(job_id, epoch, "check", refused[number]) if number in refused else None
-            for number, (job_id, epoch) in enumerate(holders, 1)
-        ]
+        return self.batches.check(holders)
 
     def renew(self, renewals: Sequence[Renewal]) -> list[int | Refusal]:
         """
         Move each lease's deadline to now plus its duration; return the new deadlines.
 
-        A lease whose row somebody else has locked is passed over, and asked for again once the others are renewed. If
-        it is still locked then, `StoreUnavailable` is raised: the others are renewed all the same.
+        A lease whose row another transaction has locked is passed over, and asked for again once the others are
+        renewed. If it is still locked then, `StoreUnavailable` is raised: the others are renewed all the same.
         """
-        reply = self._renew(renewals, wait=False)
-        locked = [number for number, value in enumerate(reply) if value is None]
-        if locked:
-            waited = self._in_parts(
-                [renewals[number] for number in locked], lambda part, ms: self._renew(part, wait=True, patience_ms=ms)
-            )
-            for number, value in zip(locked, waited, strict=True):
-                reply[number] = value
-        return [value for value in reply if value is not None]
-
-    def _renew(
-        self, renewals: Sequence[Renewal], *, wait: bool, patience_ms: int = BATCH_PATIENCE_MS
-    ) -> list[int | Refusal | None]:
-        items = as_json([{"id": job_id, "epoch": epoch, "lease_us": us} for job_id, epoch, us in renewals])
-        rows = self._call("renew", items, wait, patience_ms, self._trace, again=True)
-        return [
-            at if said is None else refusal_of(renewal.job_id, renewal.epoch, "renew", said)
-            for (_, at, said), renewal in zip(rows, renewals, strict=True)
-        ]
+        return self.batches.renew(renewals)
 
     def progress(self, reports: Sequence[Progress]) -> list[Refusal | None]:
         """Record that the work moves."""
-        return self._in_parts(reports, self._progress)
-
-    def _progress(self, reports: Sequence[Progress], patience_ms: int) -> list[Refusal | None]:
-        items = as_json(
-            [
-                {"id": job_id, "epoch": epoch, "fraction": fraction, "note": note, "checkpoint": checkpoint}
-                for job_id, epoch, fraction, note, checkpoint in reports
-            ]
-        )
-        rows, lost = self.database.call_again("progress", items, patience_ms, self._trace, self._now())
-        reply: list[Refusal | None] = [None] * len(reports)
-        for number, _, said in rows:
-            report = reports[number - 1]
-            refusal = refusal_of(report.job_id, report.epoch, "progress", said)
-            if lost and isinstance(refusal, StaleEpoch):
-                raise lost_replies.unknown(refusal)
-            reply[number - 1] = refusal
-        return reply
+        return in_parts(reports, self.batches.progress)
 
     def add_children(self, job_id: str, epoch: int, jobs: Sequence[NewJob]) -> list[Added]:
         """Add *jobs*, whose parent is this one, if *epoch* is current; raise the refusal otherwise."""
@@ -269,38 +168,17 @@ class PostgresStore(Upkeep, Workers):
                 raise
             refused = refusal
         else:
-            return lost_replies.added(jobs, answer) if lost else answer
-        return lost_replies.children(refused, jobs, self.job, self.ownerships)
+            return owning.added(jobs, answer) if lost else answer
+        return owning.children(refused, jobs, self.job, self.ownerships)
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Refusal | None]:
         """
         End each lease as its owner says.
 
-        A batch that meets somebody else's lock is split, so that only who collides waits. If that takes too long,
-        `StoreUnavailable` is raised and the others are settled: to say the same again is safe (C27).
+        A batch that meets another transaction's lock is split, so that only what collides waits. If that takes too
+        long, `StoreUnavailable` is raised and the others are settled: to repeat the call is safe (C27).
         """
-        return self._in_parts(settlements, self._settle) if settlements else []
-
-    def _settle(self, settlements: Sequence[Settlement], patience_ms: int) -> list[Refusal | None]:
-        left = list(range(len(settlements)))
-        if not self._trace and (plain := completions(settlements)) is not None:
-            [(done,)] = self._call("complete", *plain, patience_ms, again=True)
-            if done is None:
-                return [None] * len(settlements)
-            done = set(done)
-            left = [number for number in left if number + 1 not in done]
-        # What is not plain, or not as it should be: one by one.
-        reply: list[Refusal | None] = [None] * len(settlements)
-        asked = [settlements[number] for number in left]
-        items = as_json([settlement(said) for said in asked])
-        for number, _, refused in self._call("settle", items, patience_ms, self._trace, again=True):
-            said = asked[number - 1]
-            reply[left[number - 1]] = refusal_of(said.job_id, said.epoch, said.outcome.value, refused)
-        return reply
-
-    def _in_parts(self, items: Sequence[Any], verb: Callable[[Sequence[Any], int], list[T]]) -> list[T]:
-        """Run a batch, in ever smaller parts as long as one waits for somebody else's lock; who collides comes last."""
-        return in_parts(items, verb, BATCH_PATIENCE_MS, PATIENCE_MS)
+        return in_parts(settlements, self.batches.settle)
 
     def begin_effect(self, job_id: str, epoch: int, name: str, *, again: bool = False) -> Begun:
         """Record the intent of a named effect, if *epoch* is current; raise the refusal otherwise."""
@@ -323,7 +201,41 @@ class PostgresStore(Upkeep, Workers):
         refusal = why_not(job_id, epoch, "once", answer, name=name)
         if not (lost and isinstance(refusal, StaleEpoch)):
             raise refusal
-        lost_replies.concluded(refusal, name, outcome, self.effects)
+        owning.concluded(refusal, name, outcome, self.effects)
+
+    # Workers
+
+    def report(self, report: WorkerReport) -> None:
+        """Note that the worker is there, and what it says of itself."""
+        name, given_name, process, queues, tasks, *rest = report
+        documents = [None if value is None else json.dumps(value) for value in (process, queues, tasks)]
+        self._call("report_worker", name, given_name, *documents, *rest, PATIENCE_MS, again=True)
+
+    def retire(self, name: str) -> None:
+        """Forget the worker of that name, which has ended."""
+        self._call("retire_worker", name, PATIENCE_MS, again=True)
+
+    def workers(self) -> list[WorkerStatus]:
+        """Return the workers that have reported, by name."""
+        return [worker_of(row, alive) for *row, alive in self._call("known_workers", again=True)]
+
+    def lease(self, job_id: str, owner: str, *, wait_us: int = 0) -> Grant:
+        """Return the live lease of *owner* on the job; wait up to *wait_us* for it."""
+        return self.claiming.lease(job_id, owner, wait_us)
+
+    def transfers(self, owner: str) -> list[tuple[str, int]]:
+        """Return the job id and epoch of each transfer to *owner* that was not picked up, oldest first."""
+        rows = self._read(self.database.statements.transfers, owner=owner)
+        return [(job_id, epoch) for job_id, epoch in rows]
+
+    def accept(
+        self, owner: str, transfers: Sequence[tuple[str, int]], *, claim_id: str, process: Process | None = None
+    ) -> list[Grant]:
+        """Pick up those of *transfers* that are still *owner*'s, and return their leases."""
+        items = as_json([{"id": job_id, "epoch": epoch} for job_id, epoch in transfers])
+        rows = self._call("accept", owner, items, claim_id, *(process or NO_PROCESS), PATIENCE_MS, again=True)
+        accepted = {grant.epoch: grant for grant in map(grant_of, rows)}
+        return [accepted[epoch] for _, epoch in transfers if epoch in accepted]
 
     def record(self, note: Note) -> None:
         """Record what happened at a guarded resource, as an event of the note's kind."""
@@ -351,7 +263,7 @@ class PostgresStore(Upkeep, Workers):
         if answer is not None:
             raise why_not(job_id, epoch, Verb.TRANSFER, answer)
         if fenced:
-            self._end_fenced(fenced)
+            self.upkeep.end_fenced(fenced)
         return grant_of(grant)
 
     def cancel(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
@@ -388,7 +300,7 @@ class PostgresStore(Upkeep, Workers):
         if answer is not None:
             raise why_not(job_id, epoch, verb, answer, name=name)
         if fenced:
-            self._end_fenced(fenced)
+            self.upkeep.end_fenced(fenced)
         return job_of(job)
 
     def pause(self, queue: str, *, by: str, note: str | None = None) -> Queue:
@@ -410,11 +322,16 @@ class PostgresStore(Upkeep, Workers):
 
     def tend(self, retention: Retention = DEFAULT_RETENTION) -> bool:
         """Take back what is overdue or whose process is gone, and prune a portion; return whether more is due."""
-        self._taken_back(self._call("reclaim"))
-        self._recover()
-        self._end_outlived()
         self.transactions.record()
-        return self._pass.portion(self._timer.now(), retention, functools.partial(prune_due, self._call, retention))
+        return self.upkeep.tend(retention)
+
+    def reclaim(self) -> list[Ownership]:
+        """Take back what expired, does not progress, or whose process is gone."""
+        return self.upkeep.reclaim()
+
+    def take_reclaimed(self) -> list[tuple[str, int]]:
+        """Return the job id and epoch of each ownership that claims and reclaims of this store object have ended."""
+        return self.upkeep.reclaimed.take()
 
     def advance(self, above: int = 0) -> int:
         """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody."""
@@ -423,7 +340,7 @@ class PostgresStore(Upkeep, Workers):
 
     def verify(self) -> list[str]:
         """Return a sentence for every broken invariant; an empty list is good news."""
-        rows = self.database.ask(self.database.statements.verify, {}, again=True, patient=True)
+        rows = self.database.read(self.database.statements.verify, {}, patient=True)
         return [sentence for (sentence,) in rows]
 
     # The schema
@@ -450,7 +367,7 @@ class PostgresStore(Upkeep, Workers):
     # Readers
 
     def _read(self, statement: str, **params: Any) -> list[Row]:
-        return self.database.ask(statement, params, again=True)
+        return self.database.read(statement, params)
 
     def job(self, job_id: str) -> Job:
         """Return the job, or raise `UnknownJob`."""
@@ -532,17 +449,7 @@ class PostgresStore(Upkeep, Workers):
 
     def counts(self) -> Counts:
         """Return how many jobs stand where."""
-        total = dict.fromkeys(Status, 0)
-        queues: dict[str, dict[str, int]] = {}
-        parked: dict[str, dict[str, int]] = {}
-        for status, queue, count, task in self._read(self.database.statements.counts):
-            if task is not None:
-                parked.setdefault(task, {})[queue] = count
-                continue
-            total[Status(status)] += count
-            if queue is not None:
-                queues.setdefault(queue, {"pending": 0, "running": 0})[status] = count
-        return Counts.of(total, queues, parked)
+        return counts_of(self._read(self.database.statements.counts))
 
     def close(self) -> None:
         """Let go of every resource; later verbs raise `StoreUnavailable`."""
@@ -552,4 +459,4 @@ class PostgresStore(Upkeep, Workers):
             log.warning("refusals in callers' transactions could not be recorded: %s", error)
         self.transactions.close()
         self.database.close()
-        self._waiting.close()
+        self.claiming.listening.close()

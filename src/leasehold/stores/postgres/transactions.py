@@ -32,14 +32,13 @@ from ...store import Program, Renewal
 from ...transaction import FORKED, Joined
 from ..transactions import DatabaseTransactions, cause
 from . import lost_commits, refusals
-from .calls import PIPED, SAVEPOINT, Call
+from .connection import Pool, inherited, outlive_fork
 from .database import Database
-from .faults import explained, is_lost, sqlstate_of
+from .errors import explained, is_lost, sqlstate_of
 from .fenced import ENDED, FencedConnection, begin
 from .lost_commits import moved, unfinished
-from .pool import Pool, inherited, outlive_fork
 from .refusals import REFUSED_SQLSTATE
-from .rows import Row, add_refusal, added, as_json, refusal_of, settlement, wishes
+from .rows import PIPED, SAVEPOINT, Call, Row, add_refusal, added, as_json, refusal_of, settlement_json, wishes
 
 if TYPE_CHECKING:
     from .store import PostgresStore
@@ -68,7 +67,7 @@ class PostgresTransactions(DatabaseTransactions):
     def forked(self) -> None:
         """Begin anew, in a child process; what is left to record is the parent's."""
         self._begun = threading.local()  # .connection: what this thread has begun and nobody has entered
-        self._apart: deque[tuple[str, str]] = deque()  # refusals that their own transaction could not record
+        self._unrecorded: deque[tuple[str, str]] = deque()  # refusals that their own transaction could not record
 
     # A transaction of ours, for the caller's rows
 
@@ -91,11 +90,11 @@ class PostgresTransactions(DatabaseTransactions):
                 connection = self.pool.borrow()
                 self._open(connection, job_id, epoch, idle_us)
         except BaseException as error:
-            said = self._database.explained(error) if isinstance(error, psycopg.Error) else error
-            if isinstance(said, StoreUnavailable):
+            failure = self._database.explained(error) if isinstance(error, psycopg.Error) else error
+            if isinstance(failure, StoreUnavailable):
                 connection.close()  # to a standby, perhaps: the next one may lead to the primary
             self._undo(connection)
-            raise said from cause(said, error)
+            raise failure from cause(failure, error)
         connection.lend()
         return connection
 
@@ -203,9 +202,9 @@ class PostgresTransactions(DatabaseTransactions):
 
     # What a refused transaction could not record itself
 
-    def _note(self, job_id: str, said: str | None) -> None:
-        if said is not None and "unknown" not in json.loads(said):
-            self._apart.append((job_id, said))
+    def _note(self, job_id: str, refused: str | None) -> None:
+        if refused is not None and "unknown" not in json.loads(refused):
+            self._unrecorded.append((job_id, refused))
 
     def note(self, facts: dict[str, Any]) -> bool:
         """Keep a refusal to be recorded, if it is this store's; return whether it is."""
@@ -220,16 +219,16 @@ class PostgresTransactions(DatabaseTransactions):
 
         If that fails they are kept for the next upkeep, and only with *surely* is it an error.
         """
-        while self._apart:
+        while self._unrecorded:
             try:
-                job_id, said = self._apart.popleft()
+                job_id, refused = self._unrecorded.popleft()
             except IndexError:
                 return  # another thread has it
-            facts = json.loads(said)
+            facts = json.loads(refused)
             try:
-                self._database.call("record_refusal", job_id, facts.get("owner"), said, facts["now"])
+                self._database.call("record_refusal", job_id, facts.get("owner"), refused, facts["now"])
             except LeaseholdError:
-                self._apart.appendleft((job_id, said))
+                self._unrecorded.appendleft((job_id, refused))
                 if surely:
                     raise
                 return
@@ -262,21 +261,21 @@ class PostgresTransactions(DatabaseTransactions):
     def progress(self, report: Progress) -> Program[None]:
         """The program of `Store.progress`, for one lease; it raises the refusal."""
         job_id, epoch, fraction, note, checkpoint = report
-        said = as_json({"fraction": fraction, "note": note, "checkpoint": checkpoint})
-        yield from self._fence(job_id, epoch, "progress", said)
+        request = as_json({"fraction": fraction, "note": note, "checkpoint": checkpoint})
+        yield from self._fence(job_id, epoch, "progress", request)
 
     def settle(self, settlement_: Settlement) -> Program[None]:
         """The program of `Store.settle`, for one lease; it raises the refusal."""
-        said = as_json(settlement(settlement_))
-        yield from self._fence(settlement_.job_id, settlement_.epoch, settlement_.outcome.value, said)
+        request = as_json(settlement_json(settlement_))
+        yield from self._fence(settlement_.job_id, settlement_.epoch, settlement_.outcome.value, request)
 
-    def _fence(self, job_id: str, epoch: int, verb: str, said: str | None) -> Steps[None]:
-        [(refused,)] = yield self._fencing(job_id, epoch, verb, said)
+    def _fence(self, job_id: str, epoch: int, verb: str, request: str | None) -> Steps[None]:
+        [(refused,)] = yield self._fencing(job_id, epoch, verb, request)
         self._admit(job_id, epoch, verb, refused)
 
-    def _fencing(self, job_id: str, epoch: int, verb: str, said: str | None) -> Call:
-        args = (self._database.store_id, job_id, epoch, verb, said, SAVEPOINT, PIPED, self._trace, self._now())
-        return Call("fence", args, (job_id, epoch), settles=None if verb == "progress" else said)
+    def _fencing(self, job_id: str, epoch: int, verb: str, request: str | None) -> Call:
+        args = (self._database.store_id, job_id, epoch, verb, request, SAVEPOINT, PIPED, self._trace, self._now())
+        return Call("fence", args, (job_id, epoch), settles=None if verb == "progress" else request)
 
     def _admit(self, job_id: str, epoch: int, verb: str, refused: str | None) -> None:
         """Raise the refusal that a function has answered with, and have it recorded."""
@@ -321,7 +320,7 @@ class PostgresTransactions(DatabaseTransactions):
                 if call.fences is not None:
                     epoch = call.fences[1]
                 if lent is not None and call.settles is not None and call.fences == lent.fenced and rows[0][0] is None:
-                    lent.said, lent.surely_said = call.settles, not savepoint
+                    lent.settles, lent.surely_settles = call.settles, not savepoint
         except StopIteration as end:
             if lent is None:
                 note(self._joined(callers, number, epoch))

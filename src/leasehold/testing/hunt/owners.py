@@ -88,8 +88,8 @@ def _leave_fenced(router: Router) -> None:
 
     Where they are ended within milliseconds, hardly any of them ever gets to ask the fence.
     """
-    if hasattr(router.store, "_end_fenced"):
-        router.store._end_fenced = lambda epochs: None
+    if hasattr(router.store, "upkeep"):
+        router.store.upkeep.end_fenced = lambda epochs: None
 
 
 class Reports:

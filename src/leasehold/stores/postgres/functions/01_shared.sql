@@ -111,13 +111,13 @@ $lh$;
 
 -- Keeps the record of a lease that ends.
 CREATE OR REPLACE FUNCTION leasehold.archive(
-    l leasehold.leases, p_how text, p_now bigint, p_by text, p_note text, p_said text
+    l leasehold.leases, p_how text, p_now bigint, p_by text, p_note text, p_fingerprint text
 ) RETURNS void
 LANGUAGE plpgsql AS $lh$
 BEGIN
     INSERT INTO leasehold.ownerships
         (seq, epoch, owner, began, granted_at, expires_at, ended, ended_at, ended_by, note, settlement)
-    VALUES (l.seq, l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, p_how, p_now, p_by, p_note, p_said);
+    VALUES (l.seq, l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, p_how, p_now, p_by, p_note, p_fingerprint);
 END
 $lh$;
 
@@ -179,7 +179,7 @@ BEGIN
     IF v_current > 0 THEN
         v_reason := coalesce(l.reason, j.reason);
     END IF;
-    -- The epoch of a narrow row is that of who ended the job; what it said is not kept.
+    -- The epoch of a narrow row is that of who ended the job; its settlement is not kept.
     IF l.seq IS NULL AND j.epoch = p_epoch AND (j.settlement IS NOT NULL OR j.narrow) THEN
         v_settled := true;
         v_reason := NULL;

@@ -77,6 +77,10 @@ LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, 5000);
     v_first leasehold.claimed;
+    v_overdue boolean := false;
+    v_due boolean := false;
+    v_late boolean := false;
+    v_look record;            -- what else there is to see to first
     v_next bigint;
     v_floors json;
     v_ended jsonb;  -- the ownerships that were taken back: job, epoch, whether a transaction of theirs is open
@@ -108,6 +112,7 @@ DECLARE
     v_lane_queues text[] := '{}';
     v_theirs text[] := '{}';       -- queues of which others are taking all that is there
     v_before record;          -- the floors before a look
+    v_unknown boolean := false;  -- whether a candidate has a task that this claim does not know
     v_passed record;
     l_tasks text[];
     l_queues text[];
@@ -119,64 +124,85 @@ DECLARE
     v_asked text[];
     v_got text[];
 BEGIN
-    -- Before anything is moved: it may have to wait for others who draw epochs.
-    PERFORM leasehold.trust_epochs(v_now);
-    IF EXISTS (SELECT FROM leasehold.leases WHERE expires_at > v_from AND expires_at <= v_now)
-        OR EXISTS (SELECT FROM leasehold.leases WHERE stalls_at > v_from AND stalls_at <= v_now)
-    THEN
-        SELECT jsonb_agg(jsonb_build_array(job_id, epoch, fenced)) INTO v_ended FROM leasehold.sweep(500, v_now);
-        v_swept := -1;  -- some may be left
+    IF p_now IS NULL AND v_now - p_swept BETWEEN 0 AND 10000 THEN
+        v_swept := p_swept;  -- a claim looked a moment ago; one that finds no job looks again, from the bottom
+    ELSE
+        SELECT EXISTS (SELECT FROM leasehold.leases WHERE expires_at > v_from AND expires_at <= v_now)
+                   OR EXISTS (SELECT FROM leasehold.leases WHERE stalls_at > v_from AND stalls_at <= v_now),
+               EXISTS (SELECT FROM leasehold.scheduled WHERE run_at > v_from AND run_at <= v_now),
+               -- From the bottom: a job may be added when it is late already.
+               EXISTS (SELECT FROM leasehold.starts WHERE start_by <= v_now)
+        INTO v_overdue, v_due, v_late;
     END IF;
-    IF EXISTS (SELECT FROM leasehold.scheduled WHERE run_at > v_from AND run_at <= v_now) THEN
-        PERFORM leasehold.promote(1000, v_now);
-        v_swept := -1;
-    END IF;
-    -- From the bottom: a job may be added when it is late already.
-    IF EXISTS (SELECT FROM leasehold.starts WHERE start_by <= v_now) THEN
-        PERFORM leasehold.cancel_late(500, v_now);
-    END IF;
-    v_numbered := (SELECT last_value - 1 + is_called::integer FROM leasehold.freed_number_seq);
-    IF EXISTS (SELECT FROM leasehold.freed WHERE number > v_freed) THEN
+    -- Whatever else there may be to see to first, in one statement: each one costs as much as a few jobs do.
+    SELECT NOT pg_is_in_recovery()
+               AND EXISTS (SELECT FROM leasehold.store WHERE fingerprint = concat_ws('/', leasehold.here(), xmin)) AS trusted,
+           EXISTS (SELECT FROM leasehold.freed WHERE number > v_freed) AS freed,
+           EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task') AS lanes,
+           ARRAY(SELECT name FROM leasehold.queues WHERE paused_at IS NOT NULL) AS paused,
+           -- Where a job of a higher priority has come in, the floor is too high.
+           ARRAY(SELECT f.at FROM unnest(p_floor_queues, p_floor_ranks) WITH ORDINALITY AS f(queue, rank, at)
+                 WHERE NOT EXISTS (SELECT FROM leasehold.ready AS r WHERE r.queue = f.queue AND r.rank < f.rank)) AS floors,
+           (SELECT last_value - 1 + is_called::integer FROM leasehold.freed_number_seq) AS numbered,
+           (SELECT last_value + is_called::integer FROM leasehold.lowered) AS lowered
+    INTO v_look;
+    IF v_look.trusted AND NOT (v_overdue OR v_due OR v_late OR v_look.freed) THEN
+        v_freed := v_look.numbered;
+        v_lowered := v_look.lowered;
+    ELSE
+        -- Before anything is moved: it may have to wait for others who draw epochs.
+        PERFORM leasehold.trust_epochs(v_now);
+        IF v_overdue THEN
+            SELECT jsonb_agg(jsonb_build_array(job_id, epoch, fenced)) INTO v_ended FROM leasehold.sweep(500, v_now);
+            v_swept := -1;  -- some may be left
+        END IF;
+        IF v_due THEN
+            PERFORM leasehold.promote(1000, v_now);
+            v_swept := -1;
+        END IF;
+        IF v_late THEN
+            PERFORM leasehold.cancel_late(500, v_now);
+        END IF;
+        v_numbered := (SELECT last_value - 1 + is_called::integer FROM leasehold.freed_number_seq);
         v_again := leasehold.unpark(200, v_freed);
+        IF NOT EXISTS (SELECT FROM leasehold.freed WHERE number > v_freed AND number <= v_numbered) THEN
+            v_freed := v_numbered;
+        END IF;
+        v_lowered := (SELECT last_value + is_called::integer FROM leasehold.lowered);
     END IF;
-    IF NOT EXISTS (SELECT FROM leasehold.freed WHERE number > v_freed AND number <= v_numbered) THEN
-        v_freed := v_numbered;
-    END IF;
-    v_paused := ARRAY(SELECT name FROM leasehold.queues WHERE paused_at IS NOT NULL);
+    v_paused := v_look.paused;
     IF p_queues && v_paused THEN
         p_queues := ARRAY(SELECT q FROM unnest(p_queues) AS n(q) WHERE q <> ALL (v_paused));
     END IF;
-    IF EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task') THEN
+    IF v_look.lanes THEN
         SELECT n.tasks, n.queues INTO v_lane_tasks, v_lane_queues FROM leasehold.lanes(p_tasks, p_queues, v_paused) AS n;
     END IF;
-    v_lowered := (SELECT last_value + is_called::integer FROM leasehold.lowered);
     IF p_lowered = v_lowered THEN
-        FOR i IN 1 .. cardinality(p_floor_queues) LOOP
-            CONTINUE WHEN p_floor_queues[i] = ANY (v_paused);
-            -- Where a job of a higher priority has come in, the floor is too high.
-            CONTINUE WHEN EXISTS (
-                SELECT FROM leasehold.ready WHERE queue = p_floor_queues[i] AND rank < p_floor_ranks[i]
-            );
-            v_known := v_known || p_floor_queues[i];
-            v_ranks := v_ranks || p_floor_ranks[i];
-            v_runs := v_runs || p_floor_run_ats[i];
-            v_afters := v_afters || p_floor_seqs[i];
+        FOREACH v_at IN ARRAY v_look.floors LOOP
+            CONTINUE WHEN p_floor_queues[v_at] = ANY (v_paused);
+            v_known := v_known || p_floor_queues[v_at];
+            v_ranks := v_ranks || p_floor_ranks[v_at];
+            v_runs := v_runs || p_floor_run_ats[v_at];
+            v_afters := v_afters || p_floor_seqs[v_at];
         END LOOP;
     END IF;
 
     LOOP
-        v_queues := coalesce(
-            p_queues,
-            leasehold.waiting_queues(ARRAY(SELECT q COLLATE "C" FROM unnest(v_known) AS k(q) ORDER BY 1), v_paused)
-        );
+        v_queues := p_queues;
+        IF p_queues IS NULL THEN
+            v_queues := leasehold.waiting_queues(
+                ARRAY(SELECT q COLLATE "C" FROM unnest(v_known) AS k(q) ORDER BY 1), v_paused
+            );
+        END IF;
         IF v_theirs <> '{}' THEN
             v_queues := ARRAY(SELECT q FROM unnest(v_queues) AS n(q) WHERE q <> ALL (v_theirs));
         END IF;
         l_tasks := '{}';
         IF cardinality(v_queues) = 1 AND v_lane_tasks = '{}' THEN
             v_wanted := ARRAY[p_limit - cardinality(v_seqs)];
-        ELSIF v_lane_tasks <> '{}' THEN
-            -- As below, together with what is parked behind tasks.
+        ELSE
+            -- How many of each queue, and of what is parked behind each task: the first of all of them together, by
+            -- priority, time and insertion.
             v_several := true;
             SELECT array_agg(queue) FILTER (WHERE task IS NULL), array_agg(wanted) FILTER (WHERE task IS NULL),
                    coalesce(array_agg(task) FILTER (WHERE task IS NOT NULL), '{}'),
@@ -204,29 +230,14 @@ BEGIN
                     ORDER BY rank, run_at, seq LIMIT p_limit - cardinality(v_seqs)
                 ) AS first GROUP BY queue, task
             ) AS counted;
-        ELSE
-            -- How many of each: the first of all of them together, by priority, time and insertion.
-            v_several := true;
-            SELECT array_agg(queue), array_agg(wanted) INTO v_queues, v_wanted FROM (
-                SELECT queue, count(*)::integer AS wanted FROM (
-                    SELECT r.queue FROM unnest(v_queues) AS q(queue)
-                    LEFT JOIN unnest(v_known, v_ranks, v_runs, v_afters) AS f(queue, rank, run_at, after)
-                        ON f.queue = q.queue
-                    CROSS JOIN LATERAL (
-                        SELECT queue, rank, run_at, seq FROM leasehold.ready
-                        WHERE queue = q.queue AND (lock IS NULL OR lock <> ALL (v_busy)) AND (rank, run_at, seq)
-                            > (coalesce(f.rank, -2147483648), coalesce(f.run_at, 0), coalesce(f.after, 0))
-                        ORDER BY rank, run_at, seq LIMIT p_limit - cardinality(v_seqs)
-                    ) AS r
-                    ORDER BY r.rank, r.run_at, r.seq LIMIT p_limit - cardinality(v_seqs)
-                ) AS first GROUP BY queue
-            ) AS counted;
         END IF;
         c_places := '{}';
         l_places := '{}';
         c_seqs := '{}';
         c_locks := '{}';
-        SELECT v_known AS known, v_ranks AS ranks, v_runs AS runs, v_afters AS afters INTO v_before;
+        IF p_tasks IS NOT NULL THEN
+            SELECT v_known AS known, v_ranks AS ranks, v_runs AS runs, v_afters AS afters INTO v_before;
+        END IF;
         FOR i IN 1 .. coalesce(cardinality(v_queues), 0) LOOP
             v_queue := v_queues[i];
             v_at := coalesce(array_position(v_known, v_queue), cardinality(v_known) + 1);
@@ -250,11 +261,14 @@ BEGIN
                 v_afters[v_at] := v_after;
             END IF;
         END LOOP;
-        IF p_tasks IS NOT NULL AND EXISTS (
-            SELECT FROM unnest(c_seqs) AS c(seq)
-            CROSS JOIN LATERAL (SELECT task FROM leasehold.jobs WHERE seq = c.seq OFFSET 0) AS j
-            WHERE coalesce(j.task, '') <> ALL (p_tasks)
-        ) THEN
+        IF p_tasks IS NOT NULL THEN
+            v_unknown := EXISTS (
+                SELECT FROM unnest(c_seqs) AS c(seq)
+                CROSS JOIN LATERAL (SELECT task FROM leasehold.jobs WHERE seq = c.seq OFFSET 0) AS j
+                WHERE coalesce(j.task, '') <> ALL (p_tasks)
+            );
+        END IF;
+        IF v_unknown THEN
             SELECT * INTO v_passed FROM leasehold.pass_over(
                 p_owner, p_tasks, c_places, v_queues, v_before.known, v_before.ranks, v_before.runs, v_before.afters
             );
@@ -303,9 +317,7 @@ BEGIN
             WHERE (n.task, n.queue) NOT IN (SELECT * FROM unnest(l_tasks, l_queues));
             CONTINUE;
         END IF;
-        SELECT array_agg(DISTINCT lock) INTO v_asked FROM unnest(c_locks) AS c(lock)
-        WHERE lock IS NOT NULL AND lock <> ALL (v_keys);
-        IF v_asked IS NULL AND v_keys = '{}' THEN
+        IF array_remove(c_locks, NULL) = '{}' AND v_keys = '{}' THEN
             -- The common path: no lock keys.
             DELETE FROM leasehold.ready WHERE ctid = ANY (c_places);
             IF l_places <> '{}' THEN
@@ -313,6 +325,7 @@ BEGIN
             END IF;
             v_seqs := v_seqs || c_seqs;
         ELSE
+            v_asked := ARRAY(SELECT DISTINCT lock FROM unnest(c_locks) AS c(lock) WHERE lock <> ALL (v_keys));
             SELECT coalesce(array_agg(lock), '{}') INTO v_got FROM unnest(v_asked) AS a(lock)
             WHERE pg_try_advisory_xact_lock(leasehold.key_of(lock));
             v_busy := v_busy || (SELECT coalesce(array_agg(lock), '{}') FROM unnest(v_asked) AS a(lock)
@@ -364,10 +377,10 @@ BEGIN
                 p_owner, p_limit, p_queues, p_tasks, p_lease_us, p_default_us, p_claim_id, p_host, p_boot, p_namespace,
                 p_pid, p_started, NULL, NULL, NULL, NULL, NULL, NULL, NULL, p_trace, p_now
             ) LOOP
-                IF v_first.told IS NOT NULL AND v_ended IS NOT NULL THEN
-                    v_first.told := jsonb_set(
-                        v_first.told::jsonb, '{1}',
-                        v_ended || coalesce(nullif(v_first.told::jsonb->1, 'null'), '[]')
+                IF v_first.facts IS NOT NULL AND v_ended IS NOT NULL THEN
+                    v_first.facts := jsonb_set(
+                        v_first.facts::jsonb, '{1}',
+                        v_ended || coalesce(nullif(v_first.facts::jsonb->1, 'null'), '[]')
                     );
                 END IF;
                 RETURN NEXT v_first;
@@ -386,7 +399,7 @@ BEGIN
         -- The leases begin here, now that rows and keys are held. At the beginning of this call others may have held them.
         v_now := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     END IF;
-    v_first.told := json_build_array(v_now, v_ended, v_again, p_lowered IS NULL, v_next, v_floors);
+    v_first.facts := json_build_array(v_now, v_ended, v_again, p_lowered IS NULL, v_next, v_floors);
     RETURN NEXT v_first;
     IF v_seqs = '{}' THEN
         RETURN;

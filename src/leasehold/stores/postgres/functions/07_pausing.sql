@@ -21,7 +21,7 @@ END
 $lh$;
 
 -- The verb `resume`. A floor that a client keeps of the queue is as good as it was: what came to wait below it meanwhile
--- has said so (lower_floors).
+-- has lowered the floors (lower_floors).
 CREATE OR REPLACE FUNCTION leasehold.resume(p_queue text, p_by text, p_patience integer, p_now bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE

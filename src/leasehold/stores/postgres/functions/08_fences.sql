@@ -10,7 +10,7 @@
 -- This look locks nothing: the comparison that counts is the COMMIT's. It tells the loser early, and while there is
 -- somebody who can record it. All of it is one statement, since this is run in every transaction of an owner.
 CREATE OR REPLACE FUNCTION leasehold.fence(
-    p_store uuid, p_id text, p_epoch bigint, p_verb text, p_said json, p_savepoint boolean, p_piped boolean,
+    p_store uuid, p_id text, p_epoch bigint, p_verb text, p_request json, p_savepoint boolean, p_piped boolean,
     p_trace boolean, p_now bigint
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER AS $lh$
@@ -20,8 +20,8 @@ DECLARE
     v_sub boolean;
     v_refusal text;
 BEGIN
-    INSERT INTO leasehold.fences AS f (job_id, epoch, verb, said, now, trace)
-    SELECT p_id, p_epoch, p_verb, p_said, p_now, p_trace
+    INSERT INTO leasehold.fences AS f (job_id, epoch, verb, request, now, trace)
+    SELECT p_id, p_epoch, p_verb, p_request, p_now, p_trace
     FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
     WHERE j.id = p_id AND l.epoch = p_epoch AND p_store = (SELECT id FROM leasehold.store)
       AND NOT leasehold.has_settled(p_epoch)
@@ -30,7 +30,7 @@ BEGIN
     -- A row written in a savepoint has the savepoint's own transaction id.
     RETURNING f.ctid, f.xmin <> pg_current_xact_id()::xid INTO v_place, v_sub;
     IF v_place IS NULL THEN
-        v_refusal := leasehold.not_fenced(p_store, p_id, p_epoch, p_verb, p_said, p_savepoint, p_trace, p_now);
+        v_refusal := leasehold.not_fenced(p_store, p_id, p_epoch, p_verb, p_request, p_savepoint, p_trace, p_now);
         IF p_piped AND v_refusal IS NOT NULL THEN
             PERFORM leasehold.refuse(p_id, p_epoch, p_verb, v_refusal);
         END IF;
@@ -41,7 +41,7 @@ BEGIN
     IF v_sub AND NOT p_savepoint THEN
         RAISE EXCEPTION USING ERRCODE = 'LH006', MESSAGE = 'this is a savepoint';
     END IF;
-    IF p_said IS NOT NULL AND p_verb <> 'progress' THEN
+    IF p_request IS NOT NULL AND p_verb <> 'progress' THEN
         PERFORM set_config('leasehold_fence.settled', leasehold.settled_here() || leasehold.fence_of(p_epoch) || ' ', true);
     END IF;
     RETURN NULL;
@@ -87,7 +87,7 @@ $lh$;
 
 -- Why a transaction was not fenced; or fences it after all, once it is known who has the job.
 CREATE OR REPLACE FUNCTION leasehold.not_fenced(
-    p_store uuid, p_id text, p_epoch bigint, p_verb text, p_said json, p_savepoint boolean, p_trace boolean, p_now bigint
+    p_store uuid, p_id text, p_epoch bigint, p_verb text, p_request json, p_savepoint boolean, p_trace boolean, p_now bigint
 ) RETURNS text
 LANGUAGE plpgsql AS $lh$
 DECLARE
@@ -104,9 +104,9 @@ BEGIN
         -- Somebody is taking the job over at this moment, and has looked for fences already. Wait for the outcome.
         PERFORM pg_advisory_xact_lock_shared(leasehold.fence_of(p_epoch));
         IF v_latest THEN
-            RETURN leasehold.fence(p_store, p_id, p_epoch, p_verb, p_said, p_savepoint, false, p_trace, p_now);
+            RETURN leasehold.fence(p_store, p_id, p_epoch, p_verb, p_request, p_savepoint, false, p_trace, p_now);
         END IF;
-    -- Also if the same was said before, and heard: the caller's rows would be written again.
+    -- Even if the same settlement is recorded: the caller's rows would be written again.
     ELSIF v_latest OR v_seen >= p_epoch OR p_epoch > leasehold.last_epoch() OR v_seen IS NULL THEN
         RETURN leasehold.refusal(p_id, p_epoch, p_verb, leasehold.instant(p_now), false);
     END IF;
@@ -147,14 +147,14 @@ END
 $lh$;
 
 -- Whether an epoch has been settled with these very words.
-CREATE OR REPLACE FUNCTION leasehold.was_said(p_id text, p_epoch bigint, p_said text) RETURNS boolean
+CREATE OR REPLACE FUNCTION leasehold.has_settled(p_id text, p_epoch bigint, p_fingerprint text) RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER AS $lh$
 BEGIN
     RETURN EXISTS (
         SELECT FROM leasehold.jobs AS j
         LEFT JOIN leasehold.ownerships AS o ON o.seq = j.seq AND o.epoch = p_epoch
         WHERE j.id = p_id
-          AND p_said = CASE WHEN o.seq IS NOT NULL THEN o.settlement WHEN j.epoch = p_epoch THEN j.settlement END
+          AND p_fingerprint = CASE WHEN o.seq IS NOT NULL THEN o.settlement WHEN j.epoch = p_epoch THEN j.settlement END
     );
 END
 $lh$;
@@ -183,23 +183,23 @@ BEGIN
         -- this is a COMMIT in other words, the trigger fires again in the same statement, and compares.
         IF NEW.put_off_at IS DISTINCT FROM statement_timestamp() THEN
             SET CONSTRAINTS leasehold.at_commit DEFERRED;
-            INSERT INTO leasehold.fences AS f (job_id, epoch, verb, said, now, trace, put_off_at)
-            VALUES (NEW.job_id, NEW.epoch, NEW.verb, NEW.said, NEW.now, NEW.trace, statement_timestamp())
+            INSERT INTO leasehold.fences AS f (job_id, epoch, verb, request, now, trace, put_off_at)
+            VALUES (NEW.job_id, NEW.epoch, NEW.verb, NEW.request, NEW.now, NEW.trace, statement_timestamp())
             RETURNING f.ctid INTO v_place;
             DELETE FROM leasehold.fences WHERE ctid = v_place;
             RETURN NULL;
         END IF;
     END IF;
-    IF NEW.said IS NOT NULL AND NEW.verb <> 'progress' THEN
+    IF NEW.request IS NOT NULL AND NEW.verb <> 'progress' THEN
         SELECT leasehold.settle_one(
-            NEW.job_id, NEW.epoch, s.outcome, s.result, s.error, s.retry, s.delay, s.said, s.followed_by, true, NEW.trace,
+            NEW.job_id, NEW.epoch, s.outcome, s.result, s.error, s.retry, s.delay, s.fingerprint, s.followed_by, true, NEW.trace,
             leasehold.instant(NEW.now)
         ) INTO v_refusal
         FROM ROWS FROM (
-            json_to_record(NEW.said) AS (
-                outcome text, result text, error text, retry boolean, delay bigint, said text, "then" json
+            json_to_record(NEW.request) AS (
+                outcome text, result text, error text, retry boolean, delay bigint, fingerprint text, "then" json
             )
-        ) AS s(outcome, result, error, retry, delay, said, followed_by);
+        ) AS s(outcome, result, error, retry, delay, fingerprint, followed_by);
     ELSE
         -- FOR KEY SHARE waits for a takeover, which deletes the row, and makes it wait; a renewal does neither, at any
         -- isolation. (FOR SHARE let an owner's own renewal end its transaction under REPEATABLE READ: trap 14.)
@@ -207,7 +207,7 @@ BEGIN
         WHERE j.id = NEW.job_id AND l.epoch = NEW.epoch FOR KEY SHARE OF l;
         IF NOT FOUND THEN
             v_refusal := leasehold.refusal(NEW.job_id, NEW.epoch, NEW.verb, leasehold.instant(NEW.now), false);
-        ELSIF NEW.said IS NOT NULL THEN
+        ELSIF NEW.request IS NOT NULL THEN
             PERFORM leasehold.progress_in_commit(v_seq, NEW);
         END IF;
     END IF;
@@ -227,7 +227,7 @@ DECLARE
     v_now bigint := leasehold.instant(f.now);
     r record;
 BEGIN
-    SELECT * INTO r FROM json_to_record(f.said) AS s(fraction double precision, note text, checkpoint text);
+    SELECT * INTO r FROM json_to_record(f.request) AS s(fraction double precision, note text, checkpoint text);
     INSERT INTO leasehold.checkpoints AS c (seq, checkpoint, epoch, progress, note, moved_at)
     VALUES (p_seq, r.checkpoint, f.epoch, r.fraction, r.note, v_now)
     ON CONFLICT (seq) DO UPDATE SET

@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 from ...core import checks
 from ...core.redaction import shown_url
 from ...errors import InvalidArgument
-from .faults import ENCODE, without_secrets
+from .errors import ENCODE, without_secrets
 
 CONNECTIONS_LIMIT = 1_000
 _LIBPQ = ("application_name", "connect_timeout", "host", "hostaddr", "options", "passfile", "port", "sslmode", "user")
@@ -55,8 +55,8 @@ def split(url: str) -> tuple[str, Settings]:
             for found in difflib.get_close_matches(name, (*Settings.__annotations__, *_LIBPQ), 1)
         ]
         meant = f" Did you mean {near[0]!r}?" if near and near[0] not in names else ""
-        said = without_secrets(str(error).strip(), url)
-        raise InvalidArgument(f"{shown_url(url)} is not a URL that PostgreSQL understands: {said}.{meant}") from None
+        message = without_secrets(str(error).strip(), url)
+        raise InvalidArgument(f"{shown_url(url)} is not a URL that PostgreSQL understands: {message}.{meant}") from None
     if (timeout := settings.get("connect_timeout")) is not None:
         _whole(str(timeout), "connect_timeout", url, least=0, most=86_400)
     for port in str(settings.get("port") or "").split(","):

@@ -65,10 +65,10 @@ _ADVICE = (
 def explained(error: Any, where: str, schema: str, *, role: str | None = None) -> LeaseholdError:
     """Return the driver's *error* in leasehold's words; *error* has a `sqlstate`, or None for a lost connection."""
     code = sqlstate_of(error)
-    said = str(error).strip().partition("\n")[0]
+    message = str(error).strip().partition("\n")[0]
     if is_lost(error):
         return StoreUnavailable(
-            f"the connection to {where} was lost: {said}. What was asked may or may not have happened; "
+            f"the connection to {where} was lost: {message}. What was asked may or may not have happened; "
             "look before you repeat it.",
             outcome_unknown=True,
         )
@@ -80,7 +80,7 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
             )
         case "LH003":
             return StoreUnavailable(
-                f"{said}, after the year 2112. Set it right: epochs follow the clock and are never taken back. "
+                f"{message}, after the year 2112. Set it right: epochs follow the clock and are never taken back. "
                 f"{_NOTHING}"
             )
         case "LH004":
@@ -97,16 +97,16 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
             return Conflict(IN_SAVEPOINT)
         case "LH007":
             return Unsupported(
-                f"{said}: it would keep its lease locked until somebody commits it, over restarts too. Commit in one "
+                f"{message}: it would keep its lease locked until it is committed, over restarts too. Commit in one "
                 f"phase. {_NOTHING}"
             )
         case "3F000" | "42P01" | "42883":
             return StoreIncompatible(
-                f"schema {schema!r} of {where} is not there, or is not this leasehold's: {said}. `leasehold store "
+                f"schema {schema!r} of {where} is not there, or is not this leasehold's: {message}. `leasehold store "
                 f"migrate URL` makes it, or brings it up to date; or the store is in another schema. {_NOTHING}"
             )
         case "42501":
-            return missing_right(said, where, schema, role)
+            return missing_right(message, where, schema, role)
         case "25P02":
             return NotInTransaction(
                 "that connection's transaction has failed before, at an earlier statement, and the server takes "
@@ -114,40 +114,42 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
             )
         case "25006":
             return StoreUnavailable(
-                f"{where} is read-only, a standby perhaps: {said}. Name the primary, or, in the URL, all hosts that "
+                f"{where} is read-only, a standby perhaps: {message}. Name the primary, or, in the URL, all hosts that "
                 "may become it and target_session_attrs=read-write. Or default_transaction_read_only is on for the "
                 f"role, the database or the server. {_NOTHING}"
             )
         case "55P03":
             return StoreUnavailable(
-                "somebody else's open transaction has kept locked what this needs (a row, or the id or unique key of a "
-                f"new job): {said}. {_NOTHING} Try again once it has ended: pg_stat_activity shows who has one open, "
+                "another transaction holds a lock that this call needs (a row, or the id or unique key of a "
+                f"new job): {message}. {_NOTHING} Try again once it has ended: pg_stat_activity shows which are open, "
                 "and since when."
             )
         case "40P01" | "40001":
             return StoreUnavailable(
-                f"PostgreSQL gave up this transaction in favour of another: {said}. {_NOTHING} Try again."
+                f"PostgreSQL gave up this transaction in favour of another: {message}. {_NOTHING} Try again."
             )
         case "57014":
             return StoreUnavailable(
-                f"the statement was cancelled or timed out: {said}. {_NOTHING} If statement_timeout is set for the "
+                f"the statement was cancelled or timed out: {message}. {_NOTHING} If statement_timeout is set for the "
                 "role, give it more."
             )
         case "53100" | "53200" | "53300" | "53400":
-            return StoreUnavailable(f"{where} has run out of something: {said}. {_NOTHING} Try again when it has more.")
+            return StoreUnavailable(
+                f"{where} has run out of something: {message}. {_NOTHING} Try again when it has more."
+            )
         case "2200H":
-            return StoreUnavailable(f"no epoch is left below 2**53: {said}. {_NOTHING}")
+            return StoreUnavailable(f"no epoch is left below 2**53: {message}. {_NOTHING}")
     # The server has refused the statement, and with it the whole transaction.
-    return StoreUnavailable(f"{where} refused this with {code}: {said}. {_NOTHING}")
+    return StoreUnavailable(f"{where} refused this with {code}: {message}. {_NOTHING}")
 
 
 def cannot_connect(error: Exception, url: str) -> StoreUnavailable:
     """Return why no connection could be made, and what to do about it."""
-    said = " ".join(str(error).split()).removeprefix("connection failed: ").rstrip(".")
-    advice = [advice for words, advice in _ADVICE if re.search(words, said, re.IGNORECASE)][:1]
+    message = " ".join(str(error).split()).removeprefix("connection failed: ").rstrip(".")
+    advice = [advice for words, advice in _ADVICE if re.search(words, message, re.IGNORECASE)][:1]
     if any(_PLAIN.search(secret) for secret in secrets_of(url)):
         advice.append(ENCODE)
-    shown = without_secrets(_QUESTION.sub("", said), url)
+    shown = without_secrets(_QUESTION.sub("", message), url)
     if secrets_of(url):
         error.args = (shown,)  # it is shown too, as the cause of ours
     return StoreUnavailable(" ".join([f"cannot connect to {shown_url(url)}: {shown}.", *advice, _NOTHING]))
