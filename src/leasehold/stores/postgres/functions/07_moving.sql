@@ -30,7 +30,7 @@ BEGIN
             RAISE EXCEPTION USING ERRCODE = 'LH008', MESSAGE = 'the job has moved';
         EXCEPTION WHEN SQLSTATE 'LH008' THEN
             -- It has moved between these statements: a claim has taken it, its lease has ended, or it has become due. Look
-            -- again, without what was locked here: who holds the lease by now may be waiting for the row of the job.
+            -- again, without what was locked here: the owner of its lease may be waiting for the row of the job (trap 11b).
         END;
     END LOOP;
 END
@@ -374,8 +374,9 @@ CREATE OR REPLACE FUNCTION leasehold.forget_processes(p_limit integer) RETURNS v
 LANGUAGE plpgsql AS $lh$
 BEGIN
     -- One statement, and so one snapshot: a process that has just claimed its first job is seen with its lease, or not at
-    -- all. A process without a worker that is claiming its next job at this moment may lose its row; then that lease ends
-    -- by its deadline only. The leases are read once, and not once for each process: no index has their processes.
+    -- all (trap 20b). A process without a worker that is claiming its next job at this moment may lose its row; then that
+    -- lease ends by its deadline only. The leases are read once, and not once for each process: no index has their
+    -- processes.
     DELETE FROM leasehold.processes WHERE ctid = ANY (ARRAY(
         SELECT p.ctid FROM leasehold.processes AS p
         WHERE p.id <> ALL (ARRAY(SELECT DISTINCT l.process FROM leasehold.leases AS l WHERE l.process IS NOT NULL))
