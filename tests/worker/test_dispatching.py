@@ -104,6 +104,18 @@ def test_an_older_claim_goes_first_so_no_kind_starves(router: Router) -> None:
     assert stage.began == ["t1", "l1", "l2", "t2", "t3"]
 
 
+def test_an_executor_gets_the_next_run_of_its_kind_and_others_are_begun_elsewhere(router: Router) -> None:
+    """So that a thread goes on with the next job without a switch to another thread."""
+    stage = Stage(router, 1)
+    stage.claim("t1", "l1", "t2", at=1)
+
+    assert stage.dispatcher.replace(stage.runs["t1"]) is stage.runs["t2"]
+    assert stage.began == ["t1"], "the executor of t1 begins t2"
+    assert stage.dispatcher.replace(stage.runs["t2"]) is None
+    assert stage.began == ["t1", "l1"], "the loop was given l1"
+    assert stage.dispatcher.replace(stage.runs["l1"]) is None
+
+
 def test_a_run_that_was_handed_back_while_it_waited_is_passed_over(router: Router) -> None:
     stage = Stage(router, 1)
     stage.claim("t1", "t2", "t3", at=1)

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from .lease import Lease
 
 
-def activate(lease: Lease) -> None:
-    """Make *lease* the `current_lease()` of the calling context, for as long as that lasts."""
-    _current.set(lease)
+activate = _current.set  # makes a lease the `current_lease()` of the calling context, for as long as that lasts
 
 
 def grant_of(lease: Lease) -> Grant:
@@ -76,9 +74,13 @@ def has_joined(lease: Lease) -> bool:
     return bool(lease._joined)
 
 
-def refuse_open_transaction(lease: Lease) -> None:
-    """Raise `Conflict` if its owner has left such a transaction open."""
-    if lease._joined and lease._has_open_transaction():
+def leave_transactions(lease: Lease) -> None:
+    """Let go of the connections of such transactions; raise `Conflict` if one was left open."""
+    if not lease._joined:
+        return
+    is_open = lease._has_open_transaction()
+    lease._joined = ()
+    if is_open:
         raise Conflict(
             f"the handler of job {lease.job_id!r} returned while a transaction that it has joined with connection=… "
             "is still open: commit it, or roll it back, before the handler returns. What it wrote there will be "

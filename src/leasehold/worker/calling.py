@@ -81,12 +81,12 @@ def _call(task: Task[..., ..., Any], grant: Grant, lease: Lease, hooks: Hooks) -
                 value = task.function(lease, **arguments) if task.takes_lease else task.function(**arguments)
         else:
             value = task.function(lease, **arguments) if task.takes_lease else task.function(**arguments)
-        worker_side.refuse_open_transaction(lease)
+        worker_side.leave_transactions(lease)
         return End("null" if value is None else task.encode_result(value))
     except BaseException as error:
+        worker_side.forget_transactions(lease)
         return End(None, _own(error))
     finally:
-        worker_side.forget_transactions(lease)
         task.registry.flush_notes()
 
 
@@ -105,12 +105,12 @@ async def call_async(task: Task[..., ..., Any], grant: Grant, lease: Lease, hook
         else:
             value = await (task.function(lease, **arguments) if task.takes_lease else task.function(**arguments))
         if worker_side.has_joined(lease):  # only then the server may have to be asked
-            await asyncio.to_thread(worker_side.refuse_open_transaction, lease)
+            await asyncio.to_thread(worker_side.leave_transactions, lease)
         return End("null" if value is None else task.encode_result(value))
     except BaseException as error:
+        worker_side.forget_transactions(lease)
         return End(None, _own(error))
     finally:
-        worker_side.forget_transactions(lease)
         task.registry.flush_notes()
 
 

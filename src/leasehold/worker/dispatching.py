@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from ..tasks.task import Kind
 from .executor import Executor
 from .log import log
-from .run import Run
+from .run import WAITING, Run
 
 
 class Dispatcher:
@@ -37,9 +37,9 @@ class Dispatcher:
         begin: dict[Kind, list[Run]] = {}
         with self._lock:
             for run in runs:
-                kind = run.task.kind
-                if not run.waits:  # a keeper has handed it back meanwhile, and its slot would never be free again
+                if run.state is not WAITING:  # handed back meanwhile: its slot would never be free again
                     continue
+                kind = run.task.kind
                 if self._free:  # then none waits
                     self._free -= 1
                     run.has_slot = True
@@ -51,37 +51,40 @@ class Dispatcher:
 
     def free(self, run: Run) -> None:
         """Give the slot of *run*, if it has one, to the next that waits. *run* has ended, or will never begin."""
+        following = self.replace(run)
+        if following is not None:
+            self._start(following)
+
+    def replace(self, run: Run) -> Run | None:
+        """Do the same, and return the next run if it is of the same kind: its executor, which calls this, begins it."""
         with self._lock:
             if not run.has_slot:
-                return
+                return None
             run.has_slot = False
             following = self._next(run.task.kind)
             if following is None:
                 self._free += 1
-                return
+                return None
             following.has_slot = True
+        if following.task.kind is run.task.kind:
+            return following
+        self._start(following)
+        return None
+
+    def _start(self, run: Run) -> None:
         try:
-            self._executors[following.task.kind].start((following,))
+            self._executors[run.task.kind].start((run,))
         except Exception:  # its event loop is closed; the worker hands it back when it has not begun in time
-            log.exception("could not begin %r", following)
+            log.exception("could not begin %r", run)
 
     def _next(self, kind: Kind) -> Run | None:
-        """Take out the run that a slot of *kind* is for."""
-        chosen, first = None, self._first(kind)
-        for other, waiting in self._waiting.items():
-            if not waiting or other is kind:
-                continue
-            head = self._first(other)
-            if head is not None and (first is None or head.came_us < first.came_us):
-                chosen, first = other, head
-        if first is not None:
-            self._waiting[chosen or kind].popleft()
-        return first
-
-    def _first(self, kind: Kind) -> Run | None:
-        waiting = self._waiting[kind]
-        while waiting:
-            if waiting[0].waits:
-                return waiting[0]
-            waiting.popleft()  # it was handed back meanwhile
-        return None
+        """Take out the run that a slot of *kind* is for: of the oldest claim, and rather of that kind."""
+        heads: list[Run] = []
+        for waiting in self._waiting.values():
+            while waiting and waiting[0].state is not WAITING:
+                waiting.popleft()  # it was handed back meanwhile
+            heads += (waiting[0],) if waiting else ()
+        if not heads:
+            return None
+        first = heads[0] if len(heads) == 1 else min(heads, key=lambda run: (run.came_us, run.task.kind is not kind))
+        return self._waiting[first.task.kind].popleft()

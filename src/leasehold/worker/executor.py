@@ -7,7 +7,8 @@ An executor is made with two functions. For each run that it is given:
 2. It calls `began(run)` just before the handler, on any thread.
 3. It calls `ended(run, end)` once, whatever becomes of the handler, even if it was stopped or its process has died.
 
-`ended` may call `start` of any executor, so no lock may be held.
+`ended` returns the run that gets the slot, if one waits that this executor can run, to be begun in the same way. It may
+call `start` of other executors, so no lock may be held.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .calling import End
 from .run import Run
 
 Began = Callable[[Run], None]
-Ended = Callable[[Run, End], None]
+Ended = Callable[[Run, End], Run | None]
 
 
 class Executor(Protocol):

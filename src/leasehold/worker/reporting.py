@@ -71,12 +71,13 @@ class Reporter:
         if self._observers is not None:
             self._observers.put(event)
 
-    def _wants(self, event: type[events.Event]) -> bool:
+    def wants(self, event: type[events.Event]) -> bool:
+        """Return whether a listener or the log is interested in each *event*."""
         return log.isEnabledFor(logging.DEBUG) or (self._observers is not None and self._observers.want(event))
 
     def over(self, batch: list[Ending], refusals: list[Refusal | Exception | None]) -> None:
         """Tell of runs that are over."""
-        done, each = 0, self._wants(events.Settled)
+        done, each = 0, self.wants(events.Settled)
         for (run, settlement, error), refusal in zip(batch, refusals, strict=True):
             if refusal is None and settlement is not None and settlement.outcome is _COMPLETE and not each:
                 done += 1  # nearly all of them: counted together
@@ -115,14 +116,13 @@ class Reporter:
 
     def claimed(self, leases: Iterable[Lease]) -> None:
         """Tell of jobs that were claimed."""
-        if self._wants(events.Claimed):
+        if self.wants(events.Claimed):
             for lease in leases:
                 self.emit(events.Claimed(lease))
 
     def began(self, run: Run) -> None:
-        """Tell of a handler that begins."""
-        if self._wants(events.Started):
-            self.emit(events.Started(run.lease))
+        """Tell of a handler that begins; the caller asks before whether a listener or the log wants to know."""
+        self.emit(events.Started(run.lease))
 
     def took_over(self, run: Run) -> None:
         """Tell of a job that was taken from another owner."""

@@ -112,7 +112,11 @@ class Run:
                 return False
             if stop is not None:
                 self.stop = stop
-            runs._move(self, new)
+            self.state = new
+            runs._counts[expected] -= 1
+            runs._counts[new] += 1
+            if new is OVER:
+                del runs._runs[self.grant.epoch]
         return True
 
     @property
@@ -133,7 +137,7 @@ class Run:
     @property
     def needs_no_renewal(self) -> bool:
         """Whether it waits, and its lease lasts longer than it will wait."""
-        return self.may_go_back and self.grant.lease_us >= _LONG_US
+        return self.state is WAITING and not self.transferred and self.grant.lease_us >= _LONG_US
 
     @property
     def may_go_back(self) -> bool:
@@ -192,7 +196,11 @@ class Runs:
         """Let go of *runs*, whose settlement the store has confirmed or refused."""
         with self._lock:
             for run in runs:
-                self._move(run, LINGERING if run.state is OUTLIVED else OVER)
+                before, run.state = run.state, LINGERING if run.state is OUTLIVED else OVER
+                self._counts[before] -= 1
+                self._counts[run.state] += 1
+                if run.state is OVER:
+                    del self._runs[run.grant.epoch]
 
     def in_flight(self) -> list[Run]:
         """Return the runs whose leases the worker holds: the store has not confirmed their end."""
@@ -231,10 +239,3 @@ class Runs:
     def _count(self, first: State, last: State) -> int:
         with self._lock:  # else a run that goes from one of them to another might be missed
             return sum(self._counts[first : last + 1])
-
-    def _move(self, run: Run, new: State) -> None:
-        self._counts[run.state] -= 1
-        self._counts[new] += 1
-        run.state = new
-        if new is OVER:
-            self._runs.pop(run.grant.epoch, None)

@@ -22,6 +22,7 @@ from ..store import Refusal
 from ..tasks.task import Kind
 from .calling import End, failed, released, settlement
 from .dispatching import Dispatcher
+from .events import Started
 from .executor import Executor
 from .executors.loop import Loop
 from .executors.process.pool import Processes
@@ -55,6 +56,7 @@ class Runner:
         self._reporter = reporter
         self._changed = threading.Event()  # a run has ended, or `hurry` was called
         self._hurried = False
+        self._reports_starts = False  # looked up once for each claim, not for each run
 
     # From start to stop
 
@@ -162,6 +164,7 @@ class Runner:
         soonest = now + 1_000_000
         leases = [Lease(store, grant, reports) for grant in grants]
         self._reporter.claimed(leases)
+        self._reports_starts = self._reporter.wants(Started)
         for grant, lease in zip(grants, leases, strict=True):
             task = tasks.get(grant.spec.task or "")
             if task is None:
@@ -199,19 +202,22 @@ class Runner:
         run.began_us = self._steady.now()
         if run.transferred:
             run.moved(run.began_us)
-        self._reporter.began(run)
+        if self._reports_starts:
+            self._reporter.began(run)
 
-    def _ended(self, run: Run, end: End) -> None:
-        """Have the run settled as its handler's end says, or as the worker had decided before."""
+    def _ended(self, run: Run, end: End) -> Run | None:
+        """Have the run settled as its handler ended, or as was decided before; return the next run for its executor."""
         # Before the transition: it may take its time, since it calls the task's own delay function.
-        settlement = self._settlement(run, end) if run.is_undecided else None
+        settlement = self._settlement(run, end) if run.state <= STOPPING else None
         if run.transition(EXECUTING, SETTLING):
             self.settler.put(Ending(run, settlement, end.error))
-            if isinstance(end.error, Unguarded):
+            if end.error is not None and isinstance(end.error, Unguarded):
                 self._unable(Unsupported(str(end.error)))
         else:
             self._ended_late(run, end, settlement)
-        self._free(run)
+        following = self.dispatcher.replace(run)
+        self._notify()
+        return following
 
     def _ended_late(self, run: Run, end: End, settlement: Settlement | None) -> None:
         """Settle a run that was stopped: as its handler says if it has returned a value, else as was decided."""
@@ -232,10 +238,14 @@ class Runner:
             return failed(run.task, run.grant, error, text="the error of the handler cannot be recorded")
 
     def _free(self, run: Run) -> None:
-        """Give the slot of a run that has ended, or will never begin, to the next one."""
+        """Give the slot of a run that will never begin to the next one."""
         self.dispatcher.free(run)
+        self._notify()
+
+    def _notify(self) -> None:
+        """Let the claimer look for room, and at the end of the worker `wait_for_handlers` look again."""
         self._freed()
-        if not self._changed.is_set():
+        if self.closing:
             self._changed.set()
 
     def _stop_run(self, run: Run, verdict: Settlement | None, report: Callable[[], None] = lambda: None) -> None:

@@ -102,7 +102,9 @@ class Processes:
             supervisor.run = None
             supervisor.is_killed = False
             self._idle.insert(len(self._idle) if supervisor.has_process else 0, supervisor)
-        self._ended(run, end)
+        following = self._ended(run, end)
+        if following is not None:
+            self.start((following,))
 
     def despair(self, why: Unguarded | None = None) -> Unguarded | None:
         """Begin no process any more, since *why*; return why that is so, if it is."""
