@@ -279,6 +279,91 @@ def test_no_module_has_grown_too_long() -> None:
     assert {path for path, lines in lengths.items() if lines > LONGEST_MODULE} == LONGER_MODULES.keys()
 
 
+# Privacy
+
+
+def is_private(name: str) -> bool:
+    """Whether a name begins with one underscore."""
+    return name.startswith("_") and not name.endswith("__")
+
+
+def folder_of(path: Path) -> str:
+    """What shares private names: a folder, and each module beside the folders for itself."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) == 1 else "/".join(parts[:-1])
+
+
+def private_names(kind: ast.ClassDef) -> set[str]:
+    """What a class defines for itself: methods, attributes of `self`, annotations and slots."""
+    names = set[str]()
+    for node in ast.walk(kind):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Assign(targets=[ast.Name(id="__slots__")], value=ast.Tuple(elts=slots)):
+                names |= {str(ast.literal_eval(slot)) for slot in slots}
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                names.add(name)
+    return set(filter(is_private, names))
+
+
+def private_reads(sources: dict[Path, ast.Module]) -> list[str]:
+    """Every `thing._name` whose class is in another folder, and every import of a private name from one."""
+    classes = [
+        (folder_of(path), node.name, private_names(node))
+        for path, tree in sources.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    found = []
+    for path, tree in sources.items():
+        here = folder_of(path)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level > (path.name != "__init__.py"):
+                found += [f"{shown(path)}: import {alias.name}" for alias in node.names if is_private(alias.name)]
+            if not isinstance(node, ast.Attribute) or not is_private(node.attr):
+                continue
+            owner = ast.unparse(node.value)
+            if owner in ("self", "cls", "super()"):
+                continue
+            homes = {(folder, name) for folder, name, names in classes if node.attr in names}
+            # Two folders may have the same name, such as `_store`: then a variable called `lease` holds a Lease.
+            called = owner.rpartition(".")[2].strip("_").replace("_", "")
+            meant = {(folder, name) for folder, name in homes if name.lower() == called}
+            if homes and here not in {folder for folder, _ in meant or homes}:
+                found.append(f"{shown(path)}: {ast.unparse(node)}")
+    return found
+
+
+def test_no_private_attribute_is_read_outside_of_the_folder_that_defines_it() -> None:
+    """A class gives others a method, or a function at its folder's door, so that its state can change by itself."""
+    assert private_reads({path: parsed(path) for path in MODULES}) == []
+
+
+@pytest.mark.parametrize(
+    ("reader", "found"),
+    [
+        ("def f(lease): return lease._grant", ["worker/run.py: lease._grant"]),
+        ("def f(run): return run.lease._store", ["worker/run.py: run.lease._store"]),
+        ("def f(other): return other._store", []),  # which a class here has too
+        ("from ..lease.lease import _current", ["worker/run.py: import _current"]),
+        ("from .log import _write", []),
+        ("def f(self): return self._grant, super()._grant", []),
+        ("def f(thing): return thing._fields", []),  # which no class here defines
+    ],
+)
+def test_a_private_read_is_found(reader: str, found: list[str]) -> None:
+    """Across folders, and by the name of a variable where two folders have the same private name."""
+    sources = {
+        "lease/lease.py": "class Lease:\n    __slots__ = ('_grant',)\n    def __init__(self): self._store = 1",
+        "worker/worker.py": "class Worker:\n    def __init__(self): self._store = 1",
+        "worker/run.py": reader,
+    }
+    assert private_reads({PACKAGE / path: ast.parse(source) for path, source in sources.items()}) == found
+
+
 # The standard library alone
 
 

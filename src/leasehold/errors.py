@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 finders: list[Callable[[BaseException], StaleEpoch | None]] = []
 # And how to recognise that a driver has lost its connection, so that the outcome of a COMMIT is not known.
 connection_was_lost: list[Callable[[BaseException], bool]] = []
+# What `lease/` adds to it: whether a refusal is one of that lease, and the refusal of a lease that is not current. The
+# second takes whether the connection was lost.
+is_of_lease: list[Callable[[Lease, StaleEpoch], bool]] = []
+refusal_of_lease: list[Callable[[Lease, bool], StaleEpoch | None]] = []
 
 _JOB = "job:"  # how the resource of a store's refusal begins
 _OPERATORS = frozenset({"transfer", "cancel", "replay", "requeue", "finish", "resolve"})  # verbs of no owner
@@ -170,7 +174,7 @@ class StaleEpoch(LeaseholdError):
             seen.add(id(one))
             found = (finder(one) for finder in finders)
             refusal = one if isinstance(one, StaleEpoch) else next(filter(None, found), None)
-            if refusal is not None and (lease is None or lease._is_refused_by(refusal)):
+            if refusal is not None and (lease is None or any(is_of(lease, refusal) for is_of in is_of_lease)):
                 return refusal
             lost = lost or any(look(one) for look in connection_was_lost)
             pending += [one.__context__, one.__cause__]
@@ -178,7 +182,8 @@ class StaleEpoch(LeaseholdError):
                 pending += one.exceptions
             inner = getattr(one, "orig", None)
             pending.append(inner if isinstance(inner, BaseException) else None)
-        return None if lease is None else lease._refusal(lost=lost)
+        asked = (ask(lease, lost) for ask in refusal_of_lease) if lease is not None else ()
+        return next(filter(None, asked), None)
 
 
 class Settled(StaleEpoch):

@@ -31,7 +31,7 @@ _known: list[Process | None] = []  # this process, once it was asked for; a fork
 def this_process() -> Process | None:
     """Return the name of this process, or None where the system does not tell enough (no /proc)."""
     if not _known:
-        _known.append(_identify(os.getpid()))
+        _known.append(identify(os.getpid()))
     return _known[0]
 
 
@@ -55,7 +55,8 @@ def is_gone(process: Process) -> bool:
     return started != process.started or (status in "ZX" and _threads(process.pid) <= 1)
 
 
-def _identify(pid: int) -> Process | None:
+def identify(pid: int) -> Process | None:
+    """Return what tells the process with that id from every other; None if it is gone, or /proc cannot be read."""
     state = _stat(pid)
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:

@@ -13,7 +13,7 @@ import pytest
 from tests.patience import PATIENCE_SECONDS
 
 from leasehold.core.ownership import Process
-from leasehold.liveness import _identify, _stat, is_gone, this_process
+from leasehold.liveness import _stat, identify, is_gone, this_process
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="this system has no /proc")
 
@@ -28,7 +28,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 def named(child: subprocess.Popen[bytes]) -> Process:
     """The name of a process that runs here."""
-    name = _identify(child.pid)
+    name = identify(child.pid)
     assert name is not None
     return name
 
@@ -136,7 +136,7 @@ def test_of_elsewhere_nothing_is_certain(child: subprocess.Popen[bytes], elsewhe
 
 def test_a_process_that_never_was_has_no_name() -> None:
     """Nothing is made up."""
-    assert _identify(2**22 + 1) is None
+    assert identify(2**22 + 1) is None
 
 
 def test_a_forked_child_has_a_name_of_its_own() -> None:

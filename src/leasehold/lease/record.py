@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.job import Grant
 from ..core.ownership import Reason
-from ..errors import StaleEpoch
+from ..errors import StaleEpoch, is_of_lease, refusal_of_lease
 from ..store import Store
 from ..transaction import Joined
 
@@ -31,7 +31,7 @@ class Recorded:
         job_id, epoch = self._grant.spec.id, self._grant.epoch
         return any(held.ended in _BY_ITS_OWNER for held in self._store.ownerships(job_id) if held.epoch == epoch)
 
-    def _refusal(self, *, lost: bool) -> StaleEpoch | None:
+    def _refusal(self, lost: bool) -> StaleEpoch | None:
         """
         Return the refusal if this lease is not current, for `StaleEpoch.find`.
 
@@ -73,3 +73,7 @@ class Recorded:
         # counts; and all of them, where a driver has not noticed yet.
         lost = [one for one in joined if one.is_lost()] or joined
         return verbs is not None and bool(lost) and all(verbs.is_rolled_back(one.number) for one in lost)
+
+
+is_of_lease.append(Recorded._is_refused_by)
+refusal_of_lease.append(Recorded._refusal)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from ..core.clock import Clock
-from ..lease import Lease
+from ..lease import Lease, worker_side
 from ..router import Router
 from ..tasks.task import AnyTask
 
@@ -61,6 +61,10 @@ def take_over(lease: Lease, *, owner: str = "successor") -> Lease:
     The lease itself is not changed: as for a paused owner, its next write raises `StaleEpoch`. The reason is `manual`.
     """
     grant = lease.store.transfer(
-        lease.job_id, lease.epoch, to=owner, by="leasehold.testing", default_lease_us=lease._grant.lease_us
+        lease.job_id,
+        lease.epoch,
+        to=owner,
+        by="leasehold.testing",
+        default_lease_us=worker_side.grant_of(lease).lease_us,
     )
     return Lease(lease.store, grant)

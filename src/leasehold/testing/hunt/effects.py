@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import LeaseholdError, Settled, StaleEpoch, StaleSnapshot
-from ...lease import Lease
+from ...lease import Lease, worker_side
 from .judge import Accepted, Counted, EffectRow, Ended, Finding, Refused, Report, Token
 from .tables import LOST, Tables
 
@@ -26,7 +26,7 @@ def another(lease: Lease) -> Lease:
 
     A lease refuses to write beside a transaction that another thread has it in. Here the two shall meet at the store.
     """
-    return Lease(lease.store, lease._grant)
+    return Lease(lease.store, worker_side.grant_of(lease))
 
 
 class _Undone(Exception):

@@ -17,7 +17,7 @@ from ...core import checks
 from ...core.job import Effect, Grant, Job, NewJob, Outcome, Settlement, new_job
 from ...core.ownership import Event, Ownership, Process
 from ...errors import StaleEpoch
-from ...liveness import _identify
+from ...liveness import identify
 from ...store import Refusal, Store
 from ..clock import ManualClock
 
@@ -307,7 +307,7 @@ def a_process() -> Iterator[Mortal]:
     """Start a process that does nothing until it is ended; skip where the system does not name processes."""
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
         try:
-            name = _identify(child.pid)
+            name = identify(child.pid)
             if name is None:
                 pytest.skip("this system does not tell enough about a process to prove its death")
             yield Mortal(child, name)
