@@ -139,6 +139,9 @@ def test_a_deletion_keeps_the_pointer(guard: ObjectGuard, store: MemoryStore) ->
         b'{"epoch":1,"counter":1,"owner":"a","store":"s","data":7,"nonces":["a"]}',
         b'{"epoch":1,"counter":1,"owner":"a","store":"s","data":null,"nonces":[]}',
         b'{"epoch":1,"counter":1,"owner":"a","store":"s","data":null}',
+        b'{"epoch":1,"counter":1,"owner":"a","store":"s","data":"others/secret","nonces":["a"]}',
+        b'{"epoch":1,"counter":1,"owner":"a","store":"s","data":".leasehold/k/0000000000000002-1-a","nonces":["a"]}',
+        b'{"epoch":1,"counter":1,"owner":"a","store":"s","data":".leasehold/l/0000000000000001-1-a","nonces":["a"]}',
         b" " * 1_000_000,
     ],
     ids=lambda foreign: repr(foreign[:70]),
@@ -146,7 +149,7 @@ def test_a_deletion_keeps_the_pointer(guard: ObjectGuard, store: MemoryStore) ->
 def test_an_object_that_is_not_a_pointer_is_never_replaced(
     guard: ObjectGuard, store: MemoryStore, foreign: bytes
 ) -> None:
-    """A file that was there before the guard, or that a plain client has put over the pointer."""
+    """A file that was there before the guard, a pointer that was copied from another key, or a forged one."""
     obstore.put(store, "k", foreign)
     calls: list[Callable[[], object]] = [
         lambda: guard.write("k", b"1", **NEW),

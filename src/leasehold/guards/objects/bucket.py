@@ -107,7 +107,7 @@ class Bucket:
             raise unreadable(resource, brief(error)) from error
         if meta["size"] > LIMIT:
             raise unreadable(resource, f"the object at the key has {meta['size']} bytes, and is not a pointer")
-        return Found(Pointer.decode(content, resource), _version(meta))
+        return Found(Pointer.decode(content, key, resource), _version(meta))
 
     def replace(self, key: str, content: bytes, seen: Version | None) -> Version:
         """

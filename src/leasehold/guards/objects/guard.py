@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import secrets
 import threading
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 
 KEY_LIMIT = 900  # bytes of UTF-8: S3 has 1024 for a path, and that of the data is longer than the key
 CONFLICTS = 64  # other changes that an attempt may meet; each of them is progress of another writer
-LOST_REPLIES = 4
+REPEATS = 5  # of a request whose reply was lost, or that was refused although nothing has changed
 _READS = 8  # of a pointer whose data is collected before it can be read
 _KNOWN = 1024  # keys whose pointer is remembered
-_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 1.0
+_PAUSE_SECONDS = 0.02  # before the first repeat; twice as long before each one after it
 
 Data: TypeAlias = "Piece | PathLike[str] | IO[bytes] | Iterable[Piece]"
 
@@ -46,8 +45,8 @@ class ObjectGuard(Guard):
     the object store itself, which compares the state of a small pointer at the key. The data is in objects of its own,
     below `.leasehold/`, so a plain client that reads the key finds the pointer: read through `read` or `peek`.
 
-    A store that ignores conditions protects nothing: `prove` finds that. Neither can a guard stop a client that writes
-    past it; a bucket policy can (docs/how-to/guard-objects.md).
+    A store that ignores conditions protects nothing: `prove` finds that. A guard cannot stop a client that writes past
+    it; a bucket policy can (docs/how-to/guard-objects.md).
 
     What a write has replaced is removed *grace_seconds* later, by a later write of this guard, so that readers can end.
     `collect` removes what other processes have left.
@@ -213,8 +212,8 @@ class ObjectGuard(Guard):
         """
         nonce = nonce or secrets.token_hex(8)
         pending: int | None = None  # the counter of an attempt that may have taken effect, or may yet
-        lost = 0
-        for conflicts in itertools.count():
+        conflicts = repeats = 0
+        while conflicts <= CONFLICTS and repeats <= REPEATS:
             before = None if found is None else found.pointer
             mark = self._admit(key, None if before is None else before.mark, writer, verb)
             after = follow(before, mark, data(before), nonce)
@@ -226,7 +225,6 @@ class ObjectGuard(Guard):
                 failure: Exception = error
             except Unknown as error:
                 failure, pending = error, after.mark.counter
-                lost += 1
             except GuardUnavailable as error:
                 if pending is None:
                     raise
@@ -236,10 +234,9 @@ class ObjectGuard(Guard):
             now = self._read_back(key, writer, verb, pending)
             if now is not None and now.pointer.shows(nonce, after.mark.counter):
                 return self._made(key, before, now)
-            if _version_of(now) == _version_of(found):
-                if conflicts >= CONFLICTS or lost >= LOST_REPLIES:
-                    break
-                self._rest(conflicts)  # a lost reply, or 409: another write is under way
+            if before == (None if now is None else now.pointer):
+                self._rest(repeats)  # a lost reply, or 409: another write is under way
+                repeats, found = repeats + 1, now
                 continue
             if pending is not None and (now is None or now.pointer.shows(nonce, pending) is None):
                 raise self._doubt(key, writer, verb, failure) from failure
@@ -249,14 +246,12 @@ class ObjectGuard(Guard):
                     f"{self.resource(key)}: its pointer was deleted past the guard, and its mark with it. Nothing was "
                     "written. Seal the key again once you know that no older owner is at work."
                 ) from failure
-            pending, found = None, now
-            if conflicts >= CONFLICTS:
-                break
+            conflicts, pending, found = conflicts + 1, None, now
         if pending is not None:
             raise self._doubt(key, writer, verb, failure) from failure
         raise GuardUnavailable(
-            f"{self.resource(key)}: {verb} with epoch {writer.epoch} met {conflicts} other changes, and nothing was "
-            f"written: {failure}. Write to a key from fewer threads at once, or try again."
+            f"{self.resource(key)}: {verb} with epoch {writer.epoch} met {conflicts} other changes and was refused "
+            f"{repeats} times without one ({failure}). Nothing was written: try again, from fewer threads at once."
         ) from failure
 
     def _start(self, key: str, writer: Writer, verb: str) -> tuple[Found | None, Mark]:
@@ -290,9 +285,8 @@ class ObjectGuard(Guard):
             self._replaced.add(before.data)
         return after
 
-    def _rest(self, conflicts: int) -> None:
-        most = min(_PAUSE_SECONDS * 2 ** min(conflicts, 10), _LONGEST_PAUSE_SECONDS)
-        self._pause.wait(most * random.uniform(0.5, 1))
+    def _rest(self, repeats: int) -> None:
+        self._pause.wait(_PAUSE_SECONDS * 2**repeats * random.uniform(0.5, 1))
 
     # Pointers and data
 
@@ -338,10 +332,6 @@ class ObjectGuard(Guard):
 def _same_data(before: Pointer | None) -> str | None:
     """Return what a seal leaves in place."""
     return None if before is None else before.data
-
-
-def _version_of(found: Found | None) -> Any:
-    return None if found is None else found.version
 
 
 @contextmanager

@@ -34,12 +34,16 @@ class Pointer(NamedTuple):
         return json.dumps(facts, ensure_ascii=False, separators=(",", ":")).encode()
 
     @classmethod
-    def decode(cls, content: bytes, resource: str) -> Pointer:
-        """Return the pointer of stored *content*. Raises `GuardUnavailable` if it is not one."""
+    def decode(cls, content: bytes, key: str, resource: str) -> Pointer:
+        """
+        Return the pointer of stored *content*. Raises `GuardUnavailable` if it is not one of *key*.
+
+        The path that it names is removed once it is replaced, so it must be a path of the key's own data.
+        """
         mark = Mark.decode(content, resource)
         facts: dict[str, Any] = json.loads(content)
         data, nonces = facts.get("data"), facts.get("nonces")
-        if (data is None or isinstance(data, str)) and isinstance(nonces, list) and 0 < len(nonces) <= NONCES:
+        if (data is None or _is_own(data, key, mark)) and isinstance(nonces, list) and 0 < len(nonces) <= NONCES:
             return cls(mark, data, tuple(map(str, nonces)))
         raise unreadable(resource, f"its fields are {facts!r}")
 
@@ -75,3 +79,8 @@ def epoch_of(path: str, key: str) -> int | None:
     folder, _, name = path.rpartition("/")
     found = _NAME.fullmatch(name) if folder == data_folder(key) else None
     return None if found is None else int(found[1])
+
+
+def _is_own(data: object, key: str, mark: Mark) -> bool:
+    epoch = epoch_of(data, key) if isinstance(data, str) else None
+    return epoch is not None and epoch <= mark.epoch
