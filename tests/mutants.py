@@ -729,8 +729,8 @@ def _python(folder: str, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def main(args: list[str] | None = None) -> int:
-    """Try the mutants that were asked for, print the table, and return the exit code."""
+def main(args: list[str] | None = None, table: tuple[Mutant, ...] = MUTANTS) -> int:
+    """Try those mutants of *table* that were asked for, print the verdicts, and return the exit code."""
     parser = argparse.ArgumentParser(
         description="Apply known wrong edits to a copy of leasehold, and see that the named tests fail.",
         epilog="Exit code 1 if a mutant survives, if its tests hang, or if an edit no longer applies.",
@@ -738,9 +738,9 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print the names and what is wrong with each, and exit")
     parser.add_argument("--only", action="append", metavar="NAME", help="try this mutant; may be repeated")
     asked = parser.parse_args(args)
-    known = {mutant.name: mutant for mutant in MUTANTS}
+    known = {mutant.name: mutant for mutant in table}
     if asked.list:
-        for mutant in MUTANTS:
+        for mutant in table:
             print(f"{mutant.name:22}  {mutant.wrong}")
         return 0
     if unknown := [name for name in asked.only or () if name not in known]:

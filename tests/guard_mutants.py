@@ -1,0 +1,331 @@
+"""
+Mutants of the guards: edits that break a clause of `leasehold.guard`, each with the tests that must notice.
+
+    python tests/guard_mutants.py                 every mutant, and a table of verdicts
+    python tests/guard_mutants.py --only NAME     this one; may be repeated
+    python tests/guard_mutants.py --list          the names, and what is wrong with each
+
+`tests/mutants.py` says how they are tried. A name begins with the kind of the guard and the clause.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.mutants import Edit, Mutant, main
+
+# Objects
+
+_O = "guards/objects/"
+_S3 = "tests/guards/test_objects.py::"
+_S3_BATTERY = _S3 + "TestSeaweedFS::"
+_IN_MEMORY = "tests/guards/test_objects_in_memory.py::"
+_MEMORY_BATTERY = _IN_MEMORY + "TestMemoryStore::"
+_ADMIT = "            mark = self._admit(key, None if before is None else before.mark, writer, verb)\n"
+
+OBJECTS = (
+    Mutant(
+        "object-g1-sibling",
+        "A write that meets another one under the same epoch is not tried again.",
+        (
+            Edit(
+                _O + "guard.py",
+                "                failure: Exception = error\n",
+                "                raise GuardUnavailable(str(error)) from error\n",
+            ),
+        ),
+        (_MEMORY_BATTERY + "test_g1_writes_of_one_epoch_from_two_threads_both_succeed",),
+    ),
+    Mutant(
+        "object-g1-owner",
+        "A refusal is made by a pointer of a while ago, and names an owner of a while ago.",
+        (Edit(_O + "guard.py", "            with suppress(StaleEpoch):  # by", "            if True:  # by"),),
+        (_IN_MEMORY + "test_a_refusal_names_the_present_owner_and_not_the_one_that_was_known",),
+    ),
+    Mutant(
+        "object-g2-replace",
+        "A pointer is replaced whatever it has become.",
+        (
+            Edit(
+                _O + "bucket.py", '"create" if seen is None else {**seen}', '"create" if seen is None else "overwrite"'
+            ),
+        ),
+        (
+            _MEMORY_BATTERY + "test_g2_no_old_value_lands_on_top",
+            _MEMORY_BATTERY + "test_g2_after_a_seal_nothing_changes",
+        ),
+    ),
+    Mutant(
+        "object-g2-create",
+        "The first pointer of a key is put over one that another owner has made meanwhile.",
+        (
+            Edit(
+                _O + "bucket.py", '"create" if seen is None else {**seen}', '"overwrite" if seen is None else {**seen}'
+            ),
+        ),
+        (_MEMORY_BATTERY + "test_g2_no_old_value_lands_on_top",),
+    ),
+    Mutant(
+        "object-g2-again",
+        "A write that meets another change is repeated without comparing the epoch.",
+        (
+            Edit(
+                _O + "guard.py",
+                _ADMIT,
+                "            last = 0 if before is None else before.mark.counter\n"
+                "            mark = Mark(writer.epoch, last + 1, writer.owner, writer.store)\n",
+            ),
+        ),
+        (_MEMORY_BATTERY + "test_g2_no_old_value_lands_on_top",),
+    ),
+    Mutant(
+        "object-g2-order",
+        "The pointer is replaced before the data that it names is there.",
+        (
+            Edit(
+                _O + "guard.py",
+                '            self._bucket.upload(path, content)\n            self.at("uploaded")\n',
+                '            self.at("uploaded")\n',
+            ),
+            Edit(
+                _O + "guard.py",
+                '            self.at("replaced")\n',
+                '            self.at("replaced")\n            self._bucket.upload(path, content)\n',
+            ),
+        ),
+        (_S3_BATTERY + "test_g2_a_write_that_is_killed_leaves_the_old_or_the_new_value",),
+    ),
+    Mutant(
+        "object-g3-read",
+        "A read does not seal.",
+        (
+            Edit(
+                _O + "guard.py",
+                '                found = self._change(key, writer, "read", _same_data, found)\n',
+                "                pass\n",
+            ),
+        ),
+        (_MEMORY_BATTERY + "test_g3_read_seals_and_then_reads",),
+    ),
+    Mutant(
+        "object-g3-check",
+        "A read does not check that the lease is current.",
+        (Edit(_O + "guard.py", "            self._check_current(presented)\n", ""),),
+        (_MEMORY_BATTERY + "test_g3_read_checks_that_the_lease_is_current",),
+    ),
+    Mutant(
+        "object-g3-peek",
+        "A reader without a lease disturbs the mark.",
+        (
+            Edit(
+                _O + "guard.py",
+                "        key = self.canonical(key)\n        return self._data(key, self._fetch(key))\n",
+                "        key = self.canonical(key)\n        self._change(key, Writer(1, '', ''), 'seal', _same_data, None)\n        return self._data(key, self._fetch(key))\n",
+            ),
+        ),
+        (_MEMORY_BATTERY + "test_g3_peek_needs_no_lease_and_never_seals",),
+    ),
+    Mutant(
+        "object-g4-delete",
+        "A deletion removes the pointer, and the mark with it.",
+        (
+            Edit(
+                _O + "guard.py",
+                'lambda _: None, self._start(key, writer, "delete")[0])\n',
+                'lambda _: None, self._start(key, writer, "delete")[0])\n            self._bucket.remove([key])\n',
+            ),
+        ),
+        (_MEMORY_BATTERY + "test_g4_the_mark_survives_the_deletion_of_the_data",),
+    ),
+    Mutant(
+        "object-g4-equal",
+        "A pointer stays as it is under the same epoch, and so does its ETag.",
+        (
+            Edit(
+                _O + "guard.py",
+                "            after = follow(before, mark, data(before), nonce)\n",
+                "            after = follow(before, mark, data(before), nonce)\n"
+                "            if before is not None and before.mark.epoch == mark.epoch:\n"
+                "                after = Pointer(before.mark, data(before), before.nonces)\n",
+            ),
+        ),
+        (_MEMORY_BATTERY + "test_g4_every_write_and_every_seal_changes_the_mark",),
+    ),
+    Mutant(
+        "object-g5-foreign",
+        "An object that is not a pointer is taken for an old one, and replaced.",
+        (
+            Edit(
+                _O + "bucket.py",
+                "        return Found(Pointer.decode(content, key, resource), _version(meta))\n",
+                "        try:\n            return Found(Pointer.decode(content, key, resource), _version(meta))\n"
+                "        except GuardUnavailable:\n            from ...core.marks import Mark\n\n"
+                "            return Found(Pointer(Mark(1, 1, '', ''), None, ()), _version(meta))\n",
+            ),
+        ),
+        (_MEMORY_BATTERY + "test_g5_an_unreadable_mark_refuses_every_write",),
+    ),
+    Mutant(
+        "object-g5-path",
+        "A pointer may name any path, which is then read, and removed.",
+        (Edit(_O + "pointer.py", "    return epoch is not None and epoch <= mark.epoch\n", "    return True\n"),),
+        (_IN_MEMORY + "test_an_object_that_is_not_a_pointer_is_never_replaced",),
+    ),
+    Mutant(
+        "object-g5-vanished",
+        "A pointer that was deleted past the guard is made anew by a writer that knew it.",
+        (
+            Edit(
+                _O + "guard.py",
+                "            if now is None:\n                self._forget(key)\n",
+                "            if now is None and conflicts < 0:\n                self._forget(key)\n",
+            ),
+        ),
+        (_IN_MEMORY + "test_a_pointer_that_was_deleted_past_the_guard_is_noticed_by_who_knew_it",),
+    ),
+    Mutant(
+        "object-g6-nothing",
+        "The proof shows nothing.",
+        (Edit(_O + "proof.py", "        canary.prove()\n", "        pass\n"),),
+        (_S3_BATTERY + "test_g6_prove_fails_on_a_resource_that_ignores_the_condition",),
+    ),
+    Mutant(
+        "object-g6-stale",
+        "The proof does not try a condition that has passed.",
+        (
+            Edit(
+                _O + "proof.py",
+                "        if self._replaces(third, created) is not None:\n",
+                "        if third is None:\n",
+            ),
+        ),
+        (_S3 + "test_each_part_of_the_proof_bites",),
+    ),
+    Mutant(
+        "object-g6-at-once",
+        "The proof does not send two changes at once.",
+        (Edit(_O + "proof.py", "        if self._at_once(sealed) != 1:\n", "        if sealed is None:\n"),),
+        (_S3 + "test_each_part_of_the_proof_bites",),
+    ),
+    Mutant(
+        "object-g8-nonce",
+        "A write whose reply was lost is not looked for, and is made again.",
+        (
+            Edit(
+                _O + "guard.py",
+                "            if now is not None and now.pointer.shows(nonce, after.mark.counter):\n",
+                "            if nonce == '':\n",
+            ),
+        ),
+        (_S3_BATTERY + "test_g8_a_write_whose_reply_was_lost_is_recognised",),
+    ),
+    Mutant(
+        "object-g8-doubt",
+        "A write that cannot be found among the last changes is taken for one that did not happen.",
+        (
+            Edit(
+                _O + "pointer.py",
+                "        return False if 0 <= self.mark.counter - counter < len(self.nonces) else None\n",
+                "        return False\n",
+            ),
+        ),
+        (_S3 + "test_a_lost_reply_is_recognised_by_the_last_sixteen_changes",),
+    ),
+    Mutant(
+        "object-g8-client",
+        "The client repeats a conditional request by itself, and reports its own write as a refusal.",
+        (Edit(_O + "bucket.py", '"max_retries": 0}', '"max_retries": 3}'),),
+        (_S3 + "test_a_lost_reply_is_recognised_by_the_last_sixteen_changes",),
+    ),
+    Mutant(
+        "object-g8-condition",
+        "A request whose reply was lost is sent again without its condition.",
+        (
+            Edit(
+                _O + "guard.py",
+                "                repeats, found = repeats + 1, now\n",
+                "                repeats, found = repeats + 1, now\n                self._bucket.upload(key, after.encode())\n",
+            ),
+        ),
+        (_S3 + "test_a_change_takes_effect_once_whatever_is_lost",),
+    ),
+    Mutant(
+        "object-g8-unreadable",
+        "A write whose reply was lost is called unavailable if the pointer cannot be read back.",
+        (
+            Edit(
+                _O + "guard.py",
+                "        except GuardUnavailable as error:\n            if pending is None:\n                raise\n            raise self._doubt(",
+                "        except GuardUnavailable as error:\n            if True:\n                raise\n            raise self._doubt(",
+            ),
+        ),
+        (_S3 + "test_a_lost_reply_without_a_pointer_to_read_back_is_in_doubt",),
+    ),
+    Mutant(
+        "object-g9-strict",
+        "Another store takes a key over although the guard is strict.",
+        (
+            Edit(
+                _O + "guard.py",
+                _ADMIT,
+                _ADMIT.replace(
+                    "self._admit(key, None if before is None else before.mark, writer, verb)",
+                    "admit(None if before is None else before.mark, writer, resource=self.resource(key))",
+                ),
+            ),
+            Edit(_O + "guard.py", "verb=verb, strict_store=self.strict_store)\n", "verb=verb)\n"),
+        ),
+        (_MEMORY_BATTERY + "test_g9_a_strict_guard_refuses_every_other_store",),
+    ),
+    Mutant(
+        "object-collect-named",
+        "Data is collected that the pointer names.",
+        (Edit(_O + "garbage.py", " and path != found.pointer.data\n", "\n"),),
+        (_IN_MEMORY + "test_collect_removes_what_is_below_the_epoch_and_not_named",),
+    ),
+    Mutant(
+        "object-collect-own",
+        "Data is collected that a write under the present epoch is about to name.",
+        (Edit(_O + "garbage.py", "epoch < found.pointer.mark.epoch", "epoch <= found.pointer.mark.epoch"),),
+        (_IN_MEMORY + "test_collect_removes_what_is_below_the_epoch_and_not_named",),
+    ),
+    Mutant(
+        "object-collect-once",
+        "The pointer is not read again before data is removed.",
+        (Edit(_O + "garbage.py", "    second = fetch() if old else None\n", "    second = first\n"),),
+        (_S3 + "test_collect_looks_at_the_pointer_again_before_it_removes",),
+    ),
+    Mutant(
+        "object-grace",
+        "Replaced data is removed at once, while readers need it.",
+        (Edit(_O + "garbage.py", "        self._grace = grace_us\n", "        self._grace = -1\n"),),
+        (_IN_MEMORY + "test_replaced_data_is_removed_by_a_later_write_after_the_grace_time",),
+    ),
+    Mutant(
+        "object-reader",
+        "A reader that meets collected data does not read the pointer again.",
+        (
+            Edit(
+                _O + "guard.py",
+                "            if found is not None and found.pointer == earlier.pointer:\n",
+                "            if found is not None:\n",
+            ),
+        ),
+        (_S3 + "test_a_reader_that_meets_collected_data_reads_the_pointer_again",),
+    ),
+    Mutant(
+        "object-refused-data",
+        "A refused write leaves its data in the bucket.",
+        (Edit(_O + "guard.py", "                self._replaced.discard(path)\n", ""),),
+        (_IN_MEMORY + "test_a_refused_write_leaves_no_data",),
+    ),
+)
+
+MUTANTS = (*OBJECTS,)
+
+if __name__ == "__main__":
+    sys.exit(main(table=MUTANTS))
