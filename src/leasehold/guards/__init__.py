@@ -2,6 +2,7 @@
 Guards for the resources that jobs write to, each by the clauses of `leasehold.guard`.
 
     FileGuard     files below a folder
+    GitGuard      branches of a git repository
     ObjectGuard   objects in S3, Google Cloud Storage or Azure Blob Storage; needs the extra `s3`
     Gate          what cannot compare epochs itself: a request handler, a tool, a device
 """
@@ -15,6 +16,7 @@ from ..guard import Doubt, Guard, GuardKey, Mark, Seal, Writer
 if TYPE_CHECKING:
     from .files import FileGuard
     from .gate import AsyncGate, Gate, Use
+    from .git import GitGuard
     from .objects import ObjectGuard
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "Doubt",
     "FileGuard",
     "Gate",
+    "GitGuard",
     "Guard",
     "GuardKey",
     "Mark",
@@ -35,6 +38,7 @@ _LAZY = {  # each with what its module needs
     "AsyncGate": "gate",
     "FileGuard": "files",
     "Gate": "gate",
+    "GitGuard": "git",
     "ObjectGuard": "objects",
     "Use": "gate",
 }

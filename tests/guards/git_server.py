@@ -1,0 +1,91 @@
+"""A git server of the tests' own, clones of it, and how a value becomes a commit."""
+
+from __future__ import annotations
+
+import os
+import socketserver
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from leasehold.guards import GitGuard
+
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {
+    "LC_ALL": "C",
+    **{f"GIT_{who}_{what}": "test@localhost" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+}
+
+
+def git(*arguments: str, cwd: Path | str, stdin: bytes = b"") -> str:
+    """Run git, and return what it prints."""
+    return raw(*arguments, cwd=cwd, stdin=stdin).decode().strip()
+
+
+def raw(*arguments: str, cwd: Path | str, stdin: bytes = b"") -> bytes:
+    """Run git, and return the bytes that it prints."""
+    ran = subprocess.run(["git", *arguments], cwd=cwd, input=stdin, capture_output=True, env=_ENVIRONMENT, check=False)
+    assert ran.returncode == 0, ran.stderr.decode()
+    return ran.stdout
+
+
+def new_repository(folder: Path) -> Path:
+    """Make a bare repository that a daemon may serve."""
+    git("init", "--quiet", "--bare", "--initial-branch=unused", "--", str(folder), cwd="/")
+    return folder
+
+
+@contextmanager
+def daemon(folder: Path) -> Iterator[str]:
+    """Serve the repositories below *folder* on this machine, and yield the beginning of their URLs."""
+    options = ("--inetd", "--export-all", "--enable=receive-pack", "--log-destination=none", f"--base-path={folder}")
+
+    class Connection(socketserver.BaseRequestHandler):
+        def handle(self) -> None:  # as inetd starts it, so no port has to be guessed
+            subprocess.run(
+                ["git", "daemon", *options], stdin=self.request, stdout=self.request, env=_ENVIRONMENT, check=False
+            )
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        block_on_close = False
+
+    with Server(("127.0.0.1", 0), Connection) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"git://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def commit(repo: Path | str, value: bytes, parent: str | None) -> str:
+    """Make a commit whose one file has *value*, and return its id."""
+    blob = git("hash-object", "-w", "--stdin", cwd=repo, stdin=value)
+    tree = git("mktree", cwd=repo, stdin=f"100644 blob {blob}\tvalue\n".encode())
+    return git("commit-tree", "-m", "value", *(("-p", parent) if parent else ()), tree, cwd=repo)
+
+
+def fetched(repo: Path | str, remote: str, branch: str) -> str | None:
+    """Fetch the tip of a branch without its history, and return its id; None if there is no such branch."""
+    found = git("ls-remote", "--", remote, f"refs/heads/{branch}", cwd=repo).partition("\t")[0]
+    if found:
+        git("fetch", "--quiet", "--depth=1", "--", remote, found, cwd=repo)
+    return found or None
+
+
+def put_commit(guard: Any, key: str, value: bytes, presented: dict[str, Any]) -> None:
+    """Push a commit with *value* that follows the tip of the branch, from a shallow clone."""
+    assert isinstance(guard, GitGuard)
+    guard.canonical(key)
+    with tempfile.TemporaryDirectory() as repo:
+        git("init", "--quiet", "--bare", cwd=repo)
+        guard.push(repo, key, commit(repo, value, fetched(repo, guard.remote, key)), **presented)
+
+
+def value_of(remote: str, branch: str) -> bytes | None:
+    """Return the value of the commit at the tip of a branch."""
+    with tempfile.TemporaryDirectory() as repo:
+        git("init", "--quiet", "--bare", cwd=repo)
+        tip = fetched(repo, remote, branch)
+        return None if tip is None else raw("cat-file", "blob", f"{tip}:value", cwd=repo)
