@@ -33,7 +33,7 @@ from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.rights import KINDS, grantees
 from leasehold.testing import ManualClock
 from leasehold.testing.hunt.command import main
-from leasehold.worker.until_empty import Waiting
+from leasehold.worker.until_empty import UntilEmpty
 
 from .fixtures import database
 
@@ -376,13 +376,13 @@ def test_a_worker_says_what_it_waits_for_as_far_as_it_may_know(world: World, cap
     steady = ManualClock()
     with caplog.at_level("INFO", "leasehold"):
         for kind in ("worker", "reader"):
-            waiting = Waiting(world.store(kind), [case.id], steady, lambda task: False)
+            waiting = UntilEmpty(world.store(kind), [case.id], steady, lambda task: False)
             assert not waiting.nothing_left()
             steady.advance(3)
             assert not waiting.nothing_left()
 
     said = "waiting for 1 job: 1 running elsewhere"
-    assert caplog.messages == [said, f"{said}; nobody here knows no task"]
+    assert caplog.messages == [said, f"{said}; unknown here: no task"]
 
 
 def test_a_worker_fences_in_a_pipeline(world: World) -> None:

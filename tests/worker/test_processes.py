@@ -115,7 +115,7 @@ def test_a_place_that_fails_is_left_and_another_one_takes_over(
         with monkeypatch.context() as broken:
             broken.setattr(supervisor.Supervisor, "_rest", lambda place: 1 / 0)
             now(tasks.pid.job())
-            until(lambda: "cannot look after a process" in caplog.text)
+            until(lambda: "the supervisor of a process of handlers failed" in caplog.text)
         until(lambda: not is_running(one.result))
         assert now(tasks.pid.job()).result != one.result
         assert worker.health().consuming

@@ -15,7 +15,7 @@ from leasehold import Reason, Retry, Router
 from leasehold.cli.health import STARTING, pulse_of
 from leasehold.testing import ManualClock
 from leasehold.worker.reporting import Tally
-from leasehold.worker.until_empty import Waiting
+from leasehold.worker.until_empty import UntilEmpty
 
 from .staging import until, working
 
@@ -130,7 +130,7 @@ def test_who_waits_for_the_end_says_for_what(caplog: pytest.LogCaptureFixture) -
     later = router.add("later", task="thumb", delay_seconds=60).job
     strange = router.add("strange", task="poster", delay_seconds=90).job
     router.add("other", queue="other")
-    waiting = Waiting(router.store, ["default"], steady, lambda task: task == "thumb")
+    waiting = UntilEmpty(router.store, ["default"], steady, lambda task: task == "thumb")
 
     def after(seconds: float) -> list[str]:
         """Pass the time, look, and return what was said."""
@@ -143,8 +143,7 @@ def test_who_waits_for_the_end_says_for_what(caplog: pytest.LogCaptureFixture) -
         assert [after(0), after(1.9)] == [[], []]
         due = f"{later.run_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
         assert after(0.2) == [
-            f"waiting for 3 jobs: 2 pending (the first is due at {due}), 1 running elsewhere; "
-            "nobody here knows 'poster'"
+            f"waiting for 3 jobs: 2 pending (the first is due at {due}), 1 running elsewhere; unknown here: 'poster'"
         ]
         assert [after(2), after(27)] == [[], []]
         router.cancel(later, by="ops")

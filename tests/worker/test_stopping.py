@@ -27,7 +27,7 @@ from leasehold import (
 )
 from leasehold.testing import ManualClock
 from leasehold.worker.settling import Ending
-from leasehold.worker.until_empty import Waiting
+from leasehold.worker.until_empty import UntilEmpty
 
 from .staging import (
     PATIENCE,
@@ -468,7 +468,7 @@ def test_until_empty_ends_beside_a_paused_queue(any_router: Router, caplog: pyte
 
     assert (tally.done, tally.left) == (1, 4)
     assert str(tally) == "1 done, 4 left pending"
-    assert "nothing is left to do; 4 jobs are left pending: 4 in 'mail', which is paused" in caplog.messages
+    assert "nothing left to do; 4 jobs are left pending: 4 in 'mail', which is paused" in caplog.messages
     any_router.resume("mail", by="ops")
     any_router.cancel(any_router.job("later"), by="ops")
     assert (any_router.work(until_empty=True).done, any_router.counts().pending) == (3, 0)
@@ -480,7 +480,7 @@ def test_until_empty_waits_for_what_runs_in_a_paused_queue(router: Router) -> No
     lease = router.claim("elsewhere", lease_seconds=3_600)
     assert lease is not None
     router.pause("mail", by="ops")
-    waiting = Waiting(router.store, None, ManualClock(), lambda task: True)
+    waiting = UntilEmpty(router.store, None, ManualClock(), lambda task: True)
 
     assert not waiting.nothing_left()
     lease.release()
@@ -507,7 +507,7 @@ def test_until_empty_ends_where_only_unknown_tasks_are_left(
 
     assert (tally.done, tally.left) == (1, 5)
     said = "5 jobs are left pending: 3 in 'mail', which is paused, 2 of tasks that are unknown here ('poster', no task)"
-    assert f"nothing is left to do; {said}" in caplog.messages
+    assert f"nothing left to do; {said}" in caplog.messages
 
 
 def test_until_empty_waits_for_its_own_handlers_and_their_children(router: Router) -> None:

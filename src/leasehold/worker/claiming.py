@@ -20,12 +20,12 @@ from ..store import Store
 from ..tasks.task import AnyTask
 from .log import log
 from .queue_names import warn_of_unknown
-from .until_empty import Waiting
+from .until_empty import UntilEmpty
 
 MOST = 10_000  # in one claim
-WAIT_SECONDS = 1.0  # for jobs, before it looks at everything else
+WAIT_SECONDS = 1.0  # for jobs, before it looks whether there is room and whether to stop
 LONGEST_REST_SECONDS = 5.0  # after failed claims
-_EMPTY_SECONDS = (0.005, 0.2)  # likewise where it ends when there are no more: at first, and after many in vain
+_EMPTY_SECONDS = (0.005, 0.2)  # the same with `until_empty`: at first, and after many in vain
 _FIRST_REST_SECONDS = 0.1
 _LAST_SECONDS = 2.0  # for a claim that is under way at the end
 _AHEAD_SECONDS = 0.025  # what is begun within this time, at the speed of the moment, is claimed ahead
@@ -83,7 +83,9 @@ class Claimer(threading.Thread):
         self._queues = queues
         self._tasks = tasks
         self._lease_us = lease_us
-        self._waiting = Waiting(store, queues, steady, lambda task: (task or "") in tasks) if until_empty else None
+        self._until_empty = (
+            UntilEmpty(store, queues, steady, lambda task: (task or "") in tasks) if until_empty else None
+        )
         self._free = threading.Event()  # a slot may have become free, or it is time to stop
         self._stopping = False
         self._failure: BaseException | None = None
@@ -99,7 +101,7 @@ class Claimer(threading.Thread):
     @property
     def left(self) -> int:
         """How many pending jobs stay behind where it has ended because nothing else was left."""
-        return self._waiting.left if self._waiting is not None else 0
+        return self._until_empty.left if self._until_empty is not None else 0
 
     def freed(self) -> None:
         """Look again whether there is room; cheap, since each handler calls it at its end."""
@@ -188,19 +190,19 @@ class Claimer(threading.Thread):
         self._swept()
         self._in_vain = 0 if grants else min(self._in_vain + 1, 10)
         self._begin(grants, sent)
-        if self._waiting is not None:
-            self._look(self._waiting, grants)
+        if self._until_empty is not None:
+            self._look(self._until_empty, grants)
 
-    def _look(self, waiting: Waiting, grants: Sequence[Grant]) -> None:
+    def _look(self, until_empty: UntilEmpty, grants: Sequence[Grant]) -> None:
         """End if nothing is left."""
         if grants:
-            waiting.got(grants)
+            until_empty.got(grants)
         elif self._slots.is_empty():
-            with suppress(StoreUnavailable):  # then the next claim will tell
-                self._stopping = self._stopping or waiting.nothing_left()
+            with suppress(StoreUnavailable):  # then the next claim finds out
+                self._stopping = self._stopping or until_empty.nothing_left()
 
     def _wait_seconds(self) -> float:
-        if self._waiting is None:
+        if self._until_empty is None:
             return WAIT_SECONDS
         least, most = _EMPTY_SECONDS
         return float(min(least * 2**self._in_vain, most))

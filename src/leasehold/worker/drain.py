@@ -187,7 +187,7 @@ class Drain:
 
 
 def _stops(error: BaseException) -> bool:
-    """Return whether *error* is for whoever runs the test, such as pytest's own for a failed or skipped one."""
+    """Return whether *error* is for the test runner, such as pytest's own for a failed or skipped test."""
     return not isinstance(error, Exception | SystemExit | asyncio.CancelledError)
 
 

@@ -1,4 +1,4 @@
-"""What a worker says to the application's logging, which must not stop it."""
+"""The logger of a worker: what the application's logging raises must not stop it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ else:
 
 class Log(Adapter):
     """
-    The logger of the worker. A filter or a handler that raises is told on stderr, and to nobody else.
+    The logger of the worker. What a filter or a handler of it raises goes to stderr, and no further.
 
     What is logged in the middle of something, such as that the store does not answer, would otherwise end the thread
     that settles or renews, or leave half of a batch undone.

@@ -39,7 +39,7 @@ class ProgressWriter(Sleeper):
     """
     Keeps the newest report of each run in flight until it is due. Its thread starts with the first report.
 
-    A report that the store has refused is told to the *keeper*; one that it could not take is tried again.
+    The *keeper* learns of a report that the store has refused; one that it could not take is tried again.
     """
 
     def __init__(self, store: Store, steady: Clock, runs: Runs, keeper: Keeper) -> None:

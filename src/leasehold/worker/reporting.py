@@ -1,4 +1,4 @@
-"""What a worker says about how its runs ended."""
+"""Turns what happens to runs into counts, log lines and events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tally:
     retried: int = 0  # an error, and the job goes back
     failed: int = 0  # an error, and it was the last
     released: int = 0  # handed back
-    refused: int = 0  # somebody else has the job
+    refused: int = 0  # another owner has the job
     settled: int = 0  # by the handler itself, with lease.complete(), fail() or release()
     crashed: int = 0  # with the process of the handler, and the job was reclaimed
     left: int = 0  # pending at the end of `until_empty`: in paused queues, or of tasks that are unknown here
@@ -60,11 +60,11 @@ class Reporter:
     def __init__(self, observers: Observers | None = None) -> None:
         self.tally = Tally()
         self._observers = observers
-        self._counting = threading.Lock()  # a claim, a renewal and a settlement may tell of something at the same time
+        self._counting = threading.Lock()  # a claim, a renewal and a settlement may report at the same time
         self._strange: set[str | None] = set()  # tasks whose jobs go back, each logged once
 
     def emit(self, event: events.Event) -> None:
-        """Have the tally, the log and the observers hear of *event*."""
+        """Pass *event* to the tally, the log and the observers."""
         with self._counting:
             self.tally.count(event)
         _write(event)
@@ -76,7 +76,7 @@ class Reporter:
         return log.isEnabledFor(logging.DEBUG) or (self._observers is not None and self._observers.want(event))
 
     def over(self, batch: list[Ending], refusals: list[Refusal | Exception | None]) -> None:
-        """Tell of runs that are over."""
+        """Report runs that are over."""
         done, each = 0, self.wants(events.Settled)
         for (run, settlement, error), refusal in zip(batch, refusals, strict=True):
             if refusal is None and settlement is not None and settlement.outcome is _COMPLETE and not each:
@@ -115,38 +115,38 @@ class Reporter:
             self.emit(events.Cancelled(lease, refusal))
 
     def claimed(self, leases: Iterable[Lease]) -> None:
-        """Tell of jobs that were claimed."""
+        """Report jobs that were claimed."""
         if self.wants(events.Claimed):
             for lease in leases:
                 self.emit(events.Claimed(lease))
 
     def began(self, run: Run) -> None:
-        """Tell of a handler that begins; the caller asks before whether a listener or the log wants to know."""
+        """Report a handler that begins; the caller asks before whether a listener or the log wants to know."""
         self.emit(events.Started(run.lease))
 
     def took_over(self, run: Run) -> None:
-        """Tell of a job that was taken from another owner."""
+        """Report a job that was taken from another owner."""
         log.info("took over job %s (%s)", _named(run.lease), run.lease.reason, **_of(run.lease))
 
     def unhandled(self, lease: Lease, tasks: Iterable[str]) -> None:
-        """Tell of a job that goes back because nobody here knows its task."""
+        """Report a job that goes back because its task is unknown here."""
         if self._is_new(lease.task):
             what = "names no task" if lease.task is None else f"is for the task {lease.task!r}, which is not known here"
             known = ", ".join(sorted(tasks)) or "none"
             log.warning("job %r %s, so it goes back for others; tasks here: %s", lease.job_id, what, known)
 
     def lost(self, run: Run, refusal: Exception | None) -> None:
-        """Tell of a lease that was lost while its handler worked."""
+        """Report a lease that was lost while its handler worked."""
         self.emit(events.Lost(run.lease, refusal))
         if refusal is not None:
             self._cancelled(run.lease, refusal)
 
     def outran(self, run: Run, text: str) -> None:
-        """Tell of a handler that has had its time."""
+        """Report a handler that has had its time."""
         log.warning("job %s: %s", _named(run.lease), text, **_of(run.lease))
 
     def outlived(self, run: Run) -> None:
-        """Tell of a handler that goes on although its job is settled."""
+        """Report a handler that goes on although its job is settled."""
         log.warning(
             "the handler of job %s cannot be stopped, keeps its slot, and is refused from now on",
             _named(run.lease),
@@ -154,7 +154,7 @@ class Reporter:
         )
 
     def returned(self, run: Run) -> None:
-        """Tell that such a handler has ended."""
+        """Report that such a handler has ended."""
         log.info(
             "the handler of job %s has ended, after its job went on without it", _named(run.lease), **_of(run.lease)
         )

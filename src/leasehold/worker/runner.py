@@ -234,7 +234,7 @@ class Runner:
         try:
             return settlement(run.task, run.grant, run.lease, end)
         except BaseException as error:
-            log.exception("cannot tell how %r ended", run)
+            log.exception("could not determine how %r ended", run)
             return failed(run.task, run.grant, error, text="the error of the handler cannot be recorded")
 
     def _free(self, run: Run) -> None:

@@ -12,7 +12,7 @@ from types import FrameType
 from ..core.clock import Clock, SteadyClock
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
-_MOMENT_US = 100_000  # nobody presses Ctrl-C twice within it
+_MOMENT_US = 100_000  # no one can press Ctrl-C twice within it
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 """
-The threads that look at the runs in flight, and what they tell their worker.
+The threads that look at the runs in flight, and what they report to the runner.
 
 None of them is a handler's: a blocked event loop does not make a live worker look dead. One renews and may wait for the
 store, one only looks at the time, so a store that does not answer does not hide a deadline.
@@ -20,10 +20,10 @@ _LAST_SECONDS = 1.0
 
 
 class Keeper(Protocol):
-    """What a worker does about what is noticed here."""
+    """What the runner does about what these threads notice."""
 
     def lost(self, run: Run, refusal: Refusal | None) -> None:
-        """The lease is lost: it was refused, or nobody has acknowledged it until its deadline."""
+        """The lease is lost: it was refused, or no renewal was acknowledged until its deadline."""
         ...
 
     def outran(self, run: Run) -> None:
@@ -35,7 +35,7 @@ class Keeper(Protocol):
         ...
 
     def outlived(self, run: Run) -> None:
-        """The handler was told to stop, and has not."""
+        """The handler is being stopped, and has not ended in time."""
         ...
 
 
@@ -47,8 +47,8 @@ class Sleeper(threading.Thread):
         self._steady = steady
         self._runs = runs
         self._woken = threading.Condition()
-        self._until = FAR  # when it will look next; while it looks, nobody knows
-        self._wanted = FAR  # by when somebody wants it to look again
+        self._until = FAR  # when it will look next; unknown while it looks
+        self._wanted = FAR  # by when `wake_by` wants it to look again
         self._ended = False
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""What a worker that ends when nothing is left still waits for, and when it says so."""
+"""When a worker with `until_empty` ends, and what it logs about what it waits for."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .log import log
 
 _SILENT_US = 2_000_000
 _AGAIN_US = 30_000_000
-_MOST = 1_000  # jobs that are looked at, for what is said of them
+_MOST = 1_000  # jobs that are read, for a log line
 
 
-class Waiting:
-    """Says what is waited for when nothing could be done for a while, and then now and again."""
+class UntilEmpty:
+    """Finds out whether nothing is left, and logs what is waited for: after a while, and then now and again."""
 
     def __init__(
         self, store: Store, queues: Sequence[str] | None, steady: Clock, knows: Callable[[str | None], bool]
@@ -28,11 +28,11 @@ class Waiting:
         self._queues = queues
         self._steady = steady
         self._knows = knows
-        self._next_us: int | None = None  # when to say it
+        self._next_us: int | None = None  # when to log it
         self.left = 0  # pending jobs that the end leaves behind
 
     def got(self, grants: Sequence[Grant]) -> None:
-        """Be silent for longer, if one of *grants* can be handled here."""
+        """Log later, if one of *grants* can be handled here."""
         if self._next_us is not None and any(self._knows(grant.spec.task) for grant in grants):
             self._next_us = None
 
@@ -53,7 +53,7 @@ class Waiting:
             self._next_us = now + _SILENT_US
         elif now >= self._next_us:
             self._next_us = now + _AGAIN_US
-            log.info("waiting for %s", self._told(waiting, running))
+            log.info("waiting for %s", self._described(waiting, running))
         return False
 
     def _parked(self, task: str, queues: Mapping[str, int], pending: Collection[str]) -> int:
@@ -61,14 +61,14 @@ class Waiting:
         return 0 if self._knows(task or None) else sum(count for name, count in queues.items() if name in pending)
 
     def _end(self, paused: dict[str, int], unknown: dict[str, int]) -> None:
-        """Say what stays behind, if anything does."""
+        """Log what stays behind, if anything does."""
         behind = sum(unknown.values())
         self.left = behind + sum(paused.values())
         parts = [f"{count} in {name!r}, which is paused" for name, count in sorted(paused.items())]
         parts += [f"{behind} of tasks that are unknown here ({_named(unknown)})"] if unknown else []
         if parts:
             count = counted(self.left, "job is", "jobs are")
-            log.info("nothing is left to do; %s left pending: %s", count, ", ".join(parts))
+            log.info("nothing left to do; %s left pending: %s", count, ", ".join(parts))
 
     def _paused(self) -> set[str]:
         return {queue.name for queue in self._store.queues() if queue.paused}
@@ -79,13 +79,13 @@ class Waiting:
     def _is_ours(self, queue: str) -> bool:
         return self._queues is None or queue in self._queues
 
-    def _told(self, pending: int, running: int) -> str:
+    def _described(self, pending: int, running: int) -> str:
         count = pending + running
         parts = [f"{pending} pending{self._due()}"] if pending else []
         parts += [f"{running} running elsewhere"] if running else []
         text = f"{count} {'job' if count == 1 else 'jobs'}: {', '.join(parts)}"
         if names := self._unknown():
-            text += f"; nobody here knows {names}"
+            text += f"; unknown here: {names}"
         return text
 
     def _due(self) -> str:

@@ -1,7 +1,7 @@
 """
-What runs in a process that a worker has started: one handler at a time, until it is told to end.
+What runs in a process that a worker has started: one handler at a time, until the worker sends None.
 
-The main thread runs the handlers. Another one reads what the worker says; when the worker is gone, it ends everything.
+The main thread runs the handlers. Another one reads messages of the worker, and ends everything when it is gone.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def _settle_in(connection: Connection[Any, Any]) -> None:
     """Be a group of our own, which can be killed as one and which Ctrl-C at the terminal does not reach."""
     os.setpgid(0, 0)
     for number in QUIET:
-        # The worker is told too, and decides. Not SIG_IGN: what the handler starts would inherit that.
-        signal.signal(number, _heard)
+        # The worker gets the signal too, and decides. Not SIG_IGN: what the handler starts would inherit that.
+        signal.signal(number, _ignore)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, QUIET)
     os.set_inheritable(connection.fileno(), False)
 
 
-def _heard(_: int, __: FrameType | None) -> None:
+def _ignore(_: int, __: FrameType | None) -> None:
     pass
 
 
@@ -62,13 +62,13 @@ class Child:
         self._pid = os.getpid()
         self._sending = threading.Lock()
         self._numbers = itertools.count()
-        self._asked: dict[int, SimpleQueue[Reply]] = {}
+        self._calls: dict[int, SimpleQueue[Reply]] = {}
         self._jobs: SimpleQueue[Start | None] = SimpleQueue()
         self._stores: dict[int, RemoteStore] = {}  # by the id of the registry
         self._lifespans: list[tuple[Lifespan, Loop]] = []
 
     def run(self) -> None:
-        """Handle jobs until the worker says that there are no more."""
+        """Handle jobs until the worker sends None."""
         threading.Thread(target=self._read, name="leasehold-read", daemon=True).start()
         while (job := self._jobs.get()) is not None:
             self._send(self._handle(job))
@@ -76,22 +76,22 @@ class Child:
             lifespan.exit()
             loop.close()
 
-    # What the worker says
+    # Messages
 
     def _read(self) -> None:
         try:
             while True:
-                said = self._connection.recv()
-                if isinstance(said, Reply):
-                    self._asked.pop(said.number).put(said)
+                message = self._connection.recv()
+                if isinstance(message, Reply):
+                    self._calls.pop(message.number).put(message)
                 else:
-                    self._jobs.put(said)
+                    self._jobs.put(message)
         finally:
             _vanish()
 
-    def _send(self, said: object) -> None:
+    def _send(self, message: object) -> None:
         with self._sending:
-            self._connection.send(said)
+            self._connection.send(message)
 
     def _ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         """Have the worker execute a verb of the store; return or raise what comes of it."""
@@ -99,7 +99,7 @@ class Child:
             raise Unsupported("a forked process cannot use the lease of its parent: use it in the handler itself.")
         answer: SimpleQueue[Reply] = SimpleQueue()
         number = next(self._numbers)
-        self._asked[number] = answer
+        self._calls[number] = answer
         try:
             self._send(Call(number, verb, args, kwargs))
         except OSError as error:

@@ -16,9 +16,9 @@ from .supervisor import END_SECONDS, Supervisor, Unguarded
 
 class Processes:
     """
-    Up to *most* processes, begun when they are needed and used again. Each has a thread here that looks after it.
+    Up to *most* processes, started when they are needed and used again. Each has a supervisor: a thread of the worker.
 
-    Whatever happens to a process, the run that it had is told to *ended*, once.
+    Whatever happens to a process, *ended* is called once for the run that it had.
     """
 
     def __init__(self, most: int, began: Began, ended: Ended) -> None:
@@ -30,7 +30,7 @@ class Processes:
         self._supervisors: list[Supervisor] = []
         self._idle: list[Supervisor] = []  # the last one is asked first
         self._closing = False
-        self._hopeless: Unguarded | None = None
+        self._unguarded: Unguarded | None = None  # why no process can ever start
         refuse_in_an_import("a worker was started")
 
     def start(self, runs: Sequence[Run]) -> None:
@@ -97,7 +97,7 @@ class Processes:
                     supervisors.remove(supervisor)
 
     def over(self, supervisor: Supervisor, run: Run, end: End) -> None:
-        """Tell the end of *run*; the supervisor is free before that, since the next run may come at once."""
+        """Report the end of *run*; the supervisor is free before that, since the next run may come at once."""
         with self._lock:
             supervisor.run = None
             supervisor.is_killed = False
@@ -106,11 +106,11 @@ class Processes:
         if following is not None:
             self.start((following,))
 
-    def despair(self, why: Unguarded | None = None) -> Unguarded | None:
-        """Begin no process any more, since *why*; return why that is so, if it is."""
+    def unguarded(self, why: Unguarded | None = None) -> Unguarded | None:
+        """Return why no process can ever start, if that is so; from now on it is *why*, if given."""
         with self._lock:
-            self._hopeless = self._hopeless or why
-            return self._hopeless
+            self._unguarded = self._unguarded or why
+            return self._unguarded
 
     def killing(self, supervisor: Supervisor) -> bool:
         """Return whether the run of *supervisor* was stopped."""

@@ -1,4 +1,4 @@
-"""One process that runs handlers, as its worker sees it: begun by "spawn", killed with its group, always reaped."""
+"""One process that runs handlers, as its worker sees it: started by "spawn", killed with its group, always reaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ....tasks.main_guard import PROCESS
 from . import child
 
 _spawn = multiprocessing.get_context("spawn")
-# Beginning a process also reaps others that have ended, whose ids would then be free while somebody may kill them.
+# Starting a process also reaps others that have ended, whose ids would then be free while another thread kills them.
 _reaping = threading.Lock()
 _alive: weakref.WeakSet[Spawned] = weakref.WeakSet()
 
@@ -50,7 +50,7 @@ class Spawned:
         self.pid: int = self._process.pid or 0
         self._death = self._watched()
         self._dead = False
-        self.told_to_end = False
+        self.is_ending = False
         self.made_by = os.getpid()
         _alive.add(self)
 
@@ -63,27 +63,27 @@ class Spawned:
             return self._process.sentinel
 
     def ready(self, also: Sequence[int] = (), *, seconds: float | None) -> tuple[bool, bool, bool]:
-        """Wait until it has said something, it has ended, or one of *also* is readable; return which of the three."""
+        """Wait for a message, its end, or until one of *also* is readable; return which of the three."""
         found = wait([self._connection, self._death, *also], seconds)
         return self._connection in found, self._death in found, any(one in found for one in also)
 
     def receive(self) -> Any:
-        """Return what it has said; raise `EOFError` if it has hung up."""
+        """Return its next message; raise `EOFError` if it has hung up."""
         try:
             return self._connection.recv()
         except (EOFError, OSError):
             raise EOFError from None
-        except Exception as error:  # as bad: whatever comes next cannot be told from the rest of it
+        except Exception as error:  # as bad: where the next message begins is unknown
             raise EOFError(f"{type(error).__name__}: {error}") from error
 
-    def send(self, said: object) -> None:
-        """Tell it something; if it does not hear any more, `ready` will tell."""
+    def send(self, message: object) -> None:
+        """Send it a message; if it can receive none any more, `ready` reports its end."""
         with suppress(OSError):
-            self._connection.send(said)
+            self._connection.send(message)
 
     def end(self) -> None:
-        """Tell it to end when it has nothing left to do."""
-        self.told_to_end = True
+        """Have it end when it has nothing left to do."""
+        self.is_ending = True
         self.send(None)
 
     def kill(self) -> None:
@@ -103,19 +103,19 @@ class Spawned:
         try:
             return os.getpgid(self.pid) == self.pid  # else it has just begun
         except ProcessLookupError:
-            return True  # it was reaped, by whoever began another one; what it has started may live on
+            return True  # reaped when another one was started; what it has started may live on
 
     def reap(self) -> int:
         """Wait for its end, leave nothing of it behind, and return its exit code, or minus its signal."""
         with suppress(ValueError):
             multiprocessing.connection.wait([self._death])
         with _reaping:
-            if not self.told_to_end:
+            if not self.is_ending:
                 self._kill()  # what it has started
             self._process.join()
             code = self._process.exitcode
             if code is None:
-                # Reaped by somebody else, or by the kernel, where SIGCHLD is ignored. It would count as running for
+                # Reaped by other code, or by the kernel, where SIGCHLD is ignored. It would count as running for
                 # ever, and could not be closed.
                 vars(self._process)["_popen"].returncode = code = -signal.SIGKILL
                 self._process.join()
@@ -141,7 +141,7 @@ def how(code: int) -> str:
 
 @atexit.register
 def _end_all() -> None:
-    """Kill what is left, of workers that nobody has stopped: else Python would wait for them for ever."""
+    """Kill what is left of workers that were not stopped: else Python would wait for them for ever."""
     for one in list(_alive):
         if one.made_by == os.getpid():  # and not in a fork
             one.kill()

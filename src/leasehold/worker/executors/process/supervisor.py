@@ -65,7 +65,7 @@ class Supervisor:
     def kill(self) -> None:
         """Kill the process; if it is only about to begin, then."""
         self.is_killed = True
-        process = self._process  # which its thread may just be burying
+        process = self._process  # which its thread may just be reaping
         if process is not None:
             process.kill()
 
@@ -82,11 +82,11 @@ class Supervisor:
                     patient = self._rest()
             self._end()
         except Exception:
-            log.exception("cannot look after a process of handlers any more, so another thread will")
+            log.exception("the supervisor of a process of handlers failed; another one takes over")
             if self._process is not None:
                 self._process.kill()
                 with suppress(Exception):
-                    self._buried()
+                    self._reap()
         finally:
             self._all.leave(self)
             os.close(self._woken)
@@ -99,24 +99,24 @@ class Supervisor:
         process = self._process
         if process is None:
             woken = bool(wait([self._woken], IDLE_SECONDS))
-            said = dead = False
+            has_message = dead = False
         else:
-            said, dead, woken = process.ready([self._woken], seconds=IDLE_SECONDS)
+            has_message, dead, woken = process.ready([self._woken], seconds=IDLE_SECONDS)
         if woken:
             os.read(self._woken, 4096)
-        if process is not None and (said or dead) and self._heard(process, None, said=said) is False:
-            log.warning("an idle process of handlers %s", _how(self._buried()))
-        return said or dead or woken
+        if process is not None and (has_message or dead) and not self._receive(process, None, has_message=has_message):
+            log.warning("an idle process of handlers %s", _how(self._reap()))
+        return has_message or dead or woken
 
     def _ended(self, run: Run) -> End:
         """Return how *run* ended, in every case."""
         try:
             return self._handled(run)
         except Exception as error:
-            log.exception("cannot go on with %r", run)
+            log.exception("could not supervise %r", run)
             if self._process is not None:
                 self._process.kill()
-                self._buried()
+                self._reap()
             return End(None, error)
 
     def _handled(self, run: Run) -> End:
@@ -125,15 +125,15 @@ class Supervisor:
             end = self._begun(run, self._process)
             if end is not None or self._all.killing(self):
                 return end or End(None, Killed("the worker has killed the process of the handler"))
-            log.warning("an idle process of handlers has ended before it could begin %r; another one does", run)
-        if (hopeless := self._all.despair()) is not None:
-            return End(None, hopeless)
+            log.warning("an idle process of handlers ended before it could begin %r; starting another one", run)
+        if (unguarded := self._all.unguarded()) is not None:
+            return End(None, unguarded)
         try:
             from .spawned import Spawned
 
             self._process = Spawned()
         except Exception as error:
-            log.error("cannot begin a process for %r", run, exc_info=error)
+            log.error("could not start a process for %r", run, exc_info=error)
             return End(None, Unready(f"a process for task {run.task.name!r} cannot be begun: {error}"))
         if self._all.killing(self):
             self._process.kill()
@@ -149,19 +149,19 @@ class Supervisor:
         url, modules = task.registry.adder.url, _modules(task.registry.hooks)
         process.send(Start(task.name, task.module, task.qualname, run.grant, url, modules))
         while True:
-            said, dead, _ = process.ready(seconds=_BEGIN_SECONDS if run.began_us is None else None)
-            if not (said or dead):
+            has_message, dead, _ = process.ready(seconds=_BEGIN_SECONDS if run.began_us is None else None)
+            if not (has_message or dead):
                 process.kill()
                 continue
-            heard = self._heard(process, run, said=said)
-            if isinstance(heard, Ended):
-                worker_side.note_settled(lease, heard.settled)
-                return End(heard.document, heard.error)
-            if heard is False:
+            message = self._receive(process, run, has_message=has_message)
+            if isinstance(message, Ended):
+                worker_side.note_settled(lease, message.settled)
+                return End(message.document, message.error)
+            if message is None:
                 return self._died(run)
 
     def _died(self, run: Run) -> End | None:
-        code = self._buried()
+        code = self._reap()
         if self._all.killing(self):
             return End(None, Killed("the worker has killed the process of the handler"))
         if run.began_us is None:
@@ -173,28 +173,28 @@ class Supervisor:
         """Return why no handler has begun in a process."""
         if code == UNGUARDED:
             why = f"no process can begin for task {run.task.name!r}: it imports the main module, which runs the program"
-            return self._all.despair(Unguarded(f"{why} again. In the main module, {GUARD}.")) or Unready()
+            return self._all.unguarded(Unguarded(f"{why} again. In the main module, {GUARD}.")) or Unready()
         return Unready(
-            f"the process for task {run.task.name!r} {_how(code)} before the handler began; what it said is on stderr. "
+            f"the process for task {run.task.name!r} {_how(code)} before the handler began; see stderr. "
             f"If that is about the main module: {GUARD}."
         )
 
-    def _heard(self, process: Spawned, run: Run | None, *, said: bool) -> Any:
-        """Act on what the process has said: return it, or False if it is dead."""
-        if not said:
-            return False
+    def _receive(self, process: Spawned, run: Run | None, *, has_message: bool) -> Any:
+        """Receive a message of the process and act on it; return it, or None if the process is dead."""
+        if not has_message:
+            return None
         try:
-            heard = process.receive()
+            message = process.receive()
         except EOFError as error:
             if str(error):
-                log.error("cannot understand a process of handlers, which is killed: %s", error, exc_info=error)
+                log.error("unreadable message from a process of handlers; killing it: %s", error, exc_info=error)
             process.kill()  # in case that it has only closed everything
-            return False
-        if isinstance(heard, Began) and run is not None:
+            return None
+        if isinstance(message, Began) and run is not None:
             self._all.began(run)
-        elif isinstance(heard, Call):
-            process.send(self._answer(heard, run))
-        return heard
+        elif isinstance(message, Call):
+            process.send(self._answer(message, run))
+        return message
 
     def _answer(self, call: Call, run: Run | None) -> Reply:
         """Execute a verb of the store for the process."""
@@ -219,7 +219,7 @@ class Supervisor:
                 return [worker_side.report(run.lease, reports[0])]
         return getattr(self._store, call.verb)(*call.args, **call.kwargs)
 
-    def _buried(self) -> int | None:
+    def _reap(self) -> int | None:
         process, self._process = self._process, None
         return process.reap() if process is not None else None
 
@@ -231,13 +231,13 @@ class Supervisor:
         process.end()
         left: Callable[[], float] | None = patience(END_SECONDS)
         while True:
-            said, dead, _ = process.ready(seconds=None if left is None else max(left(), 0))
-            if not (said or dead):
+            has_message, dead, _ = process.ready(seconds=None if left is None else max(left(), 0))
+            if not (has_message or dead):
                 process.kill()
                 left = None
-            elif self._heard(process, None, said=said) is False:
+            elif not self._receive(process, None, has_message=has_message):
                 break
-        self._buried()
+        self._reap()
 
 
 def _how(code: int | None) -> str:
