@@ -18,8 +18,8 @@ C1.   No epoch is issued twice, and every later ownership of a job, and of a loc
 C2.   A job is leased to at most one owner at a time, and two running jobs never share a lock key.
 C3.   Every write of an owner compares the epoch and writes in one atomic step. A write with any epoch but the current
       one changes nothing, however the owner is named.
-C4.   Time only permits a takeover. An owner past its deadline whose job nobody took may still renew, progress, add
-      children and settle, under the same epoch.
+C4.   Time only permits a takeover. An owner past its deadline whose job was not taken over may still renew,
+      progress, add children and settle, under the same epoch.
 C5.   A refused write is `StaleEpoch` with the epoch presented, the current epoch, the current owner and why the
       presented ownership ended; it is `Settled`, with no reason, if its own owner ended it. It is recorded as an
       event of kind `refused` with the same facts. It also names who moved the job and the note; and of a finished
@@ -50,7 +50,7 @@ __all__ = ["EVENTS_AT_ONCE", "Begun", "Program", "Pruned", "Refusal", "Renewal",
 
 Refusal = StaleEpoch | UnknownJob
 
-EVENTS_AT_ONCE = 10_000  # a bound on what one `prune` removes, so that nobody waits long for it
+EVENTS_AT_ONCE = 10_000  # a bound on what one `prune` removes, so that no verb waits long for it
 
 
 def ids_before(now: int, keep_ids_us: int | None) -> int:
@@ -214,7 +214,7 @@ class Store(Protocol):
 
         C24.  A completion and its `then` jobs commit together; a refused one adds none.
         C25.  A failure counts an error: the job goes back, due after the settlement's delay, until `max_errors` is
-              reached or the owner said not to retry; then it is failed.
+              reached or the owner asked not to retry; then it is failed.
         C26.  A release puts the job back, due after its delay, and counts against no budget; the job keeps the error
               of the release, if it has one, as its last error. Without a delay, a job that goes back keeps its place,
               and is due. A crash (the process that handled the job has died, and the owner says how) counts a reclaim,
@@ -377,7 +377,7 @@ class Store(Protocol):
         Events that old go too, at most `EVENTS_AT_ONCE` of them. Return how many of each.
 
         C38.  Never an unfinished job, and never a child before its parent: a replay of the parent would add it again.
-              A job with an effect in doubt goes too: whoever prunes by hand has decided so. The epoch counter stays.
+              A job with an effect in doubt goes too: to prune by hand is to decide so. The epoch counter stays.
         C52.  A job whose id the caller chose (`NewJob.chosen`) leaves a narrow row until *keep_ids_us* after its end,
               None for ever: its id, status, epoch and `finished_at`. An add of that id is left as it is (C10), a late
               owner is refused with these facts (C5), and `Settled` under the epoch that ended the job; every
@@ -398,7 +398,7 @@ class Store(Protocol):
         ...
 
     def advance(self, above: int = 0) -> int:
-        """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody (C1)."""
+        """Return a new epoch, above every epoch issued so far, the clock and *above*; no owner gets it (C1)."""
         ...
 
     def verify(self) -> list[str]:

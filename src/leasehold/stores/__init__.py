@@ -130,7 +130,7 @@ def _check_file(url: str) -> None:
 
 
 def _unknown(url: str) -> str:
-    # Where in it a password is, nobody can tell: so nothing behind its first word is shown.
+    # It is not known where in it a password is: so nothing behind its first word is shown.
     first = url[: len(url) - len(url.lstrip(_WORD))]
     rest = url[len(first) :]
     word = first + rest[: len(rest) - len(rest.lstrip(":/"))]
@@ -152,9 +152,9 @@ def _open_postgres(url: str, clock: Clock | None, trace: bool, schema: str) -> S
             f"a PostgreSQL store needs a driver that is not installed ({error}): pip install 'leasehold[postgres]'."
         ) from error
     except ImportError as error:
-        said = str(error).strip().partition("\n")[0].rstrip(".:")
+        why = str(error).strip().partition("\n")[0].rstrip(".:")
         raise Unsupported(
-            f"the driver of PostgreSQL is installed and cannot be loaded ({said}). If libpq is missing: pip install "
+            f"the driver of PostgreSQL is installed and cannot be loaded ({why}). If libpq is missing: pip install "
             "'psycopg[binary]', which brings its own, or install libpq (Debian and Ubuntu: libpq5)."
         ) from error
     bare, own = urls.split(url)

@@ -1,7 +1,7 @@
 """
 What the stores that keep a schema share: which versions go together, and how to say that two do not.
 
-A schema is made by the first verb that finds none. From then on it changes only when somebody says so
+A schema is made by the first verb that finds none. From then on it changes only on request
 (`leasehold store migrate URL`): a release that is rolled out must not change the tables under one that still runs.
 """
 

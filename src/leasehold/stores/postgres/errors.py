@@ -173,7 +173,7 @@ def sqlstate_of(error: object) -> str | None:
 
 
 def without_secrets(text: str, url: str) -> str:
-    """Return *text*, which somebody else wrote about *url*, without the password; or none of it, if in doubt."""
+    """Return *text*, which a driver wrote about *url*, without the password; or none of it, if in doubt."""
     secrets = secrets_of(url)
     if any(_TORN.search(secret) for secret in secrets):
         return "what the driver says about it is left out, since it may repeat a part of the password"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def moved(store: PostgresStore, job_id: str, epoch: int) -> LeaseholdError | None:
-    """Return why the epoch is not current, or None if it is, or if nobody answers."""
+    """Return why the epoch is not current, or None if it is, or if the store does not answer."""
     try:
         return store.check([(job_id, epoch)])[0]
     except StoreUnavailable:

@@ -1,8 +1,8 @@
 """
 What the COMMIT of a caller's own transaction came to, where only the driver's exception tells.
 
-A refusal comes with its facts. It was rolled back with everything else, so whoever converts it has it recorded, once. A
-lost connection tells nothing.
+A refusal comes with its facts. It was rolled back with everything else, so the code that converts it has it recorded,
+once. A lost connection proves nothing.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def is_rolled_back(database: Database, number: str) -> bool:
         try:
             status = status_of(database, number)
         except LeaseholdError:
-            return False  # a number that this server has never issued, or nobody answers
+            return False  # a number that this server has never issued, or no server answers
         if status != "in progress" or left() <= 0:
             return status == "aborted"
         pause.wait(0.01)  # the server is about to notice that its client is gone

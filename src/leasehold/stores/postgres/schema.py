@@ -1,5 +1,5 @@
 """
-The life of a schema: made by whoever comes first, brought up to date when somebody says so, used by those who fit.
+The life of a schema: made by the first verb, brought up to date on request, used by code that fits.
 
 The store's row says which version the schema has, and which is the oldest code that works with it. So code of version
 N works on schema N, and on a later one whose `oldest_code` is not above N: a migration is installed first, while the
@@ -31,7 +31,7 @@ _OLDEST = re.compile(r"^-- oldest code: (\d+)$", re.MULTILINE)
 _STATEMENT = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 # How long a migration may keep others waiting for locks that it does not get: less than deadlock_timeout, which is a
-# second unless somebody has changed it. So where a verb and a migration wait for each other, the migration gives way.
+# second unless it was changed. So where a verb and a migration wait for each other, the migration gives way.
 _PATIENCE_MS = 500
 _PAUSE_SECONDS = 0.5  # and how long the others then have for themselves
 
@@ -107,8 +107,8 @@ def migrate(
     """
     Bring the schema up to date, or make it, in one transaction; with *dry_run*, only say what that would be.
 
-    Locks that somebody else holds are waited for only half a second at a time, with a pause in between, for about
-    *wait_seconds*: whoever comes behind us in the queue for one is held up no longer than that.
+    Locks of other transactions are waited for only half a second at a time, with a pause in between, for about
+    *wait_seconds*: a transaction behind us in the queue for one is held up no longer than that.
     """
     for turn in range(1, max(round(wait_seconds / (_PATIENCE_MS / 1_000 + _PAUSE_SECONDS)), 1) + 1):
         try:
@@ -132,7 +132,7 @@ def migrate(
         except psycopg.errors.InsufficientPrivilege as error:
             raise _may_not_make(where, connection.info.user, error) from error
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-            say(f"somebody else's transaction has locked what this has to change; trying again ({turn})")
+            say(f"another transaction holds a lock that the migration needs; trying again ({turn})")
             threading.Event().wait(_PAUSE_SECONDS)
     raise StoreUnavailable(
         f"other transactions have kept tables of {where} locked all the time, so the migration got no turn: look for "
@@ -193,7 +193,7 @@ def _lock_relations(connection: Connection, schema: str) -> None:
 
 
 def _bring_up(connection: Connection, schema: str, found: Found | None, now: int | None) -> None:
-    """Run what is missing, in the transaction that is open; nobody else does so, and *found* is what is there."""
+    """Run what is missing, in the transaction that is open; no other process does so, and *found* is what is there."""
     # Whatever the session's search_path means by `text` or `format`, these scripts mean PostgreSQL's own.
     connection.execute("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)")
     if not connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [schema]).fetchall():

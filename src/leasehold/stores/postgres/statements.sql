@@ -1,4 +1,4 @@
--- What readers ask, each in one statement, so that its answer is of one moment. They run in the session of whoever asks,
+-- What readers ask, each in one statement, so that its answer is of one moment. They run in the session of the reader,
 -- so functions and types are named with their schema: a search_path that puts others in front of them changes nothing.
 
 -- name: job

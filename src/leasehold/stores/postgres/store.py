@@ -334,7 +334,7 @@ class PostgresStore:
         return self.upkeep.reclaimed.take()
 
     def advance(self, above: int = 0) -> int:
-        """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody."""
+        """Return a new epoch, above every epoch issued so far, the clock and *above*; no owner gets it."""
         [(epoch,)] = self._call("advance", above, PATIENCE_MS)
         return int(epoch)
 

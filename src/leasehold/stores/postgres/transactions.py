@@ -48,7 +48,7 @@ Steps = Generator[Call, list[Row], T]
 
 
 class PostgresTransactions(DatabaseTransactions):
-    """Runs programs in transactions that somebody else ends."""
+    """Runs programs in transactions that the store does not end by itself."""
 
     exclusive = False  # renewals and takeovers go on beside an open transaction
 
@@ -66,7 +66,7 @@ class PostgresTransactions(DatabaseTransactions):
 
     def forked(self) -> None:
         """Begin anew, in a child process; what is left to record is the parent's."""
-        self._begun = threading.local()  # .connection: what this thread has begun and nobody has entered
+        self._begun = threading.local()  # .connection: what this thread has begun and no block has entered
         self._unrecorded: deque[tuple[str, str]] = deque()  # refusals that their own transaction could not record
 
     # A transaction of ours, for the caller's rows
@@ -110,7 +110,7 @@ class PostgresTransactions(DatabaseTransactions):
     def _put(self, connection: FencedConnection) -> None:
         """Undo what the connection has open, and keep it for the next transaction. To do it again is no harm."""
         if connection.fenced is None:
-            return  # somebody else may have it by now
+            return  # another block may have it by now
         if connection.made_in != os.getpid():
             inherited.append(connection)  # of a block that a child process leaves; its parent is in it still
             return

@@ -61,7 +61,7 @@ DELETE FROM leasehold_scheduled WHERE run_at = ? AND seq = ?;
 INSERT INTO leasehold_starts (start_by, seq) VALUES (?, ?);
 
 -- name: late
--- The jobs to be looked at, and whether nobody has claimed them so far.
+-- The jobs to be looked at, and whether they were never claimed.
 SELECT s.start_by, s.seq, j.id, j.epoch = 0 AND j.status = 'unfinished' AND l.seq IS NULL
 FROM leasehold_starts AS s LEFT JOIN leasehold_jobs AS j ON j.seq = s.seq LEFT JOIN leasehold_leases AS l ON l.seq = s.seq
 WHERE s.start_by <= ?
@@ -256,7 +256,7 @@ DELETE FROM leasehold_workers WHERE seen_at <= ?;
 
 
 -- name: holder
--- Who holds a job. Without a lease the epoch is null, and nobody may write.
+-- Who holds a job. Without a lease the epoch is null, and no epoch may write.
 SELECT j.id, j.seq, l.epoch, l.owner, l.lock, l.lease_us, l.stall_us
 FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
 WHERE j.id = ?;

@@ -137,8 +137,8 @@ LANGUAGE sql STABLE AS $lh$
     SELECT (('leasehold.store'::regclass::oid::bigint & 1023) << 53) | p_epoch
 $lh$;
 
--- Whether an open transaction is fenced by an epoch that has just ended; if so, it is noted, for whoever ends it. From
--- here to the end of this transaction none can begin. Shared with nobody, the lock costs no look at anybody else's.
+-- Whether an open transaction is fenced by an epoch that has just ended; if so, it is noted, for the upkeep that ends it. From
+-- here to the end of this transaction none can begin. An exclusive lock that is only tried costs no look at other locks.
 CREATE OR REPLACE FUNCTION leasehold.is_fenced(p_epoch bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $lh$
 BEGIN
@@ -225,7 +225,7 @@ END
 $lh$;
 
 -- Locks the lease of this epoch, if it is current, and answers with the number of its job, else with null. With p_share
--- its owner may renew meanwhile, and nobody may take the job over; without, only we may do anything with it.
+-- its owner may renew meanwhile, and the job cannot be taken over; without, only this transaction may change it.
 --
 -- By one row after the other, not by a join: a plan that was made while `leases` was nearly empty might go the wrong way
 -- round, and read all of it.
@@ -273,7 +273,7 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold.wake() RETURNS void
 LANGUAGE plpgsql AS $lh$
 BEGIN
-    -- NOTIFY takes a lock over all databases at the commit: not for nobody. A waiter that registers after this look and
+    -- NOTIFY takes a lock over all databases at the commit, so it is sent only if a claim waits. A waiter that registers after this look and
     -- before our commit finds the job at its next poll (trap 9).
     IF EXISTS (SELECT FROM leasehold.waiters WHERE until > clock_timestamp()) THEN
         PERFORM pg_notify('leasehold:' || 'leasehold.store'::regclass::oid, '');
@@ -281,7 +281,7 @@ BEGIN
 END
 $lh$;
 
--- Registers somebody who waits for jobs, for some seconds, and answers with the channel to listen to.
+-- Registers a process that waits for jobs, for some seconds, and answers with the channel to listen to.
 CREATE OR REPLACE FUNCTION leasehold.await_jobs(p_name text, p_seconds double precision) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 BEGIN

@@ -70,7 +70,7 @@ LANGUAGE plpgsql AS $lh$
 DECLARE
     v_next bigint;
 BEGIN
-    -- Nobody may draw between our look and our change, or an epoch could be issued twice. ALTER SEQUENCE takes a lock
+    -- No epoch may be drawn between our look and our change, or an epoch could be issued twice. ALTER SEQUENCE takes a lock
     -- that conflicts with nextval's until the commit, setval does not; so alter first, to nothing new, and then look.
     ALTER SEQUENCE leasehold.epochs NO CYCLE;
     v_next := greatest(leasehold.last_epoch() + 1, p_least);
@@ -96,7 +96,7 @@ BEGIN
     END IF;
     SELECT fingerprint, fingerprint = concat_ws('/', v_here, xmin) INTO v_was, v_known FROM leasehold.store FOR UPDATE;
     IF v_known THEN
-        RETURN;  -- somebody else has just done it
+        RETURN;  -- another transaction has just done it
     END IF;
     v_next := leasehold.raise_epochs(p_now);
     UPDATE leasehold.store SET fingerprint = leasehold.fingerprint();
@@ -109,7 +109,7 @@ BEGIN
 END
 $lh$;
 
--- Issues an epoch to nobody, above everything that was issued, the clock and p_above.
+-- Draws an epoch that no owner gets, above everything that was issued, the clock and p_above.
 CREATE OR REPLACE FUNCTION leasehold.advance(p_above bigint, p_patience integer, p_now bigint) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE

@@ -120,7 +120,7 @@ BEGIN
         SELECT f.ord, p_now, NULL::text, s FROM unnest(v_ords, v_ids) AS f(ord, id) JOIN leasehold.seen AS s ON s.id = f.id;
         GET DIAGNOSTICS v_count = ROW_COUNT;
         IF v_count < cardinality(v_ids) THEN
-            -- It was there when this looked, and not any more: whoever asks again adds it. Without a word it would be taken
+            -- It was there when this looked, and not any more: the next call adds it. Without a word it would be taken
             -- for added here, and be nowhere.
             RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a job was pruned while it was being added again';
         END IF;
@@ -130,7 +130,7 @@ $lh$;
 
 -- The verb `add`, also inside a caller's transaction: of whatever isolation, and then on the caller's own lock_timeout,
 -- which is for its later statements too; p_patience is null there. Else it is how many milliseconds this may wait for
--- somebody whose open transaction adds a job of the same id or unique key. p_savepoint: see `fence`.
+-- another transaction that adds a job of the same id or unique key. p_savepoint: see `fence`.
 CREATE OR REPLACE FUNCTION leasehold.add(
     p_store uuid, p_jobs json, p_savepoint boolean, p_trace boolean, p_patience integer, p_now bigint
 ) RETURNS SETOF leasehold.found

@@ -55,9 +55,9 @@ $lh$;
 
 -- The verb `claim`, without its waiting. Answers with what it has to tell, in the first row, and with the grants.
 --
--- The floors are what an earlier claim told: for each queue, a place up to which nothing waits any more. Jobs that were
--- claimed leave dead entries at the head of the index, and while somebody keeps an old transaction open, nobody can remove
--- them: each claim would step over all of them. A floor is a guess. Whoever puts a job before others says so
+-- The floors are what an earlier claim found: for each queue, a place up to which nothing waits any more. Jobs that were
+-- claimed leave dead entries at the head of the index, and while an old transaction is open, no vacuum can remove
+-- them: each claim would step over all of them. A floor is a guess. What puts a job before others says so
 -- (lower_floors), and then the floors are not used; but what is added in a transaction that commits late may come to wait
 -- below one. So a claim that finds nothing looks again from the bottom, and the store asks without floors every now and
 -- then (trap 8). The same holds for deadlines: p_swept is the last instant that was seen to; and for keys that became free:
@@ -106,7 +106,7 @@ DECLARE
     v_process bigint;
     v_seqs bigint[] := '{}';  -- taken
     v_keys text[] := '{}';    -- decided about: ours, or held
-    v_busy text[] := '{}';    -- somebody else is deciding about them right now
+    v_busy text[] := '{}';    -- another claim is deciding about them right now
     v_parked integer := 0;
     v_lane_tasks text[] := '{}';   -- where jobs are parked behind tasks that this claim knows
     v_lane_queues text[] := '{}';
@@ -244,7 +244,7 @@ BEGIN
             v_rank := coalesce(v_ranks[v_at], -2147483648);  -- below that of any priority
             v_run := coalesce(v_runs[v_at], 0);
             v_after := coalesce(v_afters[v_at], 0);
-            -- SKIP LOCKED: what somebody else is taking is theirs; a claim waits for nobody.
+            -- SKIP LOCKED: what another claim is taking is passed over; a claim waits for none.
             SELECT c_places || coalesce(array_agg(place), '{}'), c_seqs || array_agg(seq), c_locks || array_agg(lock),
                    (array_agg(rank))[count(*)], (array_agg(run_at))[count(*)], (array_agg(seq))[count(*)]
             INTO c_places, c_seqs, c_locks, v_rank, v_run, v_after FROM (
@@ -277,8 +277,8 @@ BEGIN
             -- Nothing is taken before another look: what they let go may come before those that would be next.
             IF v_passed.keys THEN
                 v_again := leasehold.unpark(200, v_freed) OR v_again;
-                -- A key that was held when this looked may be one of those that were seen to just now: nobody would
-                -- wake who is parked behind it again. Only our own are known to be held.
+                -- A key that was held when this looked may be one of those that were seen to just now: jobs
+                -- parked behind it would not be woken again. Only our own are known to be held.
                 v_keys := ARRAY(
                     SELECT j.lock FROM unnest(v_seqs) AS s(seq)
                     CROSS JOIN LATERAL (SELECT lock FROM leasehold.jobs WHERE seq = s.seq OFFSET 0) AS j
@@ -417,7 +417,7 @@ BEGIN
     IF EXISTS (SELECT FROM leasehold.freed WHERE seq IS NOT NULL) THEN
         DELETE FROM leasehold.leases WHERE seq = ANY (v_seqs);
     END IF;
-    -- The epochs come last, when rows and keys are held: one that was drawn earlier could be below that of somebody who
+    -- The epochs come last, when rows and keys are held: one that was drawn earlier could be below that of a claim that
     -- had the key in between (trap 4).
     FOR i IN 0 .. (cardinality(v_seqs) - 1) / 100 LOOP
         RETURN QUERY

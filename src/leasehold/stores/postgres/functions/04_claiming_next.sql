@@ -26,7 +26,7 @@ DECLARE
     v_lasts bigint;
 BEGIN
     IF p_now IS NULL AND v_now - p_swept BETWEEN 0 AND 10000 THEN
-        -- Deadlines and what has become due were looked at a moment ago. Whoever finds no job looks at them again.
+        -- Deadlines and what has become due were looked at a moment ago. A claim that finds no job looks at them again.
         v_swept := p_swept;
     ELSIF EXISTS (SELECT FROM leasehold.leases WHERE expires_at > p_swept AND expires_at <= v_now)
         OR EXISTS (SELECT FROM leasehold.leases WHERE stalls_at > p_swept AND stalls_at <= v_now)

@@ -15,8 +15,8 @@ BEGIN
         SELECT ctid, lock, seq, epoch FROM leasehold.freed WHERE number > p_above ORDER BY number LIMIT p_most
         FOR UPDATE SKIP LOCKED
     LOOP
-        -- Whoever parks behind a key, takes it, or wakes those behind it first holds this lock, to the end of its
-        -- transaction: between a claim's look at a key and its parking behind it, nobody else decides about the key
+        -- A transaction that parks behind a key, takes it, or wakes those behind it first takes this lock, to its
+        -- end: between a claim's look at a key and its parking behind it, no other one decides about the key
         -- (trap 6). Here it is only tried, for a claim never waits; the row stays for the next one.
         IF f.lock IS NOT NULL AND NOT pg_try_advisory_xact_lock(leasehold.key_of(f.lock)) THEN
             v_left := true;
@@ -95,7 +95,7 @@ $lh$;
 
 -- Parks jobs behind their tasks, which the claimer does not know: of the rows of `ready` that it has locked (p_places), and,
 -- since more of the same are likely to follow, of the first 500 of each queue above its floor. Answers with how many,
--- and whether one of them has a lock key: it may have been the next to hold it, so whoever is behind it has to be woken.
+-- and whether one of them has a lock key: it may have been the next to hold it, so the job behind it has to be woken.
 CREATE OR REPLACE FUNCTION leasehold.pass_over(
     p_owner text, p_tasks text[], p_places tid[], p_queues text[],
     p_floor_queues text[], p_floor_ranks integer[], p_floor_run_ats bigint[], p_floor_seqs bigint[],

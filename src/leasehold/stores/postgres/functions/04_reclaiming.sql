@@ -79,8 +79,8 @@ BEGIN
 END
 $lh$;
 
--- Takes back what expired or stalled, up to p_most of each. A row that somebody has locked is left for the next sweep:
--- its owner is settling or renewing it, or somebody else is taking it back.
+-- Takes back what expired or stalled, up to p_most of each. A row that is locked is left for the next sweep:
+-- its owner is settling or renewing it, or another sweep is taking it back.
 CREATE OR REPLACE FUNCTION leasehold.sweep(p_most integer, p_now bigint) RETURNS SETOF leasehold.taken_back
 LANGUAGE plpgsql AS $lh$
 DECLARE
@@ -135,7 +135,7 @@ BEGIN
 END
 $lh$;
 
--- Cancels what nobody has claimed by when its producer wanted it begun. What somebody is claiming, or an operator is
+-- Cancels what was not claimed by when its producer wanted it begun. What a claim is taking, or an operator is
 -- moving, at this moment is left for the next sweep: a claim waits for neither.
 CREATE OR REPLACE FUNCTION leasehold.cancel_late(p_most integer, p_now bigint) RETURNS void
 LANGUAGE plpgsql AS $lh$
@@ -155,7 +155,7 @@ BEGIN
         v_over := j.seq IS NULL OR j.epoch > 0 OR j.status <> 'unfinished'
             OR EXISTS (SELECT FROM leasehold.leases WHERE seq = j.seq);
         DELETE FROM leasehold.starts WHERE ctid = s.ctid AND v_over;
-        -- Whoever takes it out of its place has it: a claim, or this. After a claim, the next sweep sees its lease.
+        -- What takes it out of its place has it: a claim, or this. After a claim, the next sweep sees its lease.
         CONTINUE WHEN v_over OR NOT leasehold.leave(j);
         DELETE FROM leasehold.starts WHERE ctid = s.ctid;
         v_epoch := nextval('leasehold.epochs');

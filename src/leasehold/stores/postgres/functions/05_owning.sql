@@ -23,7 +23,7 @@ BEGIN
 END
 $lh$;
 
--- The verb `renew`. Answers with the new deadline of each lease, or with its refusal, or with neither: somebody else has
+-- The verb `renew`. Answers with the new deadline of each lease, or with its refusal, or with neither: another transaction has
 -- the row locked at this moment, and it was not waited for, unless p_wait says so.
 CREATE OR REPLACE FUNCTION leasehold.renew(
     p_renewals json, p_wait boolean, p_patience integer, p_trace boolean, p_now bigint
@@ -148,7 +148,7 @@ DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
     v_refused leasehold.found;
 BEGIN
-    -- To the end of this transaction nobody takes the job over; its owner may renew meanwhile.
+    -- To the end of this transaction the job is not taken over; its owner may renew meanwhile.
     IF leasehold.lock_lease(p_id, p_epoch, true) IS NOT NULL THEN
         RETURN QUERY SELECT * FROM leasehold.keep(p_jobs, true, p_trace, v_now);
     ELSE

@@ -17,7 +17,7 @@ BEGIN
     WHERE j.seq = l.seq AND j.epoch < l.epoch
     RETURNING j.seq, j.unique_key, (j.options::json->>'keep_us')::bigint INTO v_seq, v_unique, v_keep;
     IF v_seq IS NULL THEN
-        -- Nobody changes a job without its lease; whoever did must not leave it without both.
+        -- No function changes a job without its lease; if it was changed all the same, it must not lose both.
         RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a job was changed while its lease was being settled';
     END IF;
     INSERT INTO leasehold.finished (finished_at, status, seqs, keep_us) VALUES (p_now, 'done', ARRAY[v_seq], v_keep);
@@ -171,7 +171,7 @@ BEGIN
         -- The rows are then deleted in this order: two batches cannot wait for each other (trap 11).
         ORDER BY j.seq
     ), ended AS (
-        -- Whoever has changed a row since our snapshot has given it another place; then it is not ours to end here.
+        -- A row that was changed since our snapshot has another place; then it is not ours to end here.
         DELETE FROM leasehold.leases AS l USING holders AS s WHERE l.ctid = s.lease
         RETURNING l.epoch, l.reason, l.owner, l.granted_at, l.expires_at, l.progress, l.note, l.lock,
                   s.ord, s.result, s.fingerprint, s.job

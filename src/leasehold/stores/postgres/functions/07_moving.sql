@@ -110,7 +110,7 @@ DECLARE
     v_answer leasehold.transferred;
 BEGIN
     PERFORM leasehold.trust_epochs(v_now);
-    -- Whoever takes a key holds its advisory lock first. Before the rows, since claims hold it while they look at them.
+    -- A key is taken under its advisory lock. Before the rows, since claims hold it while they look at them.
     SELECT lock INTO v_lock FROM leasehold.jobs WHERE id = p_id;
     IF v_lock IS NOT NULL THEN
         PERFORM pg_advisory_xact_lock(leasehold.key_of(v_lock));
@@ -152,7 +152,7 @@ BEGIN
         progress = coalesce(l.progress, progress), note = coalesce(l.note, note), updated_at = v_now
     WHERE seq = j.seq;
     v_lasts := coalesce(p_lease_us, j.lease_us, p_default_us);
-    -- Without the process: whoever moves a job is not the process that will run it, so its exit must prove nothing.
+    -- Without the process: the process that moves a job is not the one that will run it, so its exit must prove nothing.
     INSERT INTO leasehold.leases (
         seq, epoch, owner, reason, lock, granted_at, expires_at, lease_us, stalls_at, stall_us, updated_at, picked_up
     ) VALUES (
@@ -389,7 +389,7 @@ END
 $lh$;
 
 -- The verb `prune`, which is one portion: p_limit jobs, and p_events of what else is kept. Answers with how many of
--- each it removed. Nobody who works waits for it: it locks what is finished, and no more of it than is soon done.
+-- each it removed. No owner waits for it: it locks what is finished, and no more of it than is soon done.
 CREATE OR REPLACE FUNCTION leasehold.prune(
     p_keep_us bigint, p_limit integer, p_events integer, p_keep_ids_us bigint, p_patience integer, p_now bigint,
     OUT jobs integer, OUT events integer, OUT ids integer
@@ -402,7 +402,7 @@ DECLARE
     v_ids_before bigint := coalesce(v_now - p_keep_ids_us, 0);
     v_seqs bigint[];
 BEGIN
-    -- Rows that somebody is replaying are left to the next call. One after the other, and the parents in a subquery of
+    -- Rows that an operator is replaying are left to the next call. One after the other, and the parents in a subquery of
     -- their own: a join might go through all jobs for each portion. A child stays as long as its parent can be replayed,
     -- and would ask for it again.
     SELECT array_agg(seq) INTO v_seqs FROM (
@@ -554,7 +554,7 @@ BEGIN
         JOIN pg_locks AS k ON k.locktype = 'advisory' AND k.objsubid = 1
             AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
             AND (k.classid::bigint << 32) | k.objid::bigint = leasehold.fence_of(e.epoch)
-        -- Shared, as a fence holds it; whoever is in the step below may hold it otherwise.
+        -- Shared, as a fence holds it; the step below may hold it otherwise.
         WHERE k.pid <> pg_backend_pid() AND k.granted AND k.mode = 'ShareLock'
     LOOP
         -- Since that look, which takes longer the more locks the server has, the session may have ended its fenced
@@ -565,7 +565,7 @@ BEGIN
               AND (k.classid::bigint << 32) | k.objid::bigint = f.fence
         );
         BEGIN
-            -- The fence itself is asked last; if we get it, nobody holds it any more. One after the other: who is in this
+            -- The fence itself is asked last; if we get it, no transaction holds it any more. One after the other: who is in this
             -- step at the same time would take us for the session that it has found.
             IF NOT pg_try_advisory_xact_lock(leasehold.key_of('end ' || f.epoch)) THEN
                 v_held := v_held || f.epoch;
@@ -580,7 +580,7 @@ BEGIN
     IF v_lacking IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = v_lacking;
     END IF;
-    -- What nobody holds any more is seen to.
+    -- What no transaction holds any more is seen to.
     DELETE FROM leasehold.outlived WHERE epoch = ANY (v_epochs) AND epoch <> ALL (v_held);
     RETURN v_ended;
 END

@@ -1,14 +1,14 @@
 -- The fence inside a caller's COMMIT.
 --
 -- A fence is a row that the caller's transaction inserts. The constraint trigger below is deferred, so the server itself
--- compares the epoch inside COMMIT, whoever sends it: a pause before it passes nothing, and no lock is held before it.
+-- compares the epoch inside COMMIT, whichever program sends it: a pause before it passes nothing, and no lock is held before it.
 
 -- Fences the caller's transaction, and notes how its COMMIT shall settle the lease. Answers with the refusal,
 -- or null. p_savepoint: the caller knows that it is in a savepoint, and that it will not be rolled back. p_piped: it does
 -- not wait for the answer before it goes on, so that a refusal is an error: nothing that was sent behind it can commit.
 --
 -- This look locks nothing: the comparison that counts is the COMMIT's. It tells the loser early, and while there is
--- somebody who can record it. All of it is one statement, since this is run in every transaction of an owner.
+-- a caller that can record it. All of it is one statement, since this is run in every transaction of an owner.
 CREATE OR REPLACE FUNCTION leasehold.fence(
     p_store uuid, p_id text, p_epoch bigint, p_verb text, p_request json, p_savepoint boolean, p_piped boolean,
     p_trace boolean, p_now bigint
@@ -25,7 +25,7 @@ BEGIN
     FROM leasehold.jobs AS j JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
     WHERE j.id = p_id AND l.epoch = p_epoch AND p_store = (SELECT id FROM leasehold.store)
       AND NOT leasehold.has_settled(p_epoch)
-      -- While this is held, a takeover knows that somebody may be paused in here.
+      -- While this is held, a takeover knows that an owner may be paused in here.
       AND pg_try_advisory_xact_lock_shared(leasehold.fence_of(p_epoch))
     -- A row written in a savepoint has the savepoint's own transaction id.
     RETURNING f.ctid, f.xmin <> pg_current_xact_id()::xid INTO v_place, v_sub;
@@ -101,7 +101,7 @@ BEGIN
     END IF;
     SELECT epoch, status = 'running' INTO v_seen, v_running FROM leasehold.seen WHERE id = p_id;
     IF v_seen = p_epoch AND v_running THEN
-        -- Somebody is taking the job over at this moment, and has looked for fences already. Wait for the outcome.
+        -- Another transaction is taking the job over at this moment, and has looked for fences already. Wait for the outcome.
         PERFORM pg_advisory_xact_lock_shared(leasehold.fence_of(p_epoch));
         IF v_latest THEN
             RETURN leasehold.fence(p_store, p_id, p_epoch, p_verb, p_request, p_savepoint, false, p_trace, p_now);
@@ -176,10 +176,10 @@ BEGIN
             RAISE EXCEPTION USING
                 ERRCODE = 'LH007',
                 MESSAGE = 'a transaction that is fenced by a lease cannot be prepared',
-                HINT = 'It would keep the lease locked until somebody commits it, over restarts too. Commit it in one phase.';
+                HINT = 'It would keep the lease locked until it is committed, over restarts too. Commit it in one phase.';
         END IF;
         -- SET CONSTRAINTS ALL IMMEDIATE, say. To compare now would be to lock the lease to the end of the transaction,
-        -- and whoever is paused in it would hold up its successor (trap 15): so it is put off to the COMMIT again. If
+        -- and an owner that is paused in it would hold up its successor (trap 15): so it is put off to the COMMIT again. If
         -- this is a COMMIT in other words, the trigger fires again in the same statement, and compares.
         IF NEW.put_off_at IS DISTINCT FROM statement_timestamp() THEN
             SET CONSTRAINTS leasehold.at_commit DEFERRED;
@@ -219,7 +219,7 @@ END
 $lh$;
 
 -- Keeps a report of progress that was made in a caller's transaction: in a row of its own, since a renewal may have changed
--- the lease's since the snapshot of that transaction, and then REPEATABLE READ would let nobody write it.
+-- the lease's since the snapshot of that transaction, and then REPEATABLE READ would not let it be written.
 CREATE OR REPLACE FUNCTION leasehold.progress_in_commit(p_seq bigint, f leasehold.fences) RETURNS void
 LANGUAGE plpgsql AS $lh$
 #variable_conflict use_column

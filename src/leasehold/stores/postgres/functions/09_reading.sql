@@ -20,7 +20,7 @@ BEGIN
 END
 $lh$;
 
--- The processes that have claimed jobs, so that whoever sweeps can see which of them are gone.
+-- The processes that have claimed jobs, so that a sweep can see which of them are gone.
 CREATE OR REPLACE FUNCTION leasehold.known_processes() RETURNS SETOF leasehold.processes
 LANGUAGE plpgsql STABLE SECURITY DEFINER AS $lh$
 BEGIN

@@ -20,7 +20,7 @@ CREATE TABLE leasehold.store (
 
 -- A job: what the producer asked for, and what has become of it.
 CREATE TABLE leasehold.jobs (
-    -- What has a fixed length and is never null comes first: whoever reads a later column steps over the earlier ones.
+    -- What has a fixed length and is never null comes first: to read a later column is to step over the earlier ones.
     seq           bigint PRIMARY KEY,
     epoch         bigint NOT NULL DEFAULT 0,  -- of what happened last; a live lease has a greater one
     run_at        bigint NOT NULL,
@@ -124,7 +124,7 @@ CREATE TABLE leasehold.parked (
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 
 -- What the next claim has to see to, before it looks for jobs: a key that became free, and maybe a lease that a caller's
--- transaction ended and could not remove. Whoever frees a key leaves a row here and takes no lock for it.
+-- transaction ended and could not remove. A transaction that frees a key leaves a row here and takes no lock for it.
 CREATE TABLE leasehold.freed (
     number  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     lock    text COLLATE "C",
@@ -266,7 +266,7 @@ CREATE UNLOGGED TABLE leasehold.outlived (
     epoch  bigint PRIMARY KEY
 );
 
--- Who waits for a job to claim, so that NOTIFY is sent when somebody listens. Unlogged: a crash ends every wait.
+-- Processes that wait for a job to claim, so that NOTIFY is sent when one listens. Unlogged: a crash ends every wait.
 CREATE UNLOGGED TABLE leasehold.waiters (
     id     text COLLATE "C" PRIMARY KEY,
     until  timestamptz NOT NULL

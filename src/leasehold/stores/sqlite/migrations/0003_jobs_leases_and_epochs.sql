@@ -165,7 +165,7 @@ CREATE TABLE leasehold_workers (
     seen_at      INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Ownerships that ended in any other way than with a completion. settlement is what the owner said, if it was the owner.
+-- Ownerships that ended in any other way than with a completion. settlement is the fingerprint of the owner's, if there was one.
 CREATE TABLE leasehold_ownerships (
     seq         INTEGER NOT NULL,
     epoch       INTEGER NOT NULL,
