@@ -556,13 +556,13 @@ MUTANTS = (
     Mutant(
         "sqlite-refusal-joins",
         "A refusal in a caller's transaction is recorded in it, and rolled back with it.",
-        (Edit("stores/sqlite/ownership.py", "if self.defers and kind in _REFUSALS:", "if False:"),),
+        (Edit("stores/sqlite/programs.py", "if self.defers and kind in _REFUSALS:", "if False:"),),
         ("tests/traps/test_sqlite_traps.py::test_trap_16_a_refusal_in_a_callers_transaction_is_recorded_apart",),
     ),
     Mutant(
         "sqlite-lost-record",
         "A pending record of a refusal is lost with the transaction that was to record it.",
-        (Edit("stores/sqlite/ownership.py",
+        (Edit("stores/sqlite/programs.py",
               "        self.recorded = len(self.deferred)\n"
               "        yield many(self.sql.insert_event, [self.deferred[i] for i in range(self.recorded)])\n",
               "        yield many(self.sql.insert_event, [self.deferred.popleft() for _ in range(len(self.deferred))])\n"),),

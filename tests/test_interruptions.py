@@ -15,7 +15,7 @@ from leasehold import Conflict, Router, Status
 from leasehold.core.clock import SystemClock
 from leasehold.core.ownership import Process
 from leasehold.stores.memory import MemoryStore
-from leasehold.stores.sqlite import SqliteStore, upkeep
+from leasehold.stores.sqlite import SqliteStore, claiming
 
 
 def _interrupt(*_: Any, **__: Any) -> NoReturn:
@@ -146,7 +146,7 @@ def test_recovery_goes_by_the_name_of_a_process_and_not_by_its_row(tmp_path: Pat
         assert router.claim("alive") is not None
         dead = Process("host", "boot", "namespace", 1, 1)
 
-        assert store._write(upkeep.recover, [dead]) == []
+        assert store._write(claiming.recover, [dead]) == []
 
         assert router.job("job").owner == "alive"
 
@@ -180,7 +180,7 @@ def test_a_clock_that_is_set_back_makes_no_wait_longer(tmp_path: Path) -> None:
 def test_one_prune_removes_a_bounded_number_of_events(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are old: nobody waits long for the write lock because of it."""
     monkeypatch.setattr("leasehold.stores.memory.upkeep.EVENTS_AT_ONCE", 3)
-    monkeypatch.setattr("leasehold.stores.sqlite.upkeep.EVENTS_AT_ONCE", 3)
+    monkeypatch.setattr("leasehold.stores.sqlite.claiming.EVENTS_AT_ONCE", 3)
     for _ in range(8):
         router.advance()
 
@@ -196,7 +196,7 @@ def test_one_prune_removes_a_bounded_number_of_events(router: Router, monkeypatc
 def test_a_router_prunes_events_until_none_is_old(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if there are more of them than one prune removes, and no job has finished."""
     monkeypatch.setattr("leasehold.stores.memory.upkeep.EVENTS_AT_ONCE", 3)
-    monkeypatch.setattr("leasehold.stores.sqlite.upkeep.EVENTS_AT_ONCE", 3)
+    monkeypatch.setattr("leasehold.stores.sqlite.claiming.EVENTS_AT_ONCE", 3)
     for _ in range(8):
         router.advance()
 

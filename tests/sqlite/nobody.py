@@ -10,7 +10,7 @@ import os
 import sys
 
 from leasehold import LeaseholdError, Router
-from leasehold.stores.sqlite.sql import migrations
+from leasehold.stores.sqlite.programs import migrations
 
 
 def main(url: str) -> None:

@@ -35,9 +35,9 @@ from leasehold import Lease, Router, Settled, StoreUnavailable
 from leasehold.core.ownership import Reason
 from leasehold.liveness import this_process
 from leasehold.stores.sqlite import SqliteStore
+from leasehold.stores.sqlite.connection import Wal
 from leasehold.stores.sqlite.database import Database
-from leasehold.stores.sqlite.sql import migrations, split, statements
-from leasehold.stores.sqlite.wal import Wal
+from leasehold.stores.sqlite.programs import migrations, split, statements
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -17,7 +17,7 @@ import leasehold.stores.sqlite.database as module
 from leasehold import Router, StoreIncompatible, StoreUnavailable
 from leasehold.cli.app import run
 from leasehold.stores.sqlite import SqliteStore
-from leasehold.stores.sqlite.sql import Migration, migrations
+from leasehold.stores.sqlite.programs import Migration, migrations
 
 NOW = migrations("leasehold")[-1].version
 STEP = f"{NOW + 1:04}_tag_jobs"

@@ -7,16 +7,15 @@ The SQLite store.
 Programs are functions that take a session, yield statements and are sent rows:
 
     owning        of producers and owners: add, renew, progress, settle, effects
-    claiming      how a job gets an owner: claim, and picking up a transfer
+    claiming      how a job gets an owner, and how the store takes it back: claim, pick-up, reclaims, pruning
     moving        of operators: transfer, cancel, replay, requeue, finish, resolve, pause
-    upkeep        of the store itself: reclaims, reports of workers, pruning
-    reading       of readers
+    reading       of readers, and of `search`
     backlog       where a pending job waits: ready, scheduled or parked
-    ownership     the session: epochs, and who may write; refusals
+    programs      what they are made of: named statements, the session, epochs and who may write; the migrations
 
-    database      the file: connections, transactions, forks        wal    its write-ahead log
-    connection    how threads share a connection, errors, the fenced connection
-    sql           the named statements, and the migrations          *.sql  the schema and every statement
+    database      the file: connections, transactions, forks
+    connection    how threads share a connection, errors, the fenced connection, the write-ahead log
+    *.sql         the schema and every statement
 """
 
 from .store import SqliteStore

@@ -12,8 +12,7 @@ from typing import Any
 
 from ...core.parking import LOCK, TASK
 from ..rows import SpecRow
-from .ownership import Session, Standing
-from .sql import Program, many, one
+from .programs import Program, Session, Standing, many, one
 
 PARKED_AT_ONCE = 500
 

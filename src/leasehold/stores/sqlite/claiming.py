@@ -1,17 +1,31 @@
-"""The programs by which a job gets an owner that works on it: a claim, and a transfer that is picked up."""
+"""
+The programs by which jobs get owners, and by which the store takes them back and tidies up.
+
+A claim, and a transfer that is picked up; then the upkeep: reclaims, the reports of workers, pruning, and the epoch
+counter. They are one module because a claim takes back what is overdue first.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...core.job import Grant
-from ...core.ownership import Ownership, Process
+from ...core.lifecycle import FINISHED, NOT_STARTED, Verb, after, judge_taken_back
+from ...core.ownership import STORE, Ownership, Process, Reason
+from ...core.workers import WorkerReport
+from ...store import EVENTS_AT_ONCE, Pruned, ids_before
+from ..policy import KEPT, Place
 from ..rows import REASONS, grant_of, spec_of
-from . import backlog, ownership, upkeep
-from .ownership import Session, Standing, process_number
-from .sql import Program, many, one
+from . import backlog, moving, owning, programs
+from .programs import Program, Session, Standing, many, one, process_number
+
+SWEPT_AT_ONCE = 1_000
+
+
+# Reclaims
 
 
 def claim(
@@ -35,7 +49,7 @@ def claim(
     number = None if process is None else process_number(process)
     [look] = yield one(sql.look, number)
     if look[0] <= now:
-        ended = yield from upkeep.sweep(session, now)
+        ended = yield from sweep(session, now)
         [look] = yield one(sql.look, number)
     _, first, last, known, some_paused, some_parked, last_epoch = look
     if first is None and not some_parked:
@@ -53,7 +67,7 @@ def claim(
     if process is not None and not known:
         yield one(sql.insert_process, number, *process)
     # The lock keys are known to be free by now. An epoch drawn before that could be below an earlier holder's.
-    epoch = (yield from ownership.draw(session, now, len(taken), last_epoch)) - len(taken)
+    epoch = (yield from programs.draw(session, now, len(taken), last_epoch)) - len(taken)
     leases, grants = [], []
     for row in taken:
         epoch += 1
@@ -94,7 +108,7 @@ def transfers(session: Session, owner: str) -> Program[list[tuple[str, int]]]:
 
 def pick_up(session: Session, now: int, job_id: str, epoch: int) -> Program[None]:
     """Mark the lease as picked up, if *epoch* is still its own."""
-    held = yield from ownership.find(session, job_id)
+    held = yield from programs.find(session, job_id)
     if held is not None and held.lease_epoch == epoch:
         yield one(session.sql.pick_up, held.seq)
 
@@ -111,7 +125,7 @@ def accept(
     number = None if process is None else process_number(process)
     grants = []
     for job_id, epoch in transfers:
-        held = yield from ownership.find(session, job_id)
+        held = yield from programs.find(session, job_id)
         if held is None or not _may_accept(held, epoch, owner, claim_id):
             continue
         if process is not None:
@@ -127,3 +141,184 @@ def _may_accept(held: Standing, epoch: int, owner: str, claim_id: str) -> bool:
     if (held.lease_epoch, held.owner) != (epoch, owner):
         return False
     return not held.picked_up or held.claim_id == claim_id
+
+
+# Upkeep
+
+
+def sweep(session: Session, now: int) -> Program[list[Ownership]]:
+    """Take back what expired or stalled, and make ready what has become due; a bounded number at a time."""
+    sql, ended = session.sql, list[Ownership]()
+    for (job_id,) in (yield one(sql.expired, now, SWEPT_AT_ONCE)):
+        ended.append((yield from take_back(session, now, job_id, Reason.TIMEOUT)))
+    for (job_id,) in (yield one(sql.stalled, now, SWEPT_AT_ONCE)):
+        ended.append((yield from take_back(session, now, job_id, Reason.STALL)))
+    yield one(sql.promote, now, SWEPT_AT_ONCE)
+    yield one(sql.promoted, now, SWEPT_AT_ONCE)
+    for start_by, seq, job_id, unclaimed in (yield one(sql.late, now, SWEPT_AT_ONCE)):
+        if unclaimed:
+            yield from moving.override(session, now, Verb.CANCEL, "cancelled", job_id, 0, STORE, NOT_STARTED)
+            yield one(sql.not_started, NOT_STARTED, seq)
+        yield one(sql.delete_start, start_by, seq)
+    return ended
+
+
+def recover(session: Session, now: int, gone: Sequence[Process]) -> Program[list[Ownership]]:
+    """Take back the jobs of processes that are gone."""
+    numbers = [process_number(process) for process in gone]
+    ended = []
+    for (job_id,) in (yield one(session.sql.leased_by_processes, json.dumps(numbers))):
+        ended.append((yield from take_back(session, now, job_id, Reason.RECOVERY)))
+    for number in numbers:
+        yield one(session.sql.delete_process, number)
+    return ended
+
+
+def processes(session: Session) -> Program[list[Process]]:
+    """Return the processes that have claimed jobs here."""
+    return [Process(*row) for row in (yield one(session.sql.processes))]
+
+
+def take_back(session: Session, now: int, job_id: str, reason: Reason) -> Program[Ownership]:
+    """End a lease for the store's own reasons."""
+    held = yield from programs.find(session, job_id)
+    assert held is not None
+    ended = held.ownership(reason.value, now, STORE, None)
+    verb, reclaims, error = judge_taken_back(
+        reason, ended.owner, held.reclaims, held.retry, picked_up=bool(held.picked_up)
+    )
+    status = after(verb, held.status, job_id)
+    final = status in FINISHED
+    yield from programs.archive(session, now, held, reason, by=STORE, note=error)
+    epoch = yield from programs.draw(session, now, 1)
+    yield from owning.end_lease(
+        session,
+        now,
+        held,
+        status=status,
+        epoch=epoch,
+        reason=reason.value,
+        attempt=held.attempt if final else held.attempt + 1,
+        reclaims=reclaims,
+        last_error=error,
+        run_us=held.run_us if final else min(held.run_us, now),
+    )
+    if final:
+        yield from session.record(now, "failed", job_id, epoch=epoch, reason=reason, was=held.owner, error=error)
+    else:
+        yield from session.record(now, "reclaimed", job_id, epoch=epoch, reason=reason, was=held.owner)
+    return replace(ended, note=error)
+
+
+def advance(session: Session, now: int, above: int) -> Program[int]:
+    """Raise the counter, and return an epoch that is issued to no owner."""
+    if above > (yield from programs.last_epoch(session)):
+        yield one(session.sql.set_last_epoch, above)
+    epoch = yield from programs.draw(session, now, 1)
+    yield from session.record(now, "advanced", None, epoch=epoch, above=above)
+    return epoch
+
+
+# Workers
+
+
+def report(session: Session, now: int, report: WorkerReport) -> Program[None]:
+    """Record that the worker runs."""
+    name, given_name, process, queues, tasks, concurrency, running, up_us = report
+    yield one(
+        session.sql.report,
+        name,
+        given_name,
+        None if process is None else json.dumps(process),
+        None if queues is None else json.dumps(queues),
+        json.dumps(tasks),
+        concurrency,
+        running,
+        now - up_us,
+        now,
+    )
+
+
+def retire(session: Session, now: int, name: str) -> Program[None]:
+    """Forget a worker, which has ended."""
+    yield one(session.sql.retire, name)
+
+
+def may_forget_workers(session: Session, before_us: int) -> Program[bool]:
+    """Return whether some workers have not reported since that instant."""
+    [(some,)] = yield one(session.sql.forgettable_workers, before_us)
+    return bool(some)
+
+
+def forget_workers(session: Session, now: int, before_us: int) -> Program[None]:
+    """Forget the workers that have not reported since that instant."""
+    yield one(session.sql.forget_workers, before_us)
+
+
+# Pruning
+
+
+def prune(session: Session, now: int, keep_us: int, keep_ids_us: int | None, limit: int) -> Program[Pruned]:
+    """Remove jobs that finished longer ago than the one, their ids if longer than the other, and events that old."""
+    before_us, ids_before_us = now - keep_us, ids_before(now, keep_ids_us)
+    old: list[tuple[int, int]] = []
+    for status in FINISHED:
+        old += yield one(session.sql.prunable, status.value, before_us, limit)
+    seqs = [seq for _, seq in sorted(old)[:limit]]
+    yield from _remove(session, seqs, ids_before_us)
+    events = yield one(session.sql.prune_events, before_us, EVENTS_AT_ONCE)
+    ids = yield from prune_ids(session, now, ids_before_us, limit)
+    return Pruned(len(seqs), len(events), ids)
+
+
+def prune_ids(session: Session, now: int, before_us: int, limit: int) -> Program[int]:
+    """Forget the ids of jobs that were pruned and finished before that instant, and processes that hold nothing."""
+    yield one(session.sql.delete_idle_processes)
+    count = 0
+    for status in FINISHED:
+        count += len((yield one(session.sql.prune_ids, status.value, before_us, limit)))
+    return count
+
+
+# By policy: what is due is read without the write lock, and read again under it
+
+
+def due(
+    session: Session, kind: str, before_us: int, place: Place, limit: int
+) -> Program[tuple[list[int], Place | None]]:
+    """Return the jobs of one portion that may go, by seq, and where the next one begins; None at the end."""
+    params = {"kind": kind, "before": before_us, "at": place[0], "seq": place[1], "limit": limit}
+    rows = yield (session.sql.due_kept if kind == KEPT else session.sql.due), params, False
+    return [seq for _, seq, stays in rows if not stays], (rows[-1][:2] if len(rows) == limit else None)
+
+
+def prune_due(
+    session: Session, now: int, kind: str, before_us: int, place: Place, limit: int, ids_before_us: int
+) -> Program[None]:
+    """Remove the jobs of one portion."""
+    seqs, _ = yield from due(session, kind, before_us, place, limit)
+    yield from _remove(session, seqs, ids_before_us)
+
+
+def due_events(session: Session, before_us: int, after: int, limit: int) -> Program[tuple[list[int], Place | None]]:
+    """Return the events of one portion that may go, by number, and where the next one begins; None at the end."""
+    rows = yield one(session.sql.due_events, after, limit)
+    old = [(number, stays) for number, at, stays in rows if at < before_us]
+    return [number for number, stays in old if not stays], ((rows[-1][0], 0) if len(old) == limit else None)
+
+
+def prune_due_events(session: Session, now: int, before_us: int, after: int, limit: int) -> Program[None]:
+    """Remove the events of one portion."""
+    numbers, _ = yield from due_events(session, before_us, after, limit)
+    yield one(session.sql.prune_numbers, json.dumps(numbers))
+
+
+def _remove(session: Session, seqs: Sequence[int], ids_before_us: int) -> Program[None]:
+    """Remove these jobs and everything about them, except for the narrow rows."""
+    if seqs:
+        listed = json.dumps(seqs)
+        yield one(session.sql.narrow_jobs, listed, ids_before_us)
+        yield one(session.sql.prune_jobs, listed)
+        yield one(session.sql.prune_ownerships, listed)
+        yield one(session.sql.prune_effects, listed)
+        yield one(session.sql.prune_checkpoints, listed)

@@ -19,10 +19,8 @@ from ...core.clock import Clock
 from ...errors import InvalidArgument, LeaseholdError, StoreIncompatible, StoreUnavailable
 from ...transaction import refuse_inside
 from .._versions import Migrated
-from .connection import Turn, drive, explained
-from .ownership import Session
-from .sql import Program, Statements, migrate, migrations, schema_version
-from .wal import Wal
+from .connection import Turn, Wal, drive, explained
+from .programs import Program, Session, Statements, migrate, migrations, schema_version
 
 log = logging.getLogger("leasehold")
 

@@ -12,9 +12,8 @@ from ...core.workers import is_alive, recipient
 from ...errors import Conflict, UnknownJob
 from ...store import Refusal
 from ..rows import grant_of, job_of, spec_of, state_of
-from . import backlog, ownership, owning
-from .ownership import Session, Standing
-from .sql import Program, one
+from . import backlog, owning, programs
+from .programs import Program, Session, Standing, one
 
 
 def transfer(
@@ -29,12 +28,12 @@ def transfer(
     default_lease_us: int,
 ) -> Program[Grant | Refusal]:
     """Give the job to another owner."""
-    held = yield from ownership.find_seen(session, now, job_id, epoch, Verb.TRANSFER, by)
+    held = yield from programs.find_seen(session, now, job_id, epoch, Verb.TRANSFER, by)
     if not isinstance(held, Standing):
         return held
     running = held.lease_epoch is not None
     if running:
-        yield from ownership.archive(session, now, held, Reason.MANUAL, by=by, note=note)
+        yield from programs.archive(session, now, held, Reason.MANUAL, by=by, note=note)
         yield one(session.sql.delete_lease, held.seq)
     else:
         if held.lock is not None:
@@ -51,7 +50,7 @@ def transfer(
         "now": now,
     }
     yield session.sql.transferred, moved, False
-    issued = yield from ownership.draw(session, now, 1)
+    issued = yield from programs.draw(session, now, 1)
     [row] = yield one(session.sql.job, job_id)
     spec = spec_of(row)
     stall_us, lasts = spec.stall_us, lease_us or spec.lease_us or default_lease_us
@@ -88,7 +87,7 @@ def override(
     result: str | None = None,
 ) -> Program[Job | Refusal]:
     """Cancel, replay, requeue or finish a job by hand."""
-    held = yield from ownership.find_seen(session, now, job_id, epoch, verb, by)
+    held = yield from programs.find_seen(session, now, job_id, epoch, verb, by)
     if not isinstance(held, Standing):
         return held
     status = after(verb, held.status, job_id)
@@ -97,13 +96,13 @@ def override(
         for _, holder in (yield one(session.sql.known_unique, json.dumps([held.unique]))):
             raise unique_taken(job_id, held.unique, holder)
     if running:
-        yield from ownership.archive(session, now, held, MOVED_BY[verb], by=by, note=note)
+        yield from programs.archive(session, now, held, MOVED_BY[verb], by=by, note=note)
         yield one(session.sql.delete_lease, held.seq)
     elif pending:
         yield from backlog.delete(session, held)
     elif held.done_by is not None:
         yield from _archive_done(session, held)
-    issued = yield from ownership.draw(session, now, 1)
+    issued = yield from programs.draw(session, now, 1)
     yield from _write_override(session, now, held, verb, final, issued, result)
     yield from session.record(now, kind, job_id, epoch=issued, was=held.owner, by=by, note=note)
     [row] = yield one(session.sql.job, job_id)
@@ -174,11 +173,11 @@ def resolve(
     session: Session, now: int, job_id: str, epoch: int, name: str, by: str, outcome: str | None, note: str | None
 ) -> Program[Job | Refusal]:
     """Record how an effect in doubt ended."""
-    standing = yield from ownership.find(session, job_id)
+    standing = yield from programs.find(session, job_id)
     if standing is None:
         return UnknownJob(job_id)
     if standing.epoch != epoch:
-        return (yield from ownership.refuse(session, now, standing, epoch, "resolve", by))
+        return (yield from programs.refuse(session, now, standing, epoch, "resolve", by))
     for _, _, known in (yield one(session.sql.effect, standing.seq, name)):
         if known is not None:
             raise Conflict(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")

@@ -15,9 +15,8 @@ from ...core.ownership import Note, NoteKind
 from ...errors import UnknownJob
 from ...store import Begun, Refusal, Renewal
 from ..rows import job_of
-from . import backlog, ownership
-from .ownership import Session, Standing
-from .sql import Program, many, one
+from . import backlog, programs
+from .programs import Program, Session, Standing, many, one
 
 
 def add(session: Session, now: int, jobs: Sequence[NewJob]) -> Program[list[Added]]:
@@ -95,7 +94,7 @@ def check(session: Session, now: int, holders: Sequence[tuple[str, int]]) -> Pro
     for job_id, epoch in holders:
         row = held.get(job_id)
         current = row is not None and row[2] == epoch
-        reply.append(None if current else (yield from ownership.refuse_by_id(session, now, job_id, epoch, "check")))
+        reply.append(None if current else (yield from programs.refuse_by_id(session, now, job_id, epoch, "check")))
     return reply
 
 
@@ -107,7 +106,7 @@ def renew(session: Session, now: int, renewals: Sequence[Renewal]) -> Program[li
     for job_id, epoch, lease_us in renewals:
         row = held.get(job_id)
         if row is None or row[2] != epoch:
-            reply.append((yield from ownership.refuse_by_id(session, now, job_id, epoch, "renew")))
+            reply.append((yield from programs.refuse_by_id(session, now, job_id, epoch, "renew")))
             continue
         expires = now + (lease_us or row[5])
         moved.append((expires, row[1]))
@@ -125,7 +124,7 @@ def progress(session: Session, now: int, reports: Sequence[Progress]) -> Program
     for job_id, epoch, fraction, note, checkpoint in reports:
         row = held.get(job_id)
         if row is None or row[2] != epoch:
-            reply.append((yield from ownership.refuse_by_id(session, now, job_id, epoch, "progress")))
+            reply.append((yield from programs.refuse_by_id(session, now, job_id, epoch, "progress")))
             continue
         stalls = None if row[6] is None else now + row[6]
         yield one(session.sql.progress, fraction, note, now, stalls, row[1])
@@ -141,7 +140,7 @@ def progress(session: Session, now: int, reports: Sequence[Progress]) -> Program
 
 def fence(session: Session, now: int, job_id: str, epoch: int) -> Program[Refusal | None]:
     """Return the refusal unless *epoch* is current; the write lock keeps the answer true until the commit."""
-    standing = yield from ownership.find_held(session, now, job_id, epoch, "fence")
+    standing = yield from programs.find_held(session, now, job_id, epoch, "fence")
     return None if isinstance(standing, Standing) else standing
 
 
@@ -149,7 +148,7 @@ def add_children(
     session: Session, now: int, job_id: str, epoch: int, jobs: Sequence[NewJob]
 ) -> Program[list[Added] | Refusal]:
     """Add children, if *epoch* is current."""
-    standing = yield from ownership.find_held(session, now, job_id, epoch, "add")
+    standing = yield from programs.find_held(session, now, job_id, epoch, "add")
     return (yield from add(session, now, jobs)) if isinstance(standing, Standing) else standing
 
 
@@ -203,7 +202,7 @@ def _complete(
 
 
 def _settle_again(session: Session, now: int, settlement: Settlement) -> Program[Refusal | None]:
-    standing = yield from ownership.find(session, settlement.job_id)
+    standing = yield from programs.find(session, settlement.job_id)
     if standing is None:
         return UnknownJob(settlement.job_id)
     before = standing.settlement if standing.epoch == settlement.epoch else None
@@ -211,11 +210,11 @@ def _settle_again(session: Session, now: int, settlement: Settlement) -> Program
         before = earlier
     if before is not None and before == settlement.fingerprint():
         return None
-    return (yield from ownership.refuse(session, now, standing, settlement.epoch, settlement.outcome.value))
+    return (yield from programs.refuse(session, now, standing, settlement.epoch, settlement.outcome.value))
 
 
 def _put_back(session: Session, now: int, settlement: Settlement) -> Program[None]:
-    held = yield from ownership.find(session, settlement.job_id)
+    held = yield from programs.find(session, settlement.job_id)
     assert held is not None
     assert held.owner is not None
     verb, errors, reclaims, last_error = setback(settlement, held.errors, held.reclaims, held.last_error, held.retry)
@@ -223,9 +222,7 @@ def _put_back(session: Session, now: int, settlement: Settlement) -> Program[Non
     status = after(verb, held.status, held.id)
     final = status in FINISHED
     how = Status.FAILED.value if final else FREED_BY[verb].value
-    yield from ownership.archive(
-        session, now, held, how, by=held.owner, note=error, settlement=settlement.fingerprint()
-    )
+    yield from programs.archive(session, now, held, how, by=held.owner, note=error, settlement=settlement.fingerprint())
     # Without a delay it is due at once, even if it was transferred before its time had come.
     due = now + settlement.delay_us if settlement.delay_us else min(held.run_us, now)
     run_us = held.run_us if final else due
@@ -292,7 +289,7 @@ def begin_effect(
     session: Session, now: int, job_id: str, epoch: int, name: str, again: bool
 ) -> Program[Begun | Refusal]:
     """Record an intent, if *epoch* is current."""
-    standing = yield from ownership.find_held(session, now, job_id, epoch, "once")
+    standing = yield from programs.find_held(session, now, job_id, epoch, "once")
     if not isinstance(standing, Standing):
         return standing
     rows = yield one(session.sql.effect, standing.seq, name)
@@ -311,7 +308,7 @@ def end_effect(
     session: Session, now: int, job_id: str, epoch: int, name: str, outcome: str | None
 ) -> Program[Refusal | None]:
     """Record an outcome, if *epoch* is current."""
-    standing = yield from ownership.find_held(session, now, job_id, epoch, "once")
+    standing = yield from programs.find_held(session, now, job_id, epoch, "once")
     if not isinstance(standing, Standing):
         return standing
     yield from conclude(session, standing, name, epoch, outcome)
@@ -321,7 +318,7 @@ def end_effect(
 def record(session: Session, now: int, note: Note) -> Program[Refusal | None]:
     """Insert a note about a guarded resource; the keys of an owner only if its epoch is current."""
     if note.kind is NoteKind.GUARDED:
-        standing = yield from ownership.find_held(session, now, str(note.job_id), note.epoch, "seal")
+        standing = yield from programs.find_held(session, now, str(note.job_id), note.epoch, "seal")
         if not isinstance(standing, Standing):
             return standing
     yield from session.record(now, note.kind.value, note.job_id, epoch=note.epoch, owner=note.owner, **note.facts)

@@ -27,11 +27,10 @@ from ...transaction import is_inside, refuse_inside
 from .._versions import Migrated
 from ..policy import EVENTS, IDS, PORTION, WORKERS, Pass, Place
 from ..reclaimed import Reclaimed
-from . import claiming, moving, owning, reading, searching, upkeep
+from . import claiming, moving, owning, reading
 from .connection import Changes
 from .database import Database
-from .ownership import Session
-from .sql import Program, statements
+from .programs import Program, Session, statements
 from .transactions import SqliteTransactions
 
 log = logging.getLogger("leasehold")
@@ -279,11 +278,11 @@ class SqliteStore:
         """Note that the worker is there, and what it says of itself."""
         # Without `notify`. A waiting claim notices the commit by the file's data version and reads, as for every
         # commit; since no job is due, it opens no transaction to write.
-        self.database.write(self._session, upkeep.report, report)
+        self.database.write(self._session, claiming.report, report)
 
     def retire(self, name: str) -> None:
         """Forget the worker of that name, which has ended."""
-        self.database.write(self._session, upkeep.retire, name)
+        self.database.write(self._session, claiming.retire, name)
 
     # The store itself
 
@@ -291,7 +290,7 @@ class SqliteStore:
         """Take back what expired, does not progress, or whose process is gone."""
         ended: list[Ownership] = []
         try:
-            while batch := self._note(self._write(upkeep.sweep)):
+            while batch := self._note(self._write(claiming.sweep)):
                 ended += batch
             return ended + self._recover(always=True)
         except StoreUnavailable as error:
@@ -305,9 +304,9 @@ class SqliteStore:
             return []
         self._recovered_us = now
         mine = this_process()
-        known = self._read(upkeep.processes)
+        known = self._read(claiming.processes)
         gone = [process for process in known if process != mine and is_gone(process)]
-        return self._note(self._write(upkeep.recover, gone)) if gone else []
+        return self._note(self._write(claiming.recover, gone)) if gone else []
 
     def _note(self, ended: list[Ownership]) -> list[Ownership]:
         self._reclaimed.note((held.job_id, held.epoch) for held in ended)
@@ -319,13 +318,13 @@ class SqliteStore:
 
     def prune(self, keep_us: int, *, limit: int = 1_000, keep_ids_us: int | None = KEEP_IDS_US) -> Pruned:
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, and events that old."""
-        return self._write(upkeep.prune, keep_us, keep_ids_us, limit)
+        return self._write(claiming.prune, keep_us, keep_ids_us, limit)
 
     def tend(self, retention: Retention = DEFAULT_RETENTION) -> bool:
         """Take back what is overdue or whose process is gone, and prune a portion; return whether more is due."""
         _, next_us = self._read(reading.waiting, None)
         if next_us <= self._clock.now():
-            self._note(self._write(upkeep.sweep))
+            self._note(self._write(claiming.sweep))
         self._recover()
         self.transactions.record_soon()
         return self._pass.portion(self._clock.now(), retention, functools.partial(self._prune_due, retention))
@@ -334,24 +333,24 @@ class SqliteStore:
         now = self._clock.now()
         before_us, ids_us = now - keep_us, ids_before(now, retention.keep_us(IDS))
         if kind == IDS:
-            return place if self._write(upkeep.prune_ids, before_us, PORTION) else None
+            return place if self._write(claiming.prune_ids, before_us, PORTION) else None
         if kind == WORKERS:
-            if self._read(upkeep.may_forget_workers, before_us):
-                self.database.write(self._session, upkeep.forget_workers, before_us)
+            if self._read(claiming.may_forget_workers, before_us):
+                self.database.write(self._session, claiming.forget_workers, before_us)
             return None
         if kind == EVENTS:
-            numbers, following = self._read(upkeep.due_events, before_us, place[0], PORTION)
+            numbers, following = self._read(claiming.due_events, before_us, place[0], PORTION)
             if numbers:
-                self._write(upkeep.prune_due_events, before_us, place[0], PORTION)
+                self._write(claiming.prune_due_events, before_us, place[0], PORTION)
             return following
-        seqs, following = self._read(upkeep.due, kind, before_us, place, PORTION)
+        seqs, following = self._read(claiming.due, kind, before_us, place, PORTION)
         if seqs:
-            self._write(upkeep.prune_due, kind, before_us, place, PORTION, ids_us)
+            self._write(claiming.prune_due, kind, before_us, place, PORTION, ids_us)
         return following
 
     def advance(self, above: int = 0) -> int:
         """Return a new epoch, above every epoch issued so far, the clock and *above*; no owner gets it."""
-        return self._write(upkeep.advance, above)
+        return self._write(claiming.advance, above)
 
     def verify(self) -> list[str]:
         """Return a sentence for every broken invariant; an empty list is good news."""
@@ -393,7 +392,7 @@ class SqliteStore:
         """Return a page of the jobs that *search* describes."""
 
         def look(key: Key | None, count: int, most: int) -> Looked:
-            return self._read(searching.look, self._schema, search, key, count, most)
+            return self._read(reading.look, self._schema, search, key, count, most)
 
         return collect(search, limit, cursor, look)
 

@@ -26,11 +26,10 @@ from ...errors import (
 from ...store import Refusal, Renewal
 from ...transaction import FORKED, Joined, is_here, is_inside, refuse_inside
 from ..transactions import DatabaseTransactions, cause
-from . import ownership, owning
+from . import owning, programs
 from .connection import ROLLED_BACK, FencedConnection, drive
 from .database import Database, inherited
-from .ownership import Session, Standing
-from .sql import Program, one
+from .programs import Program, Session, Standing, one
 
 log = logging.getLogger("leasehold")
 
@@ -192,7 +191,7 @@ class SqliteTransactions(DatabaseTransactions):
 
     def has_job(self, job_id: str) -> Program[bool]:
         """The program that returns whether the job exists, as this transaction sees it."""
-        return (yield from ownership.find(self._joined, job_id)) is not None
+        return (yield from programs.find(self._joined, job_id)) is not None
 
     def renew(self, renewal: Renewal) -> Program[int]:
         """The program of `Store.renew`, for one lease; it raises the refusal."""
@@ -211,7 +210,7 @@ class SqliteTransactions(DatabaseTransactions):
         yield from self._lock()
         now = self._clock.now()
         # Not by `settle` alone, which accepts the same settlement twice: the caller's rows would be written twice, too.
-        held = yield from ownership.find_held(
+        held = yield from programs.find_held(
             self._joined, now, settlement.job_id, settlement.epoch, settlement.outcome.value
         )
         if not isinstance(held, Standing):
@@ -227,7 +226,7 @@ class SqliteTransactions(DatabaseTransactions):
         [(_, _, last)] = yield one(self._joined.sql.lock)
         # No epoch is issued now, so another one in the file that the path names means that it is another file,
         # whatever its name: the caller's is still open from before it was replaced.
-        if self._database.opened and last != self._database.read(ownership.last_epoch(self._joined)):
+        if self._database.opened and last != self._database.read(programs.last_epoch(self._joined)):
             raise StoreUnavailable(
                 f"that connection is to a file that was replaced: {self._database.path} names another one by now. "
                 "Nothing was changed: connect anew."
