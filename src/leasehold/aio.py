@@ -153,6 +153,14 @@ async def abandonable(call: Callable[[Callable[[], bool]], R], give_back: Callab
         raise
 
 
+def require_awaited(connection: Any) -> None:
+    """Raise `Unsupported` unless the async form of a verb is being called, whose value is awaited."""
+    if not _awaited.get():
+        raise Unsupported(
+            f"{type(connection).__name__} belongs to an event loop: await the async form of this verb (`.aio`)."
+        )
+
+
 def transactions_of(store: Store, what: str) -> Transactions:
     """Return the store's verbs inside a transaction, or say which stores have them."""
     if store.transactions is None:
@@ -187,9 +195,6 @@ def joined(
 
     transactions = transactions_of(store, "connection=…")
     if is_async(connection):
-        if not _awaited.get():
-            raise Unsupported(
-                f"{type(connection).__name__} belongs to an event loop: await the async form of this verb (`.aio`)."
-            )
+        require_awaited(connection)
         return cast(R, transactions.run_async(connection, program(transactions), savepoint=savepoint, note=note))
     return transactions.run(connection, program(transactions), savepoint=savepoint, note=note)

@@ -4,6 +4,7 @@ Guards for the resources that jobs write to, each by the clauses of `leasehold.g
     FileGuard     files below a folder
     GitGuard      branches of a git repository
     ObjectGuard   objects in S3, Google Cloud Storage or Azure Blob Storage; needs the extra `s3`
+    SqlGuard      rows of a PostgreSQL or SQLite database that is not leasehold's own
     Gate          what cannot compare epochs itself: a request handler, a tool, a device
 """
 
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
     from .gate import AsyncGate, Gate, Use
     from .git import GitGuard
     from .objects import ObjectGuard
+    from .sql import AsyncSqlGuard, Fence, SqlGuard
 
 __all__ = [
     "AsyncGate",
+    "AsyncSqlGuard",
     "Doubt",
+    "Fence",
     "FileGuard",
     "Gate",
     "GitGuard",
@@ -30,16 +34,20 @@ __all__ = [
     "Mark",
     "ObjectGuard",
     "Seal",
+    "SqlGuard",
     "Use",
     "Writer",
 ]
 
 _LAZY = {  # each with what its module needs
     "AsyncGate": "gate",
+    "AsyncSqlGuard": "sql",
+    "Fence": "sql",
     "FileGuard": "files",
     "Gate": "gate",
     "GitGuard": "git",
     "ObjectGuard": "objects",
+    "SqlGuard": "sql",
     "Use": "gate",
 }
 _EXTRAS = {"obstore": "s3"}  # by the library that it brings

@@ -1,0 +1,208 @@
+"""Where the guard's own connections come from: a URL, an engine of SQLAlchemy, or a function of the caller's."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from ...connections import Connection, is_async, recognise
+from ...core.redaction import shown_url
+from ...errors import Conflict, GuardUnavailable, InvalidArgument, Unsupported
+
+_IDLE = 4  # connections that are kept
+_TAKES = (
+    "a URL (postgresql://…, sqlite:///…), an engine of SQLAlchemy, or a function without arguments that returns a "
+    "connection of its own"
+)
+
+
+class Source(ABC):
+    """Makes connections, and takes them back."""
+
+    where: str  # for messages, without secrets
+
+    @abstractmethod
+    def open(self) -> Any:
+        """Return a connection that no transaction is open on."""
+
+    @abstractmethod
+    def give(self, handle: Any, *, whole: bool) -> None:
+        """Take a connection back; not *whole* if it may be broken."""
+
+    def close(self) -> None:
+        """Close what is kept: nothing, unless a source keeps connections."""
+        return
+
+    @contextmanager
+    def lend(self) -> Iterator[Connection]:
+        """Yield a connection, and commit what was done on it; roll back if an exception leaves the block."""
+        handle = self.open()
+        whole = False
+        try:
+            connection = recognise(handle)
+            if connection.in_transaction():
+                raise Conflict(
+                    f"the guard's function returned a connection to {self.where} that has a transaction open, and a "
+                    "seal must be durable before it returns: return a connection of its own."
+                )
+            try:
+                yield connection
+                commit(handle)
+            except BaseException:
+                with suppress(Exception):  # it may be gone; what matters is what left the block
+                    handle.rollback()
+                raise
+            whole = True
+        finally:
+            self.give(handle, whole=whole)
+
+
+def begin(handle: Any) -> None:
+    """Begin a transaction on a connection that a source has opened."""
+    connection = recognise(handle)
+    if connection.library == "Django":
+        raise Unsupported(
+            "guard.transaction() does not know Django's connections: write `with transaction.atomic():` and "
+            "guard.fence(connection, key) in it."
+        )
+    if connection.vendor == "sqlite" and connection.library == "sqlite3":
+        if not connection.in_transaction():
+            handle.execute("BEGIN")  # the fence is its first statement, and takes the write lock
+    elif not connection.begins():
+        connection.execute("BEGIN")
+
+
+def commit(handle: Any) -> None:
+    """Commit what is open on a connection, also where its driver would commit by itself."""
+    connection = recognise(handle)
+    if not connection.begins() and connection.in_transaction() and connection.library in ("psycopg", "sqlite3"):
+        connection.execute("COMMIT")
+    else:
+        handle.commit()
+
+
+class Factory(Source):
+    """A function of the caller's, whose connections are closed after use: to a pool, that means given back."""
+
+    def __init__(self, make: Callable[[], Any], where: str = "the database") -> None:
+        self._make = make
+        self.where = where
+
+    def open(self) -> Any:
+        """Call the function."""
+        handle = self._make()
+        if is_async(handle):
+            raise Unsupported(
+                f"the guard's function returned a {type(handle).__name__}, which belongs to an event loop. For its own "
+                "connections give the guard a URL; `await guard.aio.fence(connection, key)` takes yours."
+            )
+        return handle
+
+    def give(self, handle: Any, *, whole: bool) -> None:
+        """Close it, unless it is Django's, which has one per thread."""
+        if recognise(handle).library != "Django":
+            handle.close()
+
+
+class SqliteFile(Source):
+    """A file; each use has a connection of its own."""
+
+    def __init__(self, url: str, busy_seconds: float) -> None:
+        self.path = unquote(urlsplit(url).path[1:])
+        if not url.startswith("sqlite:///") or not self.path or self.path.endswith(":memory:"):
+            raise InvalidArgument(
+                f"{url!r} names no file: write sqlite:///app.db for a file in the current folder, "
+                "sqlite:////var/lib/app.db for an absolute path."
+            )
+        self.where = self.path
+        self._busy_seconds = busy_seconds
+
+    def open(self) -> Any:
+        """Connect."""
+        import sqlite3  # on use: it is missing from some builds of Python
+
+        try:
+            return sqlite3.connect(self.path, timeout=self._busy_seconds, isolation_level=None)
+        except sqlite3.Error as error:
+            raise GuardUnavailable(f"{self.path} cannot be opened: {error}. Nothing was written.") from error
+
+    def give(self, handle: Any, *, whole: bool) -> None:
+        """Close it."""
+        handle.close()
+
+
+class PostgresUrl(Source):
+    """A server; a few idle connections are kept, for the process that made them."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.where = shown_url(url)
+        self._lock = threading.Lock()
+        self._idle: list[Any] = []
+        self._process = os.getpid()
+        weakref.finalize(self, _close_all, self._idle, self._process)
+
+    def open(self) -> Any:
+        """Take an idle connection, or connect."""
+        with self._lock:
+            if self._process != os.getpid():  # forked: those belong to the parent
+                self._idle, self._process = [], os.getpid()
+                weakref.finalize(self, _close_all, self._idle, self._process)
+            while self._idle:
+                handle = self._idle.pop()
+                if not handle.closed:
+                    return handle
+        try:
+            import psycopg
+        except ImportError as error:
+            raise Unsupported(
+                f"a guard in PostgreSQL needs a driver that is not installed ({error}): pip install "
+                "'leasehold[postgres]'."
+            ) from error
+        try:
+            return psycopg.connect(self._url, autocommit=True, application_name="leasehold guard")
+        except psycopg.Error as error:
+            said = str(error).strip().partition("\n")[0]
+            raise GuardUnavailable(f"{self.where} cannot be reached: {said}. Nothing was written.") from error
+
+    def give(self, handle: Any, *, whole: bool) -> None:
+        """Keep it, if it is whole and there is room."""
+        with self._lock:
+            if whole and not handle.closed and len(self._idle) < _IDLE:
+                self._idle.append(handle)
+                return
+        handle.close()
+
+    def close(self) -> None:
+        """Close the idle ones."""
+        with self._lock:
+            _close_all(self._idle, self._process)
+
+
+def _close_all(idle: list[Any], process: int) -> None:
+    """Close what a guard has kept, in the process that has made it."""
+    while idle and process == os.getpid():
+        idle.pop().close()
+
+
+def source_of(connect: Any, busy_seconds: float) -> Source:
+    """Return what *connect* means."""
+    if isinstance(connect, str):
+        scheme = connect.partition(":")[0]
+        if scheme == "sqlite":
+            return SqliteFile(connect, busy_seconds)
+        if scheme in ("postgresql", "postgres"):
+            return PostgresUrl(connect)
+        raise InvalidArgument(f"a SqlGuard takes {_TAKES}, not a URL that begins with {scheme[:20]!r}.")
+    engine = getattr(connect, "connect", None)
+    if engine is not None and hasattr(connect, "dialect"):
+        return Factory(engine, where=f"the {connect.dialect.name} database")
+    if callable(connect):
+        return Factory(connect)
+    raise InvalidArgument(f"a SqlGuard takes {_TAKES}, not {type(connect).__name__}.")

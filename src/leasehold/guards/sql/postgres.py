@@ -1,0 +1,211 @@
+"""Marks in PostgreSQL, compared and raised inside COMMIT; and what its errors mean."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ...connections import IN_SAVEPOINT, Program, driver_error
+from ...core.marks import Mark, unreadable
+from ...errors import Conflict, GuardUnavailable, InvalidArgument, LeaseholdError, NotInTransaction, Unsupported
+from .dialect import Dialect, Fenced, Known, Request, known_of, mark_of
+
+REFUSED, UNREADABLE, IN_A_SAVEPOINT = "LG001", "LG005", "LG006"
+SERIALIZATION, LOCK_TIMEOUT = "40001", "55P03"
+_MISSING = {"42883", "3F000", "42P01"}  # no such function, schema or table
+_FAILED = "25P02"  # the transaction has failed already
+_NO_RIGHT = "42501"
+_NAME = re.compile(r"'leasehold_guard\.(\w+)'|\bleasehold_guard\b")
+
+
+class Postgres(Dialect):
+    """A schema of a PostgreSQL database."""
+
+    vendor = "postgresql"
+
+    def __init__(self, schema: str, kind: str) -> None:
+        self._schema = _quoted(schema)
+        self._kind = kind
+
+    def install(self, style: str) -> Program[None]:
+        """Make the schema, under a lock: two processes that start at once do not meet in it."""
+        yield f"SELECT pg_catalog.pg_advisory_xact_lock({_number(self._schema)})", (), False
+        for statement in _script(self._schema):
+            yield statement.replace("%", "%%") if style == "%s" else statement, (), False
+
+    def version(self, style: str) -> Program[int]:
+        """Return the version of the functions."""
+        name = f"{self._schema}.version()"
+        [(found,)] = yield f"SELECT pg_catalog.to_regprocedure({style}::text) IS NOT NULL", (name,), False
+        if not found:
+            return 0
+        [(version,)] = yield f"SELECT {self._escaped(style)}.version()", (), False
+        return int(version)
+
+    def fence(self, request: Request, style: str) -> Program[Fenced]:
+        """Insert a fence, and read the marks: COMMIT compares."""
+        [(reply,)] = yield self._call("fence", style), (_sent(request),), False
+        facts = json.loads(reply)
+        marks = {each["key"]: mark_of(each, f"{self._kind}:{each['key']}") for each in facts["marks"] or ()}
+        return Fenced(marks, facts["number"])
+
+    def seal(self, request: Request, style: str, busy_seconds: float) -> Program[tuple[Mark | None, Mark | None]]:
+        """Raise the mark, waiting at most *busy_seconds* for a COMMIT that has it locked."""
+        resource = f"{self._kind}:{request.keys[0]}"
+        sent = _sent(request, busy_ms=max(int(busy_seconds * 1000), 1))
+        [(reply,)] = yield self._call("seal", style), (sent,), False
+        facts = json.loads(reply)
+        before = None if facts["before"] is None else mark_of(facts["before"], resource)
+        return before, mark_of(facts["mark"], resource)
+
+    def known(self, key: str, style: str) -> Program[Known | None]:
+        """Read the mark."""
+        [(reply,)] = yield self._call("mark", style), (key,), False
+        return None if reply is None else known_of(json.loads(reply), f"{self._kind}:{key}")
+
+    def end_proof(self, key: str, style: str) -> Program[None]:
+        """Remove the mark of a proof."""
+        yield self._call("end_proof", style), (key,), False
+
+    def status(self, number: str, style: str) -> Program[str | None]:
+        """Ask the server what became of a transaction."""
+        [(status,)] = yield f"SELECT pg_catalog.pg_xact_status({style}::text::pg_catalog.xid8)", (number,), False
+        return None if status is None else str(status)
+
+    def holders(self, style: str) -> Program[list[int]]:
+        """Return the sessions that have marks locked."""
+        rows = yield f"SELECT * FROM {self._escaped(style)}.holders()", (), False
+        return sorted(int(pid) for (pid,) in rows)
+
+    def _call(self, function: str, style: str) -> str:
+        return f"SELECT {self._escaped(style)}.{function}({style}::text)"
+
+    def _escaped(self, style: str) -> str:
+        return self._schema.replace("%", "%%") if style == "%s" else self._schema
+
+
+def _sent(request: Request, **more: Any) -> str:
+    writer = request.writer
+    return json.dumps(
+        {
+            "keys": request.keys,
+            "epoch": writer.epoch,
+            "owner": writer.owner,
+            "store": writer.store,
+            "nonce": request.nonce,
+            "token": request.token,
+            "strict": request.strict,
+            "savepoint": request.savepoint,
+            **more,
+        }
+    )
+
+
+@cache
+def _script(quoted: str) -> list[str]:
+    """Return the statements of postgres.sql, for the schema of that name: drivers take them one by one."""
+    text = (files(__package__) / "postgres.sql").read_text()
+
+    def named(match: re.Match[str]) -> str:
+        literal = f"{quoted}.{match[1]}".replace("'", "''")
+        return f"'{literal}'" if match[1] else quoted
+
+    statements = re.split(r";\n(?=\n|-- |\Z)", "\n".join(line for line in text.splitlines()) + "\n")
+    return [_NAME.sub(named, statement).strip() for statement in _whole(statements)]
+
+
+def _whole(statements: list[str]) -> list[str]:
+    """Join what was split inside of a function's body, and drop comments that stand alone."""
+    joined: list[str] = []
+    for statement in statements:
+        if joined and joined[-1].count("$lh$") % 2:
+            joined[-1] += ";\n" + statement
+        else:
+            joined.append(statement)
+    return [each for each in joined if re.sub(r"--[^\n]*", "", each).strip()]
+
+
+def _quoted(schema: str) -> str:
+    if not isinstance(schema, str) or not 0 < len(schema.encode(errors="replace")) <= 63:
+        raise InvalidArgument(f"schema is the name of a PostgreSQL schema, of 1 to 63 bytes, not {schema!r}.")
+    if "\0" in schema or "$lh$" in schema or schema.startswith("pg_"):
+        raise InvalidArgument(
+            f"schema cannot be {schema!r}: names that begin with pg_ are PostgreSQL's own; NUL and $lh$ cannot occur."
+        )
+    return '"' + schema.replace('"', '""') + '"'
+
+
+def _number(name: str) -> int:
+    """Return a number for the advisory lock of an installation."""
+    return int.from_bytes(name.encode()[:6].ljust(6), "big") ^ 0x6C65_6173
+
+
+# Errors
+
+
+def sqlstate_of(error: BaseException) -> str | None:
+    """Return the SQLSTATE of a driver's error, whichever driver."""
+    inner = driver_error(error)
+    for name in ("sqlstate", "pgcode"):
+        code = getattr(inner, name, None)
+        if isinstance(code, str):
+            return code
+    return None
+
+
+def facts_of(error: BaseException) -> dict[str, Any] | None:
+    """Return the facts that a function of ours put into the error's DETAIL, if this is such an error."""
+    if sqlstate_of(error) not in (REFUSED, UNREADABLE, SERIALIZATION):
+        return None
+    inner = driver_error(error)
+    detail = getattr(getattr(inner, "diag", None), "message_detail", None) or getattr(inner, "detail", None)
+    try:
+        facts = json.loads(detail or "")
+    except (TypeError, ValueError):
+        return None  # another error, or an ORM's copy of ours without its facts, which are in its cause
+    return facts if isinstance(facts, dict) and {"key", "epoch", "token"} <= facts.keys() else None
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether *error* says that the connection is gone, so that the outcome of a COMMIT is not known."""
+    inner = driver_error(error)
+    if isinstance(inner, ConnectionError):
+        return True
+    code = sqlstate_of(inner)
+    if code is None:
+        module = type(inner).__module__.partition(".")[0]
+        return module in ("psycopg", "asyncpg") and type(inner).__name__ in (
+            "OperationalError",
+            "InterfaceError",
+            "ConnectionDoesNotExistError",
+        )
+    return code.startswith("08") or code in ("57P01", "57P02", "57P03", "57P05", "25P03")
+
+
+def explained(error: BaseException, resource: str, schema: str) -> LeaseholdError | None:
+    """Return the driver's *error* about a guard in leasehold's words; None if it is not about one."""
+    said = str(driver_error(error)).strip().partition("\n")[0]
+    code = sqlstate_of(error)
+    if code == UNREADABLE:
+        facts = facts_of(error) or {}
+        return unreadable(resource, f"it is {facts.get('mark')!r}")
+    if code == IN_A_SAVEPOINT:
+        return Conflict(IN_SAVEPOINT)
+    if code == _FAILED:
+        return NotInTransaction("that transaction has failed already: roll it back, and run it again.")
+    if code in _MISSING:
+        return GuardUnavailable(
+            f"{resource}: the schema {schema!r} of the guard is missing or incomplete ({said}). Nothing was written: "
+            "call guard.install() with a role that may create it."
+        )
+    if code == _NO_RIGHT:
+        return Unsupported(
+            f"{resource}: this role may not use the guard's schema ({said}). Its owner can let it: GRANT USAGE ON "
+            f"SCHEMA {_quoted(schema)} TO the role; or install the guard with a role that may create schemas."
+        )
+    if is_lost(error):
+        return GuardUnavailable(f"{resource}: the connection to its database was lost: {said}.")
+    return None
