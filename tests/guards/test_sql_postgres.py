@@ -120,7 +120,7 @@ class TestOwnTransaction(OnPostgres, GuardContract):
         losing = LosingProxy(self.url)
         losing.meanwhile = meanwhile
         with losing as proxy:
-            direct, guard._source = guard._source, PostgresUrl(proxy.url)
+            direct, guard._source = guard._source, PostgresUrl(proxy.url, 30)
             proxy.cut(Where.AFTER, "COMMIT")
             try:
                 yield

@@ -140,8 +140,9 @@ class SqliteFile(Source):
 class PostgresUrl(Source):
     """A server; a few idle connections are kept, for the process that made them."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, busy_seconds: float) -> None:
         self._url = url
+        self._busy_ms = max(int(busy_seconds * 1000), 1)
         self.where = shown_url(url)
         self._lock = threading.Lock()
         self._idle: list[Any] = []
@@ -166,7 +167,10 @@ class PostgresUrl(Source):
                 "'leasehold[postgres]'."
             ) from error
         try:
-            return psycopg.connect(self._url, autocommit=True, application_name="leasehold guard")
+            handle = psycopg.connect(self._url, autocommit=True, application_name="leasehold guard")
+            # A paused owner may hold locks on rows of its own: its successor is told so, and does not wait for ever.
+            handle.execute(f"SET lock_timeout = {self._busy_ms}")
+            return handle
         except psycopg.Error as error:
             said = str(error).strip().partition("\n")[0]
             raise GuardUnavailable(f"{self.where} cannot be reached: {said}. Nothing was written.") from error
@@ -198,7 +202,7 @@ def source_of(connect: Any, busy_seconds: float) -> Source:
         if scheme == "sqlite":
             return SqliteFile(connect, busy_seconds)
         if scheme in ("postgresql", "postgres"):
-            return PostgresUrl(connect)
+            return PostgresUrl(connect, busy_seconds)
         raise InvalidArgument(f"a SqlGuard takes {_TAKES}, not a URL that begins with {scheme[:20]!r}.")
     engine = getattr(connect, "connect", None)
     if engine is not None and hasattr(connect, "dialect"):

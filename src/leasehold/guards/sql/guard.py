@@ -9,12 +9,12 @@ import secrets
 import threading
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, ClassVar, Unpack, cast
 
 from ...aio import Facade, require_awaited, threaded
-from ...connections import Connection, driver_error, is_async, recognise, recognise_async
+from ...connections import Connection, Program, driver_error, is_async, recognise, recognise_async
 from ...core import checks
 from ...core.clock import patience
 from ...core.marks import Mark, Writer, refusal
@@ -168,7 +168,9 @@ class SqlGuard(Guard):
         Open a transaction on a connection of the guard's own, fence it, and commit it at the end of the block.
 
         Yields the connection. An exception in the block rolls back. Raises what `fence` raises; `StaleEpoch` if the
-        COMMIT was refused; `InDoubt` if its reply was lost and the marks do not show whether it happened.
+        COMMIT was refused; `InDoubt` if its reply was lost and the marks do not show whether it happened;
+        `GuardUnavailable` if a row is locked for longer than *busy_seconds*, by an older owner that is paused for
+        example.
         """
         handle = self._source.open()
         whole = False
@@ -176,7 +178,12 @@ class SqlGuard(Guard):
             with self._explaining(keys[0] if keys else "", None):
                 begin(handle)
             fence = self.fence(handle, *keys, **presented)
-            yield handle
+            try:
+                yield handle
+            except Exception as error:
+                if postgres.sqlstate_of(error) == postgres.LOCK_TIMEOUT:
+                    raise self._row_locked(self.resource(fence.keys[0])) from error
+                raise
             self.at("committing")
             try:
                 commit(handle)
@@ -446,16 +453,27 @@ class SqlGuard(Guard):
                 return str(own.execute("PRAGMA database_list")[0][2]) or None
         return None
 
-    def _locked(self, resource: str) -> GuardUnavailable:
+    def _row_locked(self, resource: str) -> GuardUnavailable:
+        return GuardUnavailable(
+            f"{resource}: a row of this transaction was locked for {self._busy_seconds:g} s (busy_seconds). "
+            f"{self._sessions(Postgres.idle)} in a transaction, perhaps of an older owner that is paused: end it with "
+            "pg_terminate_backend. Nothing was written."
+        )
+
+    def _sessions(self, which: Callable[[Postgres, str], Program[list[int]]]) -> str:
+        """Return the sessions that may be in the way, for a message."""
         pids: list[int] = []
         with suppress(Exception), self._source.lend() as own:
             dialect = self._dialect(own)
             assert isinstance(dialect, Postgres)
-            pids = own.run(dialect.holders(own.style))
-        held = f"sessions {pids}" if pids else "another session"
+            pids = own.run(which(dialect, own.style))
+        return f"Sessions {', '.join(map(str, pids))} are" if pids else "Another session is"
+
+    def _locked(self, resource: str) -> GuardUnavailable:
         return GuardUnavailable(
-            f"{resource}: its mark was locked for {self._busy_seconds:g} s (busy_seconds) by {held}, perhaps a COMMIT "
-            "that waits for a standby. Nothing was written: try again."
+            f"{resource}: its mark was locked for {self._busy_seconds:g} s (busy_seconds). "
+            f"{self._sessions(Postgres.holders)} in a COMMIT, which perhaps waits for a standby. Nothing was written: "
+            "try again."
         )
 
 

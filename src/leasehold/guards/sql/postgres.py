@@ -80,6 +80,16 @@ class Postgres(Dialect):
         rows = yield f"SELECT * FROM {self._escaped(style)}.holders()", (), False
         return sorted(int(pid) for (pid,) in rows)
 
+    def idle(self, style: str) -> Program[list[int]]:
+        """Return the sessions that are idle in a transaction of this database."""
+        rows = yield (
+            "SELECT pid FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() "
+            "AND state IN ('idle in transaction', 'idle in transaction (aborted)') ORDER BY pid",
+            (),
+            False,
+        )
+        return [int(pid) for (pid,) in rows]
+
     def _call(self, function: str, style: str) -> str:
         return f"SELECT {self._escaped(style)}.{function}({style}::text)"
 
