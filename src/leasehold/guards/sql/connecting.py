@@ -91,12 +91,12 @@ class Factory(Source):
     """A function of the caller's, whose connections are closed after use: to a pool, that means given back."""
 
     def __init__(self, make: Callable[[], Any], where: str = "the database") -> None:
-        self._make = make
+        self._function = make
         self.where = where
 
     def open(self) -> Any:
         """Call the function."""
-        handle = self._make()
+        handle = self._function()
         if is_async(handle):
             raise Unsupported(
                 f"the guard's function returned a {type(handle).__name__}, which belongs to an event loop. For its own "

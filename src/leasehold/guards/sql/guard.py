@@ -382,6 +382,10 @@ class SqlGuard(Guard):
             raise self._disagreement(min(fenced.refused))
         return Fence(self, request, fenced.number)
 
+    def _refused_at_commit(self, key: str, writer: Writer, refusal: StaleEpoch) -> None:
+        """Count, log and record what a COMMIT of the caller's has refused."""
+        self._note_refusal(key, writer, "write", refusal)
+
     def _disagreement(self, key: str) -> GuardUnavailable:
         return GuardUnavailable(
             f"{self.resource(key)}: the database did not raise its mark, and the mark does not show why. Nothing was "
@@ -507,7 +511,7 @@ def find(error: BaseException) -> StaleEpoch | None:
         found = None
     if found is not None and guard is not None and verb == "write" and not getattr(error, _NOTED, False):
         setattr(error, _NOTED, True)
-        guard._note_refusal(key, writer, verb, found)
+        guard._refused_at_commit(key, writer, found)
     return found
 
 
