@@ -370,7 +370,8 @@ class Lease(Minting, Keeping):
             raise
 
     def _settle_alone(self, settlement: Settlement) -> Exception | None:
-        self._flush()
+        if self._reports is not None:
+            self._flush()
         refusal = self._store.settle([settlement])[0]
         if refusal is None:
             self._settled = True

@@ -266,7 +266,7 @@ class Router:
         for an owner in another process. Raises `StoreUnavailable` if the store does not answer, or is closed meanwhile.
         """
         grants = self._claim(owner, 1, queues, lease_seconds, wait_seconds, process)
-        return Lease(self._store, grants[0]) if grants else None
+        return Lease(self._adder.store, grants[0]) if grants else None
 
     def claim_many(
         self,
@@ -294,22 +294,25 @@ class Router:
     ) -> list[Grant]:
         claim_id, process = new_claim_id(), this_process() if process is SELF else process
         queues = None if queues is None else inputs.queues(queues)
+        lease_us = None if lease_seconds is None else checks.microseconds(lease_seconds, "lease_seconds")
         wait_us = 0 if wait_seconds == 0 else checks.microseconds(wait_seconds, "wait_seconds", zero=True)
-        countdown = Countdown(self._clock, wait_us)
+        countdown = Countdown(self._clock, wait_us) if wait_us else None
+        store = alone(self._adder.store)
+        checks.name(owner, "owner")
         try:
             while True:
-                grants = alone(self._store).claim(
-                    checks.name(owner, "owner"),
+                grants = store.claim(
+                    owner,
                     limit=limit,
                     queues=queues,
-                    lease_us=None if lease_seconds is None else checks.microseconds(lease_seconds, "lease_seconds"),
+                    lease_us=lease_us,
                     default_lease_us=self._lease_us,
                     claim_id=claim_id,
                     process=process,
                     wait_us=wait_us,
                 )
                 # A worker that stops wakes every waiting claim of its store, including this one.
-                if grants or not wait_us or (wait_us := countdown.left()) <= 0:
+                if grants or countdown is None or (wait_us := countdown.left()) <= 0:
                     return grants
         except StoreUnavailable as failure:
             # The reply was lost, and the claim may have been granted: its jobs would wait for their deadline. They are
