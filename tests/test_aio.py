@@ -65,8 +65,9 @@ def test_the_async_face_has_exactly_the_verbs(face: type[Facade], kind: type[Any
     for name, verb in verbs.items():
         theirs = inspect.signature(getattr(face, name), follow_wrapped=True)
         ours = inspect.signature(verb)
-        shape = [(one.name, one.kind, one.default) for one in ours.parameters.values()]
-        assert [(one.name, one.kind, one.default) for one in theirs.parameters.values()] == shape, name
+        # But for the first one: `self`, or the router in a function that is its method.
+        shape = [(one.name, one.kind, one.default) for one in ours.parameters.values()][1:]
+        assert [(one.name, one.kind, one.default) for one in theirs.parameters.values()][1:] == shape, name
 
 
 @pytest.mark.parametrize("face", [AsyncRouter, AsyncLease])

@@ -63,6 +63,11 @@ class Definitions:
                     self.modules.setdefault(file.stem, set()).add(node.name)
                 elif isinstance(node, ast.ClassDef):
                     own = {one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+                    # And functions of other modules that are methods here, such as `claim = owners.claim`.
+                    lent = [
+                        one for one in node.body if isinstance(one, ast.Assign) and isinstance(one.value, ast.Attribute)
+                    ]
+                    own |= {ast.unparse(target) for one in lent for target in one.targets}
                     self.methods.setdefault(node.name, set()).update(own)
                     self.bases.setdefault(node.name, set()).update(
                         base.id for base in node.bases if isinstance(base, ast.Name)

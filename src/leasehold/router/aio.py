@@ -16,6 +16,7 @@ from ..errors import NoLease, NotFinished, StaleEpoch, StoreUnavailable
 from ..lease import Lease
 from ..liveness import SELF
 from .front import Router
+from .owners import find_lease
 from .results import pauses, waited
 
 # A call waits in short slices, so that the thread of a cancelled call ends soon.
@@ -78,7 +79,7 @@ class AsyncRouter(Facade):
 
     async def lease(self, job_id: str, *, owner: str, wait_seconds: float = 0) -> Lease:
         """Return the live lease of *owner* on the job, and raise, as `Router.lease` does."""
-        ask = functools.partial(Router._lease, self._sync, job_id, owner=owner)
+        ask = functools.partial(find_lease, self._sync, job_id, owner=owner)
         checks.microseconds(wait_seconds, "wait_seconds", zero=True)
 
         def wait(abandoned: Callable[[], bool]) -> Lease:

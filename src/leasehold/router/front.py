@@ -10,37 +10,29 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
-from ..aio import alone
 from ..core import checks, inputs, redaction, suggestions
-from ..core.clock import Clock, Countdown, SystemClock
-from ..core.ids import new_claim_id
+from ..core.clock import Clock, SystemClock
 from ..core.job import (
     Added,
-    Counts,
-    Effect,
-    Grant,
     Job,
     JobOptions,
     NewJob,
-    Status,
     as_new_job,
     new_job,
     unknown_options,
 )
-from ..core.ownership import CLOCK_LIMIT, Event, Ownership, Process
-from ..core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
-from ..errors import InvalidArgument, NoLease, NotFinished, StoreUnavailable
+from ..core.retention import DEFAULT_RETENTION, Retention
+from ..errors import InvalidArgument, NotFinished
 from ..lease import Lease
-from ..liveness import SELF, this_process
-from ..store import Pruned, Store
+from ..store import Store
 from ..stores import open_store
 from ..tasks import Backend, Registry
 from ..tasks.hooks import Hook
 from . import guards as guard_verbs
-from . import operators
+from . import operators, owners, readers, upkeep
 from . import queues as queue_verbs
 from . import workers as worker_verbs
-from .results import id_of, pauses, result_of, waited, waits_for
+from .results import id_of, pauses, result_of, waits_for
 
 if TYPE_CHECKING:  # imported on use: a producer needs no tasks, and most processes no worker
     from ..guard import Guard
@@ -55,8 +47,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 log = logging.getLogger("leasehold")
-
-_CLAIM_LIMIT = 10_000
 
 
 class Router:
@@ -250,103 +240,9 @@ class Router:
 
     # Owners
 
-    def claim(
-        self,
-        owner: str,
-        *,
-        queues: Sequence[str] | None = None,
-        lease_seconds: float | None = None,
-        wait_seconds: float = 0,
-        process: Process | None = SELF,
-    ) -> Lease | None:
-        """
-        Lease the next due job to *owner*, or return None if there is none within *wait_seconds*.
-
-        The calling process is recorded, so that its death frees the job at once; pass `process=None` when claiming
-        for an owner in another process. Raises `StoreUnavailable` if the store does not answer, or is closed meanwhile.
-        """
-        grants = self._claim(owner, 1, queues, lease_seconds, wait_seconds, process)
-        return Lease(self._adder.store, grants[0]) if grants else None
-
-    def claim_many(
-        self,
-        owner: str,
-        *,
-        limit: int = 100,
-        queues: Sequence[str] | None = None,
-        lease_seconds: float | None = None,
-        wait_seconds: float = 0,
-        process: Process | None = SELF,
-    ) -> list[Lease]:
-        """Lease up to *limit* due jobs to *owner*, in one transaction. Raises as `claim` does."""
-        checks.whole(limit, "limit", least=1, most=_CLAIM_LIMIT)
-        grants = self._claim(owner, limit, queues, lease_seconds, wait_seconds, process)
-        return [Lease(self._store, grant) for grant in grants]
-
-    def _claim(
-        self,
-        owner: str,
-        limit: int,
-        queues: Sequence[str] | None,
-        lease_seconds: float | None,
-        wait_seconds: float,
-        process: Process | None,
-    ) -> list[Grant]:
-        claim_id, process = new_claim_id(), this_process() if process is SELF else process
-        queues = None if queues is None else inputs.queues(queues)
-        lease_us = None if lease_seconds is None else checks.microseconds(lease_seconds, "lease_seconds")
-        wait_us = 0 if wait_seconds == 0 else checks.microseconds(wait_seconds, "wait_seconds", zero=True)
-        countdown = Countdown(self._clock, wait_us) if wait_us else None
-        store = alone(self._adder.store)
-        checks.name(owner, "owner")
-        try:
-            while True:
-                grants = store.claim(
-                    owner,
-                    limit=limit,
-                    queues=queues,
-                    lease_us=lease_us,
-                    default_lease_us=self._lease_us,
-                    claim_id=claim_id,
-                    process=process,
-                    wait_us=wait_us,
-                )
-                # A worker that stops wakes every waiting claim of its store, including this one.
-                if grants or countdown is None or (wait_us := countdown.left()) <= 0:
-                    return grants
-        except StoreUnavailable as failure:
-            # The reply was lost, and the claim may have been granted: its jobs would wait for their deadline. They are
-            # found by the id of the claim, since another owner may have the same name.
-            return self._found(claim_id, failure)
-
-    def _found(self, claim_id: str, failure: StoreUnavailable) -> list[Grant]:
-        try:
-            grants = self._store.claimed(claim_id)
-        except StoreUnavailable:
-            raise failure from None
-        if not grants:
-            raise failure
-        return grants
-
-    def lease(self, job_id: str, *, owner: str, wait_seconds: float = 0) -> Lease:
-        """
-        Return the live lease of *owner* on the job, in whatever process, waiting for it up to *wait_seconds*.
-
-        This picks up a job that was transferred to *owner*: from here on, its expiry counts a reclaim.
-
-        Raises `NoLease`, which says who holds it instead, and `UnknownJob`.
-        """
-        try:
-            return self._lease(job_id, owner=owner, wait_seconds=wait_seconds)
-        except NoLease as error:
-            raise waited(error, wait_seconds) from None
-
-    def _lease(self, job_id: str, *, owner: str, wait_seconds: float) -> Lease:
-        wait_us = checks.microseconds(wait_seconds, "wait_seconds", zero=True)
-        store = alone(self._store) if wait_us else self._store
-        return Lease(
-            store, store.lease(checks.name(job_id, "a job's id"), checks.name(owner, "owner"), wait_us=wait_us)
-        )
+    claim = owners.claim
+    claim_many = owners.claim_many
+    lease = owners.lease
 
     # Workers
 
@@ -469,52 +365,12 @@ class Router:
     guard = guard_verbs.guard
     seal = guard_verbs.seal
 
-    def reclaim(self) -> list[Ownership]:
-        """
-        Take back what expired, stalled, or whose process is gone. Return the ended ownerships.
-
-        Then do the rest of the upkeep that workers do: prune what `retention` no longer keeps.
-        """
-        ended = alone(self._store).reclaim()
-        while alone(self._store).tend(self._retention):
-            pass
-        return ended
-
-    def prune(self, *, keep_seconds: float, keep_ids_seconds: float | None = KEEP_IDS_US / 1_000_000) -> Pruned:
-        """
-        Remove jobs that finished more than *keep_seconds* ago, and events that old; return how many of each.
-
-        Of a job whose id you chose, the id, status, epoch and end are kept until *keep_ids_seconds* after its end, None
-        for ever: adding that id again still does nothing. `job` shows it with `pruned=True`.
-
-        Each portion is a short transaction of its own: what was removed before an interruption stays removed. The epoch
-        counter is not touched.
-        """
-        keep = checks.microseconds(keep_seconds, "keep_seconds", zero=True)
-        ids = None if keep_ids_seconds is None else checks.microseconds(keep_ids_seconds, "keep_ids_seconds", zero=True)
-        removed = Pruned(0, 0)
-        while any(portion := alone(self._store).prune(keep, keep_ids_us=ids)):
-            removed = Pruned(*map(sum, zip(removed, portion, strict=True)))
-        return removed
-
-    def advance(self, *, above: int = 0) -> int:
-        """
-        Raise the store's epoch counter above every epoch issued so far, the clock and *above*; return where it is now.
-
-        For what a store cannot detect: a backup restored under a running process, a clock that was set back. Current
-        owners stay current.
-        """
-        return alone(self._store).advance(checks.whole(above, "above", least=0, most=CLOCK_LIMIT - 1))
-
-    def verify(self) -> list[str]:
-        """Return a sentence for every broken invariant of the store; an empty list if all hold."""
-        return self._store.verify()
+    reclaim = upkeep.reclaim
+    prune = upkeep.prune
+    advance = upkeep.advance
+    verify = upkeep.verify
 
     # Readers
-
-    def job(self, id: str) -> Job:
-        """Return the job as it is now. Raises `UnknownJob`."""
-        return self._store.job(checks.name(id, "a job's id"))
 
     def result(self, id: str | Added | Job, *, wait_seconds: float | None = 0) -> Any:
         """
@@ -538,49 +394,11 @@ class Router:
         """Look once."""
         return result_of(self.job(id_of(id)), self._registry.tasks)
 
-    def jobs(
-        self,
-        *,
-        status: Status | str | None = None,
-        queue: str | None = None,
-        owner: str | None = None,
-        task: str | None = None,
-        parent: str | None = None,
-        after: str | None = None,
-        limit: int | None = 1000,
-    ) -> list[Job]:
-        """Return the jobs that fit, in the order of their insertion; *after* is the id of the last one already seen."""
-        return self._store.jobs(
-            status=None if status is None else inputs.status(status),
-            queue=queue,
-            owner=owner,
-            task=task,
-            parent=parent,
-            after=after,
-            limit=inputs.limit(limit),
-        )
-
-    def snapshot(self) -> dict[str, Job]:
-        """Return every job by its id."""
-        return {job.id: job for job in self._store.jobs()}
-
-    def ownerships(self, id: str) -> list[Ownership]:
-        """Return who held the job, oldest first: from when to when, how it began and ended. Raises `UnknownJob`."""
-        return self._store.ownerships(checks.name(id, "a job's id"))
-
-    def effects(self, id: str) -> list[Effect]:
-        """Return the named effects of the job, known and in doubt. Raises `UnknownJob`."""
-        return self._store.effects(checks.name(id, "a job's id"))
-
-    def events(
-        self, id: str | None = None, *, kind: str | None = None, after: int = 0, limit: int | None = 1000
-    ) -> list[Event]:
-        """Return what was recorded, oldest first; *after* is the number of the last one already seen."""
-        seen = checks.whole(after, "after", least=0, most=2**53)
-        return self._store.events(job_id=id, kind=kind, after=seen, limit=inputs.limit(limit))
-
+    job = readers.job
+    jobs = readers.jobs
+    snapshot = readers.snapshot
+    ownerships = readers.ownerships
+    effects = readers.effects
+    events = readers.events
+    counts = readers.counts
     queues = queue_verbs.queues
-
-    def counts(self) -> Counts:
-        """Return how many jobs stand where."""
-        return self._store.counts()

@@ -1,0 +1,59 @@
+"""The verbs of operators on a whole store: reclaim, prune, advance, verify."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..aio import alone
+from ..core import checks
+from ..core.ownership import CLOCK_LIMIT, Ownership
+from ..core.retention import KEEP_IDS_US
+from ..store import Pruned
+
+if TYPE_CHECKING:  # which has these functions as its methods
+    from .front import Router
+
+
+def reclaim(router: Router) -> list[Ownership]:
+    """
+    Take back what expired, stalled, or whose process is gone. Return the ended ownerships.
+
+    Then do the rest of the upkeep that workers do: prune what `retention` no longer keeps.
+    """
+    ended = alone(router.store).reclaim()
+    while alone(router.store).tend(router._retention):
+        pass
+    return ended
+
+
+def prune(router: Router, *, keep_seconds: float, keep_ids_seconds: float | None = KEEP_IDS_US / 1_000_000) -> Pruned:
+    """
+    Remove jobs that finished more than *keep_seconds* ago, and events that old; return how many of each.
+
+    Of a job whose id you chose, the id, status, epoch and end are kept until *keep_ids_seconds* after its end, None
+    for ever: adding that id again still does nothing. `job` shows it with `pruned=True`.
+
+    Each portion is a short transaction of its own: what was removed before an interruption stays removed. The epoch
+    counter is not touched.
+    """
+    keep = checks.microseconds(keep_seconds, "keep_seconds", zero=True)
+    ids = None if keep_ids_seconds is None else checks.microseconds(keep_ids_seconds, "keep_ids_seconds", zero=True)
+    removed = Pruned(0, 0)
+    while any(portion := alone(router.store).prune(keep, keep_ids_us=ids)):
+        removed = Pruned(*map(sum, zip(removed, portion, strict=True)))
+    return removed
+
+
+def advance(router: Router, *, above: int = 0) -> int:
+    """
+    Raise the store's epoch counter above every epoch issued so far, the clock and *above*; return where it is now.
+
+    For what a store cannot detect: a backup restored under a running process, a clock that was set back. Current
+    owners stay current.
+    """
+    return alone(router.store).advance(checks.whole(above, "above", least=0, most=CLOCK_LIMIT - 1))
+
+
+def verify(router: Router) -> list[str]:
+    """Return a sentence for every broken invariant of the store; an empty list if all hold."""
+    return router.store.verify()
