@@ -1,5 +1,5 @@
 """
-A thumbnail service: a folder that is watched by nobody, and a queue of pictures.
+A thumbnail service: photos are added to a queue, and workers make a thumbnail of each.
 
     pip install '.[cli]' pillow
     python examples/thumbnails.py add photos/*.jpg      any number of times, from any process
@@ -7,49 +7,43 @@ A thumbnail service: a folder that is watched by nobody, and a queue of pictures
     python examples/thumbnails.py work                  or one that ends when there is nothing left
     python examples/thumbnails.py list                  which file is the thumbnail of which photo
 
-A file cannot compare epochs. So each run writes a file of its own, and a row in the store's database, which can, says
-which file counts.
+A photo has one thumbnail, which a later run replaces. A run that was paused, replaced by another one and then wakes up
+would put its old picture over the new one; the guard of the folder refuses it.
 """
 
-import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 
 from PIL import Image
 
-from leasehold import Lease, Retry, Router, StaleEpoch
+from leasehold import Lease, Retry, Router
+from leasehold.guards import FileGuard
 
-FILE = "thumbnails.db"
-TABLE = "create table if not exists thumbnails (photo text, width int, file text, primary key (photo, width))"
-router = Router(f"sqlite:///{FILE}")
+WIDTH = 256
+router = Router("sqlite:///thumbnails.db")
+thumbnails = router.guard("thumbnails", FileGuard("thumbnails", create=True))
 
 
-@router.task(run_seconds=60, retry=Retry(max_errors=3), final=(FileNotFoundError,))
-def shrink(lease: Lease, photo: Path, width: int = 256) -> Path:
-    """Make a thumbnail beside the photo, and point to it."""
-    # Not renamed to a common name after a `lease.check()`: a pause in between would put an old picture over a new one.
-    thumbnail = photo.with_name(f"{photo.stem}.{width}.{lease.epoch}.webp")
+def name_of(photo: Path, width: int = WIDTH) -> str:
+    """Return the name of a thumbnail: that of the photo with its folders, so that no two photos share one."""
+    return f"{photo.as_posix().lstrip('/')}.{width}.webp"
+
+
+# The mark of the thumbnail is raised before the first line runs: from then on an older run is refused.
+@router.task(
+    run_seconds=60,
+    retry=Retry(max_errors=3),
+    final=(FileNotFoundError,),
+    seals=lambda photo, width=WIDTH: [thumbnails.key(name_of(photo, width))],
+)
+def shrink(lease: Lease, photo: Path, width: int = WIDTH) -> Path:
+    """Make the thumbnail of a photo, in place of an earlier one."""
+    name = name_of(photo, width)
     with Image.open(photo) as image:
         image.thumbnail((width, width))
-        image.save(thumbnail, "webp")
-    try:
-        with lease.transaction() as connection:  # commits only if this is still the current owner
-            connection.execute(TABLE)
-            connection.execute(
-                "insert or replace into thumbnails values (?, ?, ?)", (str(photo), width, str(thumbnail))
-            )
-    except StaleEpoch:
-        thumbnail.unlink()  # nobody points to it, and nobody else has this name
-        raise
-    return thumbnail
-
-
-def thumbnails() -> dict[str, str]:
-    """Return the thumbnail of each photo."""
-    with closing(sqlite3.connect(FILE)) as connection:
-        connection.execute(TABLE)
-        return dict(connection.execute("select photo, file from thumbnails order by photo"))
+        with thumbnails.open(name, lease=lease) as file:  # at its end epochs are compared, and the file is replaced
+            image.save(file, "webp")
+    return thumbnails.path(name)
 
 
 def add(photos: list[Path]) -> None:
@@ -59,6 +53,13 @@ def add(photos: list[Path]) -> None:
         print(photo, "is asked for" if added.created else "waits already")
 
 
+def found() -> dict[str, str]:
+    """Return the thumbnail of each photo."""
+    files = sorted(file for file in thumbnails.folder.rglob("*.webp") if file.is_file())
+    keys = {file: file.relative_to(thumbnails.folder).as_posix() for file in files}
+    return {"/" + key.removesuffix(".webp").rpartition(".")[0]: str(file) for file, key in keys.items()}
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["add", *photos]:
@@ -66,7 +67,7 @@ if __name__ == "__main__":
         case ["work"]:
             print(router.work(until_empty=True))
         case ["list"]:
-            for photo, thumbnail in thumbnails().items():
+            for photo, thumbnail in found().items():
                 print(photo, thumbnail)
         case _:
             print(__doc__)

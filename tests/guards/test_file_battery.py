@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.guard import Guard
 from leasehold.guards import FileGuard
 from leasehold.guards.files import names
 from leasehold.testing.guard_contract import GuardContract
@@ -32,17 +31,9 @@ class TestFileGuard(GuardContract):
         """For child processes too."""
         return functools.partial(FileGuard, self.folder, busy_seconds=0.2)
 
-    def peek(self, guard: Guard, key: str) -> bytes | None:
-        """None if there is no file."""
-        assert isinstance(guard, FileGuard)
-        try:
-            return guard.peek(key)
-        except FileNotFoundError:
-            return None
-
     def spoil_mark(self, key: str) -> None:
         """One digit of it."""
-        path = self.folder / ".leasehold/marks" / names.file_name(key)
+        path = self.folder / ".leasehold/marks" / f"{names.file_name(key)}.mark"
         content = path.read_bytes()
         path.write_bytes(content.replace(b"0", b"1", 1))
 

@@ -50,7 +50,7 @@ def left_over(guard: FileGuard) -> list[str]:
 
 def mark_path(guard: FileGuard, key: str) -> Path:
     """Where the mark of a key is."""
-    return guard.folder / ".leasehold/marks" / names.file_name(key)
+    return guard.folder / ".leasehold/marks" / f"{names.file_name(key)}.mark"
 
 
 # Verbs
@@ -61,7 +61,7 @@ def test_a_file_is_written_read_appended_and_deleted(guard: FileGuard) -> None:
     guard.write("2024/q3.csv", "grün", **under(OLD))
     assert guard.path("2024/q3.csv").read_text() == "grün"
     guard.append("2024/q3.csv", b" und blau", **under(OLD))
-    assert guard.read("2024/q3.csv", **under(OLD)).decode() == "grün und blau"
+    assert guard.read("2024/q3.csv", **under(OLD)) == "grün und blau".encode()
     guard.delete("2024/q3.csv", **under(OLD))
 
     assert not guard.path("2024/q3.csv").exists()
@@ -89,12 +89,12 @@ def test_the_lease_of_a_handler_is_presented_by_itself(tmp_path: Path) -> None:
         guard.write("q3.csv", b"2")
 
 
-def test_what_is_missing_is_a_file_not_found(guard: FileGuard) -> None:
+def test_of_a_file_that_is_not_there_nothing_is_read(guard: FileGuard) -> None:
     """`read` has sealed it all the same: no older owner can create it any more."""
-    with pytest.raises(FileNotFoundError):
-        guard.peek("q3.csv")
-    with pytest.raises(FileNotFoundError):
-        guard.read("q3.csv", **under(NEW))
+    assert guard.peek("q3.csv") is None
+    assert guard.peek("no/folder/q3.csv") is None
+    assert guard.mark("q3.csv") is None
+    assert guard.read("q3.csv", **under(NEW)) is None
     with pytest.raises(StaleEpoch):
         guard.write("q3.csv", b"", **under(OLD))
 
@@ -190,7 +190,7 @@ def test_appends_from_many_threads_are_all_kept(guard: FileGuard) -> None:
     for thread in threads:
         thread.join()
 
-    lines = guard.peek("log").decode().split()
+    lines = guard.path("log").read_text().split()
     assert sorted(lines) == sorted(f"{number}-{line}" for number in range(8) for line in range(5))
 
 
@@ -375,7 +375,7 @@ def test_two_keys_never_share_a_mark(guard: FileGuard) -> None:
     for key in KEYS:
         guard.seal(key, **under(OLD))
     assert [guard.mark(key) for key in KEYS] == [Mark(OLD, 1, "a", "store-1")] * len(KEYS)
-    assert (guard.folder / ".leasehold/marks/a%2Fb").is_file()
+    assert (guard.folder / ".leasehold/marks/a%2Fb.mark").is_file()
 
 
 def test_where_names_are_folded_two_names_of_one_file_share_a_mark(
@@ -490,16 +490,16 @@ def test_a_write_syncs_three_times_and_the_mark_before_the_rename(
         guard.write("q3.csv", b"2", **under(OLD))
     assert [line.partition("tmp/")[0] for line in found] == [
         "fsync ",  # the data
-        "fdatasync marks/q3.csv",
+        "fdatasync marks/q3.csv.mark",
         f"rename {guard.folder.name}/q3.csv",
         f"fsync {here}",
     ]
     with syncs(monkeypatch) as found:
         guard.seal("q3.csv", **under(OLD))
-    assert found == ["fdatasync marks/q3.csv"]
+    assert found == ["fdatasync marks/q3.csv.mark"]
     with syncs(monkeypatch) as found:
         guard.delete("q3.csv", **under(OLD))
-    assert found == ["fdatasync marks/q3.csv", f"unlink {guard.folder.name}/q3.csv", f"fsync {here}"]
+    assert found == ["fdatasync marks/q3.csv.mark", f"unlink {guard.folder.name}/q3.csv", f"fsync {here}"]
     with syncs(monkeypatch) as found:
         guard.peek("q3.csv") if guard.path("q3.csv").exists() else guard.mark("q3.csv")
     assert found == []
@@ -515,7 +515,7 @@ def test_a_first_write_syncs_the_new_mark_and_its_name_before_the_rename(
     assert [line.partition("tmp/")[0] for line in found] == [
         "fsync ",  # the data
         "fsync ",  # the mark
-        "rename marks/2024%2Fq3.csv",
+        "rename marks/2024%2Fq3.csv.mark",
         "fsync .leasehold/marks",
         f"fsync {guard.folder.parent.name}/{guard.folder.name}",  # the new folder's name
         "rename 2024/q3.csv",
@@ -649,7 +649,7 @@ def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(GuardUnavailable, match="is not a folder"):
         guard.write("q3.csv", b"", **under(OLD))
     assert not (tmp_path / "out").exists()
-    (tmp_path / "out").mkdir()
+    FileGuard(tmp_path / "out", create=True).write("q3.csv", b"", **under(OLD))
     guard.write("q3.csv", b"", **under(OLD))
     shutil.rmtree(tmp_path / "out")
     for verb in (guard.seal, guard.delete, guard.read):
@@ -704,7 +704,7 @@ def test_a_temporary_file_that_was_collected_at_birth_is_made_again(
 
 def test_the_lock_file_names_its_holder_and_is_empty_when_free(guard: FileGuard) -> None:
     """Process, start, host, epoch and owner."""
-    path = str(guard.folder / ".leasehold/locks/q3.csv")
+    path = str(guard.folder / ".leasehold/locks/q3.csv.lock")
     found: list[dict[str, Any] | None] = []
     guard.at = lambda step: found.append(holder(path)) if step == "locked" else None
     guard.write("q3.csv", b"", **under(OLD, "wörker"))
@@ -853,6 +853,6 @@ def test_the_folder_of_the_marks_says_what_it_is(guard: FileGuard) -> None:
     """An operator who finds it must not tidy it away."""
     guard.seal("q3.csv", **under(OLD))
     assert "Do not remove" in (guard.folder / ".leasehold/README.txt").read_text()
-    facts, checksum = (guard.folder / ".leasehold/marks/q3.csv").read_text().split()
+    facts, checksum = (guard.folder / ".leasehold/marks/q3.csv.mark").read_text().split()
     assert json.loads(facts)["epoch"] == OLD
     assert len(checksum) == 8

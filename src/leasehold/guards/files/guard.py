@@ -48,8 +48,8 @@ class FileGuard(Guard):
     It protects on local file systems, where all processes share one kernel: not on NFS, SMB or FUSE. It protects only
     files that are written by nothing else.
 
-    *folder* has to exist; a volume that is not mounted must not look like a folder without marks. *busy_seconds* is how
-    long a write or seal waits for the lock of its key before it raises `GuardUnavailable`.
+    *folder* has to exist, unless *create*: a volume that is not mounted must not look like a folder without marks.
+    *busy_seconds* is how long a write or seal waits for the lock of its key before it raises `GuardUnavailable`.
     """
 
     kind = "file"
@@ -59,6 +59,7 @@ class FileGuard(Guard):
         self,
         folder: str | os.PathLike[str],
         *,
+        create: bool = False,
         busy_seconds: float = 10,
         keys: Verifier | None = None,
         audience: str | None = None,
@@ -68,6 +69,7 @@ class FileGuard(Guard):
         self.folder = Path(os.path.realpath(folder))
         self._root = str(self.folder)
         self._own = os.path.join(self._root, names.RESERVED)
+        self._create = create
         self._busy_seconds = checks.microseconds(busy_seconds, "busy_seconds", zero=True) / 1_000_000
         self._is_ready = False
         self._is_folding = False
@@ -102,18 +104,20 @@ class FileGuard(Guard):
         self._get_ready(key)
         return self._mark_file(key).read()
 
-    def peek(self, key: str) -> bytes:
-        """Return the content of the file without a lease; seals nothing. Raises `FileNotFoundError`."""
+    def peek(self, key: str) -> bytes | None:
+        """Return the content of the file without a lease; None if there is no file. Seals nothing."""
         key = self.canonical(key)
         with self._failures(self.resource(key), "peek"):
-            return self._path(key).read_bytes()
+            try:
+                return self._path(key).read_bytes()
+            except FileNotFoundError:
+                return None
 
-    def read(self, key: str, **presented: Unpack[Presented]) -> bytes:
+    def read(self, key: str, **presented: Unpack[Presented]) -> bytes | None:
         """
-        Seal the key, check that the lease is current, and return the content of the file.
+        Seal the key, check that the lease is current, and return the content of the file; None if there is no file.
 
-        No older owner can change what was read. Raises what `seal` raises, and `FileNotFoundError`, sealed all the
-        same.
+        No older owner can change what was read, or create what was not there. Raises what `seal` raises.
         """
         self.seal(key, **presented)
         self._check_current(presented)
@@ -289,15 +293,17 @@ class FileGuard(Guard):
 
     def _lock(self, key: str, writer: Writer, busy_seconds: float | None = None) -> KeyLock:
         busy_seconds = self._busy_seconds if busy_seconds is None else busy_seconds
-        path = os.path.join(self._folder_of("locks"), self._file_name(key))
+        path = self._own_path("locks", key)
         return KeyLock(path, writer, resource=self.resource(key), busy_seconds=busy_seconds)
 
     def _mark_file(self, key: str) -> MarkFile:
-        path = os.path.join(self._folder_of("marks"), self._file_name(key))
+        path = self._own_path("marks", key)
         return MarkFile(path, self._folder_of("tmp"), self.resource(key))
 
-    def _file_name(self, key: str) -> str:
-        return names.file_name(names.fold(key) if self._is_folding else key)
+    def _own_path(self, folder: Literal["marks", "locks"], key: str) -> str:
+        # With an ending of its own, so that a search for *.csv below the folder does not find the marks.
+        name = names.file_name(names.fold(key) if self._is_folding else key)
+        return os.path.join(self._own, folder, name + {"marks": ".mark", "locks": ".lock"}[folder])
 
     def _folder_of(self, what: str) -> str:
         return os.path.join(self._own, what)
@@ -315,10 +321,12 @@ class FileGuard(Guard):
             if self._is_ready:
                 return
             with self._failures(self.resource(key), "write"):
-                if not os.path.isdir(self._root):
+                if self._create:
+                    make_folders(self._root)
+                elif not os.path.isdir(self._root):
                     raise GuardUnavailable(
-                        f"{self._root} is not a folder, so {self.resource(key)} cannot be guarded. Create it, or mount "
-                        "what belongs there."
+                        f"{self._root} is not a folder, so {self.resource(key)} cannot be guarded. Create it, mount "
+                        "what belongs there, or pass create=True."
                     )
                 self._refuse_shared_file_system()
                 if outer := names.guarded_above(self._root):
@@ -368,10 +376,8 @@ class FileGuard(Guard):
             if self._path(key).read_bytes() != b"new":
                 raise Unfenced(f"{self._root}: a refused write has changed the file. Do not rely on this guard.")
         finally:
-            name = self._file_name(key)
-            own = [self._path(key), Path(self._folder_of("marks"), name), Path(self._folder_of("locks"), name)]
-            for path in own:
-                path.unlink(missing_ok=True)
+            for path in (str(self._path(key)), self._own_path("marks", key), self._own_path("locks", key)):
+                Path(path).unlink(missing_ok=True)
 
     def _prove_lock(self, key: str, writer: Writer) -> None:
         first, second = self._lock(key, writer), self._lock(key, writer, busy_seconds=0)
@@ -391,10 +397,6 @@ class FileGuard(Guard):
         """Turn an error of the operating system into `GuardUnavailable`; the file is as it was."""
         try:
             yield
-        except FileNotFoundError as error:
-            if verb == "peek":
-                raise
-            raise self._unavailable(resource, verb, error) from error
         except OSError as error:
             raise self._unavailable(resource, verb, error) from error
 
