@@ -164,6 +164,7 @@ class StaleEpoch(LeaseholdError):
         With *lease*, only a refusal of that lease counts: of its job, or of a guard that was given its epoch. If there
         is none, the store is asked whether the lease is still the current one. If the driver has lost its connection,
         the transaction may have been committed all the same: then None, unless the store knows that it was not.
+        If several connections of the lease were lost, it must know that of each.
         `lease.is_settled()` tells whether it has settled the job.
         """
         pending, seen, lost = [error], set[int](), False
