@@ -74,7 +74,23 @@ MUTANTS = (
               "WHERE seq = j.seq AND epoch = s.epoch OFFSET 0"),
          Edit(_SQL + "06_settling.sql", "FROM ended AS e WHERE j.ctid = e.job AND j.epoch < e.epoch",
               "FROM ended AS e WHERE j.ctid = e.job")),
+        (_SNAPSHOTS + "test_after_a_settlement_at_repeatable_read_a_batch_passes_over_that_lease",),
+    ),
+    Mutant(
+        "complete-one-ended",
+        "A completion alone passes after a REPEATABLE READ settlement.",
+        (Edit(_SQL + "06_settling.sql", "leasehold.jobs WHERE id = p_ids[1] AND epoch < p_epochs[1])",
+              "leasehold.jobs WHERE id = p_ids[1])"),
+         Edit(_SQL + "06_settling.sql", "    WHERE j.seq = l.seq AND j.epoch < l.epoch\n    RETURNING j.seq, j.unique_key",
+              "    WHERE j.seq = l.seq\n    RETURNING j.seq, j.unique_key")),
         (_OVER,),
+    ),
+    Mutant(
+        "complete-one-waited",
+        "A completion that waited for a REPEATABLE READ settlement of its lease passes.",
+        (Edit(_SQL + "06_settling.sql", "    WHERE j.seq = l.seq AND j.epoch < l.epoch\n    RETURNING j.seq, j.unique_key",
+              "    WHERE j.seq = l.seq\n    RETURNING j.seq, j.unique_key"),),
+        (_SNAPSHOTS + "test_a_completion_that_waits_for_a_settlement_at_repeatable_read_is_refused_after_it",),
     ),
     Mutant(
         "renew-waited-epoch",
@@ -330,7 +346,7 @@ MUTANTS = (
         "complete-waited",
         "A plain completion that waited for a renewal is taken for done.",
         (Edit("stores/postgres/owning.py", "left = [number for number in left if number + 1 not in done]", "left = []"),),
-        (_BESIDE + "test_a_verb_that_had_to_wait_is_done_if_the_lease_is_still_its_own",),
+        (_BESIDE + "test_a_batch_of_completions_that_had_to_wait_for_a_renewal_is_done",),
     ),
     Mutant(
         "batch-waits",

@@ -156,6 +156,22 @@ def test_a_verb_that_had_to_wait_is_done_if_the_lease_is_still_its_own(
     assert store.job("a").epoch == held.epoch
 
 
+def test_a_batch_of_completions_that_had_to_wait_for_a_renewal_is_done(store: PostgresStore) -> None:
+    """The row of that lease has moved since the batch saw it; a completion alone goes another way."""
+    store.add([new_job("a"), new_job("b")])
+    grants = store.claim("worker", limit=2, lease_us=60_000_000)
+    with session(store) as beside:
+        renewals = as_json([{"id": "a", "epoch": grants[0].epoch, "lease_us": 70_000_000}])
+        [(_, _, refusal)] = beside.call("renew", renewals, False, PATIENCE_MS, False)
+        assert refusal is None
+        call = Call(lambda: store.settle([settling(grant) for grant in grants]))
+        until_blocked(store, call)
+        beside.connection.commit()
+
+        assert call.result() == [None, None]
+    assert [job.status for job in store.jobs()] == ["done", "done"]
+
+
 @pytest.mark.parametrize("verb", ["complete", "mixed", "progress", "renew"])
 @pytest.mark.parametrize("ends", ["commits", "rolls back"])
 def test_of_a_batch_only_what_collides_waits(

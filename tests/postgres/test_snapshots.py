@@ -22,7 +22,7 @@ from leasehold.stores.postgres import PostgresStore
 
 from .fixtures import Place
 from .owners import OWNERS, one, refused, settling
-from .staging import session
+from .staging import Call, session, until, until_blocked
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
 
@@ -63,6 +63,32 @@ def test_after_a_settlement_at_repeatable_read_the_lease_is_over(
 
     assert (store.job("a"), store.effects("a")) == before
     assert [job.id for job in store.jobs()] == ["a"]
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["alone", "in a batch"])
+def test_a_completion_that_waits_for_a_settlement_at_repeatable_read_is_refused_after_it(
+    place: Place, store: PostgresStore, count: int
+) -> None:
+    """It gets the row of the lease, which is left, and finds the job at the epoch of the lease."""
+    store.add([new_job("a"), new_job("b")])
+    first, second = store.claim("worker", limit=2)
+    lock = sql.SQL("select from {} where id = 'a' for update").format(sql.Identifier(store.database.schema, "jobs"))
+    with place.connect(store) as own, session(store) as behind:
+        own.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        Lease(store, first).release(connection=own)
+        behind.connection.execute(lock)  # so that its COMMIT stands still, with the lease in hand
+        committing = Call(own.commit)
+        until_blocked(store, committing)
+        completing = Call(lambda: store.settle([settling(first), settling(second)][:count]))
+        until(lambda: store.database.read("select count(*) > 1 from pg_locks where not granted") == [(True,)])
+        behind.connection.rollback()
+        committing.result()
+
+        refusal, *rest = completing.result()
+
+    assert (type(refusal), rest) == (Settled, [None] * (count - 1))
+    assert (store.job("a").status, store.job("b").status) == ("pending", "done" if count == 2 else "running")
+    assert store.verify() == []
 
 
 def settled_at_repeatable_read(place: Place, store: PostgresStore, how: str, **options: Any) -> Grant:

@@ -17,7 +17,8 @@ BEGIN
     WHERE j.seq = l.seq AND j.epoch < l.epoch
     RETURNING j.seq, j.unique_key, (j.options::json->>'keep_us')::bigint INTO v_seq, v_unique, v_keep;
     IF v_seq IS NULL THEN
-        -- No function changes a job without its lease; if it was changed all the same, it must not lose both.
+        -- A settlement at REPEATABLE READ, which this has waited for, has ended the lease and left its row. The store calls
+        -- again, and is refused.
         RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a job was changed while its lease was being settled';
     END IF;
     INSERT INTO leasehold.finished (finished_at, status, seqs, keep_us) VALUES (p_now, 'done', ARRAY[v_seq], v_keep);
