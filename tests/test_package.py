@@ -221,6 +221,16 @@ def test_the_map_of_the_package_names_what_is_there() -> None:
     assert {(first or second).strip("/") for first, second in entries} == {*map(layer_of, MODULES)} - unmapped
 
 
+@pytest.mark.parametrize("folder", ["worker", "worker/executors/process"])
+def test_the_map_of_a_folder_names_what_is_there(folder: str) -> None:
+    """Each line of the map at the top of the folder is a module or a folder in it, and none is left out."""
+    words = ast.get_docstring(parsed(PACKAGE / folder / "__init__.py")) or ""
+    entries = re.findall(r"^    (\S+)  ", words, re.MULTILINE)
+    there = [path.stem for path in (PACKAGE / folder).glob("*.py") if path.stem != "__init__"]
+    there += [f"{path.parent.name}/" for path in (PACKAGE / folder).glob("*/__init__.py")]
+    assert sorted(entries) == sorted(there)
+
+
 def test_type_checkers_are_told_that_the_package_is_typed() -> None:
     """PEP 561."""
     assert (PACKAGE / "py.typed").is_file()
