@@ -52,12 +52,16 @@ PUBLIC = {
     "JobSettings",
     "NewJob",
     "Ownership",
+    "Page",
     "Parked",
     "Process",
     "Pruned",
     "Queue",
     "Reason",
     "Status",
+    "Search",
+    "BulkOutcome",
+    "Moved",
     # settings
     "Clock",
     "Retention",
@@ -102,6 +106,7 @@ LAYERS = [
     "tasks",
     "worker",
     "router",
+    "views",
     "__init__",
     "testing",
     "cli",
@@ -490,6 +495,7 @@ PUBLIC_MODULES = {
     "leasehold.testing",
 }  # documented, beside `leasehold` itself
 INTERNAL = {
+    "Order": "in core/search.py: what a Search is sorted by, for stores",
     "Mark": "in core/marks.py; leasehold.guards exports it",
     "Writer": "in core/marks.py; leasehold.guards exports it",
     "Registry": "what the constructor of a task takes, which @router.task calls",

@@ -11,6 +11,7 @@ Background jobs whose stale owners cannot write.
     tasks/        what a task is: its signature, arguments and their conversion
     worker/       runs the handlers of tasks: claim, run, settle
     router        the front door: producers, owners, operators, readers
+    views         read-only questions with plain answers, for the command line and others
     cli/          the command
     testing/      a clock to move by hand, and the contract as a suite
 """
@@ -25,6 +26,7 @@ from .core.parking import Parked
 from .core.queues import Queue
 from .core.retention import Retention
 from .core.retry import Retry
+from .core.search import Page, Search
 from .core.workers import WorkerStatus
 from .errors import (
     Conflict,
@@ -54,6 +56,7 @@ from .store import Pruned
 if TYPE_CHECKING:  # imported on use: most programs that add jobs need no tasks, and no worker
     from .guard import Guard
     from .router.aio import AsyncRouter
+    from .router.bulk import BulkOutcome, Moved
     from .tasks.guarded import Sealed, Unreached
     from .tasks.signature import TaskSettings
     from .tasks.task import AsyncTask, Task, TaskOptions
@@ -67,6 +70,7 @@ __all__ = [
     "AsyncLease",
     "AsyncRouter",
     "AsyncTask",
+    "BulkOutcome",
     "Clock",
     "Conflict",
     "Counts",
@@ -86,11 +90,13 @@ __all__ = [
     "JobSettings",
     "Lease",
     "LeaseholdError",
+    "Moved",
     "NewJob",
     "NoLease",
     "NotFinished",
     "NotInTransaction",
     "Ownership",
+    "Page",
     "Parked",
     "Process",
     "Pruned",
@@ -100,6 +106,7 @@ __all__ = [
     "Retry",
     "Router",
     "Sealed",
+    "Search",
     "Settled",
     "StaleEpoch",
     "StaleSnapshot",
@@ -122,8 +129,10 @@ __all__ = [
 _ON_USE = {
     "AsyncRouter": ".router.aio",
     "AsyncTask": ".tasks.task",
+    "BulkOutcome": ".router.bulk",
     "Guard": ".guard",
     "Health": ".worker.worker",
+    "Moved": ".router.bulk",
     "Sealed": ".tasks.guarded",
     "Tally": ".worker.reporting",
     "Task": ".tasks.task",

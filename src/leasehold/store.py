@@ -459,8 +459,9 @@ class Store(Protocol):
 
         C40.  What is not an owner's ordinary work is always recorded, as `refused`, `alarm`, `retried`, `released`,
               `crashed`, `failed`, `reclaimed`, `transferred`, `cancelled`, `finished`, `replayed`, `requeued`,
-              `resolved`, `paused`, `resumed`, `advanced`, `guarded`, `doubted` or `unsealed`. A store that traces
-              records the rest too, as `added`, `claimed`, `renewed`, `progressed`, `completed`.
+              `resolved`, `paused`, `resumed`, `advanced`, `guarded`, `doubted`, `unsealed`, `bulk` or
+              `break-glass`. A store that traces records the rest too, as `added`, `claimed`, `renewed`, `progressed`,
+              `completed`.
         """
         ...
 

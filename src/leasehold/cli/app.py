@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 import click
 
-from .. import InvalidArgument, LeaseholdError, Unsupported, __version__
+from .. import LeaseholdError, __version__
+from . import acting, jobs, queues
 from .demo import demo
+from .exit_codes import INTERRUPTED, code_of, exit_codes
 from .guard import guard
 from .health import worker_health
 from .help import SETTINGS, Group
-from .queue import queue
 from .store import store
 from .worker import worker
-
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 @click.group(cls=Group, invoke_without_command=True, context_settings=SETTINGS)
@@ -35,18 +34,26 @@ def app(context: click.Context) -> None:
       leasehold demo --store sqlite:///demo.db   in a file, with a killed process
       leasehold store check sqlite:///demo.db    check the invariants of a store
       leasehold worker app:router                run the handlers of your own tasks
-      leasehold queue list sqlite:///demo.db     list the queues, and which are paused
+
+    \b
+    Look, and act (with --store URL, or LEASEHOLD_STORE):
+      leasehold jobs --status failed             which jobs failed, and with what
+      leasehold explain ID                       why is this job not running?
+      leasehold history ID                       who held it, and what was refused
+      leasehold workers                          who is alive, and whose work moves
+      leasehold cancel ID --epoch N              end a job; `leasehold show ID` has its epoch
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
-app.add_command(demo)
-app.add_command(guard)
-app.add_command(queue)
-app.add_command(store)
-app.add_command(worker)
-app.add_command(worker_health)
+for _command in (
+    *(jobs.add, jobs.jobs, jobs.show, jobs.history, jobs.explain, jobs.events),
+    *(acting.transfer, acting.requeue, acting.cancel, acting.replay, acting.complete, acting.resolve, acting.prune),
+    *(queues.queues, queues.workers),
+    *(demo, guard, store, worker, worker_health, exit_codes),
+):
+    app.add_command(_command)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -64,6 +71,5 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except LeaseholdError as error:
         click.echo(f"leasehold: {' '.join(str(error).split())}", err=True)
-        # Every argument of a call comes from the command line: a wrong one is a mistake in how it was called.
-        return 2 if isinstance(error, InvalidArgument | Unsupported) else 1
+        return code_of(error)
     return code if isinstance(code, int) else 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
 
 import click
 
@@ -12,6 +10,7 @@ from .. import LeaseholdError
 from .help import Group
 from .loading import load
 from .store import as_json_option
+from .target import system_user
 
 _app = click.option(
     "--app", "path", required=True, metavar="MODULE:ROUTER", help="The Router whose guards are used, as in app:router."
@@ -48,7 +47,7 @@ def seal(job_id: str, path: str, folder: str, by: str | None, as_json: bool) -> 
       leasehold guard seal invoice-42 --app app:router --json
     """
     with load(path, folder) as router:
-        done = router.seal(job_id, by=by or _user())
+        done = router.seal(job_id, by=by or system_user())
     if as_json:
         unreached = [one._asdict() for one in done.unreached]
         facts = {"job_id": done.job_id, "epoch": done.epoch, "sealed": done.sealed, "unreached": unreached}
@@ -94,11 +93,3 @@ def prove(path: str, folder: str, as_json: bool) -> int:
         if not verdicts:
             click.echo("No guard is registered: router.guard(name, guard) does that.")
     return 1 if any(verdicts.values()) else 0
-
-
-def _user() -> str:
-    """Return the system user; under sudo, the one who called it."""
-    try:
-        return os.environ.get("SUDO_USER") or getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name
-        return f"uid {os.getuid()}"

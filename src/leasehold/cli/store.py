@@ -58,7 +58,7 @@ def check(url: str, as_json: bool, schema: str) -> int:
     with open_existing(url, schema) as router:
         broken, counts = router.verify(), router.counts()._asdict()
     queues = counts.pop("queues")
-    del counts["parked"]  # `leasehold queue list` has them
+    del counts["parked"]  # `leasehold queues` has them
     if as_json:
         found = {"url": shown_url(url), "ok": not broken, "broken": broken, "counts": counts, "queues": queues}
         click.echo(json.dumps(found, ensure_ascii=False))

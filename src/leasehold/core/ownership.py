@@ -112,16 +112,18 @@ class Ownership:
 
 
 class NoteKind(StrEnum):
-    """What a note about guarded resources reports."""
+    """What a note reports: of guarded resources, and of operators."""
 
     GUARDED = "guarded"  # the keys that an owner is about to write to
     REFUSED = "refused"  # a write, by a guard
     DOUBTED = "doubted"  # a seal found older uses that may still write
     UNSEALED = "unsealed"  # keys that could not be sealed after the job's end
+    BULK = "bulk"  # an operator's verb on many jobs
+    BREAK_GLASS = "break-glass"  # an operator's verb that was repeated until it held, with the reason
 
 
 class Note(NamedTuple):
-    """What happened at a guarded resource, to be recorded as an event of that kind."""
+    """What happened outside of the store's own verbs, to be recorded as an event of that kind."""
 
     kind: NoteKind
     job_id: str | None

@@ -47,6 +47,7 @@ class Search:
     task: str | None = None
     owner: str | None = None
     parent: str | None = None
+    lock: str | None = None
     error_type: str | None = None
     id_prefix: str | None = None
     since_us: int | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, 
 
 from ..core import checks, inputs, redaction, suggestions
 from ..core.clock import Clock, SystemClock
+from ..core.explanation import waits_for
 from ..core.job import (
     Added,
     Job,
@@ -28,11 +29,12 @@ from ..store import Store
 from ..stores import open_store
 from ..tasks import Backend, Registry
 from ..tasks.hooks import Hook
+from . import bulk as bulk_verbs
 from . import guards as guard_verbs
-from . import operators, owners, readers, upkeep
+from . import operators, owners, readers, searching, upkeep
 from . import queues as queue_verbs
 from . import workers as worker_verbs
-from .results import id_of, pauses, result_of, waits_for
+from .results import id_of, pauses, result_of
 
 if TYPE_CHECKING:  # imported on use: a producer needs no tasks, and most processes no worker
     from ..guard import Guard
@@ -362,6 +364,7 @@ class Router:
     pause = queue_verbs.pause
     resume = queue_verbs.resume
     workers = worker_verbs.workers
+    bulk = bulk_verbs.bulk
     guard = guard_verbs.guard
     seal = guard_verbs.seal
 
@@ -386,7 +389,7 @@ class Router:
             time.sleep(pause)
 
         def why(job: Job) -> str:  # only at the last look, since it asks the store again
-            return waits_for(job, self._store.queues(), self._clock.now())
+            return waits_for(job, self._clock.now(), queues=self._store.queues())
 
         return result_of(self.job(id_of(id)), self._registry.tasks, why)
 
@@ -401,4 +404,6 @@ class Router:
     effects = readers.effects
     events = readers.events
     counts = readers.counts
+    search = searching.search
+    explain = searching.explain
     queues = queue_verbs.queues

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core import checks
 from ..core.clock import patience
 from ..core.job import Added, Job, Status
 from ..core.lifecycle import FINISHED
-from ..core.queues import Queue
 from ..errors import JobFailed, NoLease, NotFinished, UnknownJob
 
 if TYPE_CHECKING:
@@ -34,26 +33,6 @@ def result_of(job: Job, tasks: Mapping[str, AnyTask], why: Callable[[Job], str] 
     if job.status in FINISHED:
         raise JobFailed(job.id, status=job.status, error=job.last_error, errors=job.errors)
     raise NotFinished(job.id, status=job.status, why="" if why is None else why(job))
-
-
-def waits_for(job: Job, queues: Iterable[Queue], now: int) -> str:
-    """Return why no worker has begun a pending job, in sentences; "" if the store does not know."""
-    if job.status is not Status.PENDING:
-        return ""
-    facts = []
-    if job.parked is not None and job.parked.kind == "lock":
-        facts.append(f"It waits for its lock {job.parked.behind!r}, which another job holds.")
-    elif job.parked is not None and not job.parked.behind:
-        facts.append(f"It names no task, and workers such as {job.parked.by!r} do not take such jobs.")
-    elif job.parked is not None:
-        facts.append(f"Worker {job.parked.by!r} has passed it over, since it does not know the task {job.task!r}.")
-    for queue in queues:
-        if queue.paused and queue.name == job.queue:
-            note = f": {queue.paused_note!r}" if queue.paused_note else ""
-            facts.append(f"Its queue {queue.name!r} is paused by {queue.paused_by!r}{note}.")
-    if job.run_us > now:
-        facts.append(f"It is due at {job.run_at.isoformat(timespec='seconds')}.")
-    return " ".join(facts)
 
 
 def waited(error: NoLease, wait_seconds: float) -> NoLease:

@@ -62,7 +62,7 @@ def _behind(candidates: Candidates, search: Search, key: Key | None, mark: Mark,
 def by_column(search: Search, mark: Mark, params: dict[str, Any]) -> list[str]:
     """Return the conditions that are the same for both databases, on the columns of a job `j`."""
     conditions = []
-    for name in ("queue", "task", "parent"):
+    for name in ("queue", "task", "parent", "lock"):
         if (value := getattr(search, name)) is not None:
             params[name] = value
             conditions.append(f"j.{name} = {mark(name)}")

@@ -45,6 +45,7 @@ def _fits(search: Search, job: Job) -> bool:
                 ("queue", search.queue),
                 ("task", search.task),
                 ("parent", search.parent),
+                ("lock", search.lock),
                 ("owner", search.owner),
             )
         )

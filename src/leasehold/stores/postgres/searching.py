@@ -14,7 +14,7 @@ from .schema import in_schema
 
 Read = Callable[..., list[Any]]  # a statement, and its parameters by name
 
-_TEXT = ("prefix", "prefix_end", "status", "queue", "task", "parent", "owner", "error_type", "meta")
+_TEXT = ("prefix", "prefix_end", "status", "queue", "task", "parent", "lock", "owner", "error_type", "meta")
 
 
 def look(read: Read, schema: str, search: Search, key: Key | None, count: int, limit: int) -> Looked:

@@ -101,6 +101,8 @@ class Searching(Contract):
             ({"queue": "x"}, "ca"),
             ({"task": "send"}, "ba"),
             ({"queue": "x", "task": "send"}, "a"),
+            ({"lock": "k", "status": "running"}, "b"),
+            ({"lock": "k"}, "db"),
             ({"status": "running"}, "ba"),
             ({"owner": "me"}, "a"),
             ({"owner": "me", "status": "running", "queue": "x"}, "a"),
@@ -135,9 +137,11 @@ class Searching(Contract):
                     task="send",
                     meta={"tenant": "ä", "n": 1},
                 ),
-                new_job("b", {"order": {"total": 10.0}}, queue="y", task="send", meta={"tenant": "b", "n": None}),
+                new_job(
+                    "b", {"order": {"total": 10.0}}, queue="y", task="send", lock="k", meta={"tenant": "b", "n": None}
+                ),
                 new_job("c", ["order"], queue="x", meta={"tenant": "ä", "n": True}),
-                new_job("d", "order", queue="z"),
+                new_job("d", "order", queue="z", lock="k"),
             ]
         )
         one(store, "me", queues=["x"])

@@ -1,0 +1,386 @@
+"""The commands that move jobs: each needs the epoch that the operator saw, or breaks the glass and says why."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from .. import Job, Router, StaleEpoch
+from ..core.clock import SystemClock
+from ..core.job import Status
+from ..core.ownership import Note, NoteKind
+from ..core.search import Search
+from ..router.bulk import Action, BulkOutcome, matching
+from ..views import Views
+from .finding import age_us, filter_options, has_filter
+from .output import Output, output_options, show_one, show_rows
+from .target import Target, actor_option, target_options
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+REFUSED = 3  # the epoch has moved
+_SHOWN = 10
+_TRIES = 100  # of a verb behind broken glass: a job that moves more often than this is not one to act upon
+_PREVIEW = ("id", "status", "task", "queue", "epoch", "owner", "error")
+
+
+def _fenced(command: F) -> F:
+    """Give *command* the options of a verb that moves one job."""
+
+    @click.option("--epoch", type=int, metavar="N", help="The epoch that you saw, as `leasehold show ID` prints it.")
+    @click.option("--note", metavar="TEXT", help="Why; it is recorded.")
+    @click.option("--break-glass", is_flag=True, help="Act whatever the epoch is. Needs --reason, and is recorded.")
+    @click.option("--reason", metavar="TEXT", help="Why the glass is broken.")
+    @functools.wraps(command)
+    def wrapped(**options: Any) -> Any:
+        return command(**options)
+
+    return wrapped  # type: ignore[return-value]  # the same command with more options
+
+
+class _Attempt:
+    """One verb on one job, under the epoch that the operator saw."""
+
+    def __init__(
+        self,
+        target: Target,
+        output: Output,
+        by: str,
+        epoch: int | None,
+        note: str | None,
+        break_glass: bool,
+        reason: str | None,
+    ) -> None:
+        if break_glass and not reason:
+            raise click.UsageError("--break-glass needs --reason TEXT: it is shown in the job's history.")
+        if break_glass and epoch is not None:
+            raise click.UsageError("--break-glass reads the epoch itself: leave out --epoch.")
+        self.target, self.output, self.by = target, output, by
+        self.epoch, self.break_glass, self.reason = epoch, break_glass, reason
+        self.note = f"break-glass: {reason}" if break_glass else note
+
+    def run(self, id: str, act: Callable[[Router, int], Job | None]) -> int:
+        """Do it, and print the job afterwards; without an epoch, print the job and the command to repeat."""
+        with self.target.open() as router:
+            views = Views(router, self.target.redaction)
+            if self.break_glass:
+                self._break_glass(router, id, act)
+            elif self.epoch is None:
+                return self._ask(router, views, id)
+            else:
+                act(router, self.epoch)
+            facts = views.short(router.job(id))
+            unsealed = self._ended.unsealed if isinstance(self._ended, Job) else ()
+        if unsealed:
+            facts["unsealed"] = list(unsealed)
+            click.echo(
+                f"leasehold: these guarded keys could not be reached: {', '.join(unsealed)}. Try again: "
+                f"leasehold guard seal {shlex.quote(id)} --app MODULE:ROUTER",
+                err=True,
+            )
+        show_one(facts, self.output)
+        return 0
+
+    _ended: Job | None = None
+
+    def ended(self, job: Job) -> Job:
+        """Remember what a verb returned: it names the keys that could not be sealed."""
+        self._ended = job
+        return job
+
+    def _break_glass(self, router: Router, id: str, act: Callable[[Router, int], Job | None]) -> None:
+        for left in reversed(range(_TRIES)):
+            seen = router.job(id).epoch
+            try:
+                act(router, seen)
+                break
+            except StaleEpoch:
+                if not left:
+                    raise
+        facts = {"verb": click.get_current_context().info_name, "by": self.by, "reason": self.reason, "seen": seen}
+        router.store.record(Note(NoteKind.BREAK_GLASS, id, router.job(id).epoch, None, facts))
+
+    def _ask(self, router: Router, views: Views, id: str) -> int:
+        job = router.job(id)
+        show_one({**views.short(job), "explanation": router.explain(job)}, self.output)
+        again = [*_arguments(), "--epoch", str(job.epoch)]
+        click.echo(
+            f"Nothing was done. If this is the state that you mean to change, run:\n  {shlex.join(again)}", err=True
+        )
+        return 2
+
+
+def _arguments() -> list[str]:
+    return ["leasehold", *sys.argv[1:]]
+
+
+# One job
+
+
+@click.command()
+@click.argument("id")
+@click.option("--to", required=True, metavar="NAME", help="The new owner: a worker's name, or any other.")
+@_fenced
+@actor_option
+@target_options
+@output_options
+def transfer(target: Target, output: Output, by: str, id: str, to: str, **fence: Any) -> int:
+    """
+    Give the job ID to another owner, under a new epoch; its owner until now is refused from then on.
+
+    \b
+    Examples:
+      leasehold transfer invoice-42 --to worker-2 --epoch 1794776400000007
+      leasehold transfer invoice-42 --to worker-2 --break-glass --reason "worker-1 is unreachable"
+    """
+    attempt = _Attempt(target, output, by, **fence)
+
+    def act(router: Router, epoch: int) -> None:
+        router.transfer(id, to=to, epoch=epoch, by=by, note=attempt.note)
+
+    return attempt.run(id, act)
+
+
+@click.command()
+@click.argument("id")
+@click.option("--result", metavar="JSON", help="The result of the job.")
+@_fenced
+@actor_option
+@target_options
+@output_options
+def complete(target: Target, output: Output, by: str, id: str, result: str | None, **fence: Any) -> int:
+    """
+    Complete the job ID by hand; its owner, if any, is refused from then on.
+
+    \b
+    Example:
+      leasehold complete invoice-42 --result '{"paid": true}' --epoch 1794776400000007
+    """
+    attempt = _Attempt(target, output, by, **fence)
+    value = None if result is None else _json(result, "--result")
+
+    def act(router: Router, epoch: int) -> Job:
+        return attempt.ended(router.complete(id, epoch=epoch, by=by, note=attempt.note, result=value))
+
+    return attempt.run(id, act)
+
+
+@click.command()
+@click.argument("id")
+@click.argument("effect")
+@click.option("--outcome", metavar="JSON", help="What the effect returned.")
+@click.option("--did-not-happen", is_flag=True, help="The next owner begins it anew.")
+@_fenced
+@actor_option
+@target_options
+@output_options
+def resolve(
+    target: Target,
+    output: Output,
+    by: str,
+    id: str,
+    effect: str,
+    outcome: str | None,
+    did_not_happen: bool,
+    **fence: Any,
+) -> int:
+    """
+    Record how the EFFECT of the job ID, which is in doubt, ended.
+
+    \b
+    Examples:
+      leasehold resolve invoice-42 charge --outcome '"ch_1"' --epoch 1794776400000007
+      leasehold resolve invoice-42 charge --did-not-happen --epoch 1794776400000007
+    """
+    if (outcome is None) != did_not_happen:
+        raise click.UsageError("say how it ended: --outcome JSON, or --did-not-happen.")
+    attempt = _Attempt(target, output, by, **fence)
+    value = None if outcome is None else _json(outcome, "--outcome")
+
+    def act(router: Router, epoch: int) -> Job:
+        happened = not did_not_happen
+        return router.resolve(id, effect, epoch=epoch, by=by, note=attempt.note, outcome=value, happened=happened)
+
+    return attempt.run(id, act)
+
+
+def _json(text: str, option: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"{option} is not JSON: {error}. Text is written with quotes: '\"text\"'.") from None
+
+
+# One job, or all that fit
+
+
+def _one_or_many(verb: Action, text: str) -> click.Command:
+    @click.command(verb, help=text)
+    @click.argument("id", required=False)
+    @filter_options
+    @click.option("--apply", is_flag=True, help="Do it to all jobs that fit; without it they are only counted.")
+    @click.option("--expect", type=int, metavar="N", help="How many jobs must fit.")
+    @_fenced
+    @actor_option
+    @target_options
+    @output_options
+    def command(
+        target: Target,
+        output: Output,
+        by: str,
+        id: str | None,
+        wanted: Search,
+        apply: bool,
+        expect: int | None,
+        **fence: Any,
+    ) -> int:
+        if id is not None:
+            if has_filter(wanted) or apply or expect is not None:
+                raise click.UsageError("name one job, or filters with --apply and --expect: not both.")
+            attempt = _Attempt(target, output, by, **fence)
+
+            def act(router: Router, epoch: int) -> Job:
+                done: Job = getattr(router, verb)(id, epoch=epoch, by=by, note=attempt.note)
+                return attempt.ended(done)
+
+            return attempt.run(id, act)
+        if not has_filter(wanted):
+            raise click.UsageError("name a job, or say which with filters such as --status failed --queue mail.")
+        if fence["break_glass"] or fence["epoch"] is not None:
+            raise click.UsageError(
+                "--epoch and --break-glass are for one job; each of many is fenced by what was read."
+            )
+        with target.open() as router:
+            if not apply:
+                return _preview(router, target, output, wanted)
+            return _apply(router, output, verb, wanted, expect, by, fence["note"])
+
+    return command
+
+
+def _preview(router: Router, target: Target, output: Output, wanted: Search) -> int:
+    views, count = Views(router, target.redaction), 0
+    first: list[dict[str, Any]] = []
+    for job in matching(router, wanted):
+        count += 1
+        if len(first) < _SHOWN:
+            first.append(views.short(job))
+    show_rows(first, _PREVIEW, output, empty="No job fits.", count=count, applied=False)
+    if count and not output.is_for_programs:
+        again = shlex.join([*_arguments(), "--apply", "--expect", str(count)])
+        more = f", the first {_SHOWN} above" if count > _SHOWN else ""
+        click.echo(f"{count} jobs fit{more}. Nothing was done. To do it:\n  {again}", err=True)
+    return 0
+
+
+def _apply(
+    router: Router, output: Output, verb: Action, wanted: Search, expect: int | None, by: str, note: str | None
+) -> int:
+    if expect is None:
+        raise click.UsageError("--apply needs --expect N: how many jobs you saw. Run it without --apply first.")
+    with click.progressbar(length=expect, label=verb, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        outcome = router.bulk(verb, wanted, expect=expect, by=by, note=note, on_each=lambda _: bar.update(1))
+    _show_outcome(outcome, output)
+    if outcome.refused:
+        return REFUSED
+    return 4 if outcome.moved else 0
+
+
+def _show_outcome(outcome: BulkOutcome, output: Output) -> None:
+    moved = [{"id": one.id, "why": str(one.error)} for one in outcome.moved]
+    if output.is_for_programs:
+        click.echo(json.dumps({"verb": outcome.verb, "done": outcome.done, "moved": moved}, ensure_ascii=False))
+        return
+    past = {"cancel": "cancelled", "replay": "replayed", "requeue": "requeued"}[outcome.verb]
+    click.echo(f"{outcome.done} {past}" + (f", {len(moved)} left alone:" if moved else ""))
+    for one in moved:
+        click.echo(f"  {one['id']}: {one['why']}")
+
+
+cancel = _one_or_many(
+    "cancel",
+    """
+    End the job ID, or all jobs that fit, as cancelled; their owners are refused from then on.
+
+    Without ID, filters say which. Then a first call only counts them, and prints the command that does it.
+
+    \b
+    Examples:
+      leasehold cancel invoice-42 --epoch 1794776400000007 --note "entered twice"
+      leasehold cancel --queue imports --status pending
+      leasehold cancel --queue imports --status pending --apply --expect 812
+    """,
+)
+replay = _one_or_many(
+    "replay",
+    """
+    Put the finished job ID, or all that fit, back to be claimed, due now, with new budgets.
+
+    Without ID, filters say which. Then a first call only counts them, and prints the command that does it.
+
+    \b
+    Examples:
+      leasehold replay invoice-42 --epoch 1794776400000007
+      leasehold replay --status failed --error-type ConnectionError --since 2h
+      leasehold replay --status failed --error-type ConnectionError --since 2h --apply --expect 31
+    """,
+)
+requeue = _one_or_many(
+    "requeue",
+    """
+    Take the running job ID, or all that fit, from their owners and put them back to be claimed, due now.
+
+    No budget is spent. Without ID, filters say which; a first call only counts them.
+
+    \b
+    Examples:
+      leasehold requeue invoice-42 --epoch 1794776400000007
+      leasehold requeue --owner worker-7 --status running --apply --expect 4
+    """,
+)
+
+
+@click.command()
+@click.option("--older-than", required=True, metavar="AGE", help="Jobs that ended longer ago: 30d, 12h.")
+@click.option("--apply", is_flag=True, help="Remove them; without it they are only counted.")
+@click.option("--expect", type=int, metavar="N", help="How many jobs must be that old.")
+@target_options
+@output_options
+def prune(target: Target, output: Output, older_than: str, apply: bool, expect: int | None) -> int:
+    """
+    Remove jobs that ended long ago, with all that is kept of them, and events that old.
+
+    Workers do this by themselves, by the retention of their router. Children of a job that is kept stay.
+
+    \b
+    Examples:
+      leasehold prune --older-than 30d
+      leasehold prune --older-than 30d --apply --expect 1200
+    """
+    keep_us = age_us(older_than, "--older-than")
+    before = SystemClock().now() - keep_us
+    with target.open() as router:
+        counts = {
+            status.value: sum(1 for _ in matching(router, Search(status, until_us=before)))
+            for status in (Status.DONE, Status.FAILED, Status.CANCELLED)
+        }
+        count = sum(counts.values())
+        if not apply:
+            show_one({**counts, "count": count, "applied": False}, output)
+            if count and not output.is_for_programs:
+                again = shlex.join([*_arguments(), "--apply", "--expect", str(count)])
+                click.echo(f"Nothing was removed. To do it:\n  {again}", err=True)
+            return 0
+        if expect is None or count < expect:
+            raise click.UsageError(
+                f"{count} jobs are that old: pass --expect {count} to remove them. Nothing was removed."
+            )
+        removed = router.prune(keep_seconds=keep_us / 1_000_000)
+    show_one({"jobs": removed.jobs, "events": removed.events, "ids": removed.ids, "applied": True}, output)
+    return 0

@@ -1,0 +1,52 @@
+"""Exit codes: one for each kind of answer, so that a script need not read messages."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import click
+
+from .. import Conflict, InvalidArgument, NoLease, StaleEpoch, StoreUnavailable, UnknownJob, Unsupported
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+class Code(NamedTuple):
+    """An exit code, and what it means."""
+
+    code: int
+    meaning: str
+    errors: tuple[type[Exception], ...] = ()
+
+
+CODES = (
+    Code(0, "done; an empty list too"),
+    Code(1, "failed, or something was found"),
+    Code(2, "wrong usage, or a command that only showed what it would do", (InvalidArgument, Unsupported)),
+    Code(3, "refused: the epoch has moved, of one job or of some of many", (StaleEpoch,)),
+    Code(4, "conflict: the job's state forbids it", (Conflict,)),
+    Code(5, "not found", (UnknownJob,)),
+    Code(6, "nothing to claim", (NoLease,)),
+    Code(7, "the store could not be reached, or the outcome is unknown", (StoreUnavailable,)),
+    Code(8, "declined at a prompt"),
+    Code(INTERRUPTED, "interrupted with Ctrl-C"),
+)
+
+
+def code_of(error: Exception) -> int:
+    """Return the exit code of an error."""
+    return next((one.code for one in CODES if isinstance(error, one.errors)), 1)
+
+
+@click.command("exit-codes")
+def exit_codes() -> int:
+    """
+    List the exit codes of all commands.
+
+    \b
+    Example:
+      leasehold cancel invoice-42 --epoch 7; echo $?
+    """
+    for one in CODES:
+        click.echo(f"{one.code:>3}  {one.meaning}")
+    return 0

@@ -1,0 +1,189 @@
+"""How answers are printed: tables for people, JSON for programs, and the same names in both."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from ..core.clock import SystemClock
+from ..core.explanation import span
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARGIN = 2
+_LEAST = 6  # columns of a cell that is cut
+_WHOLE = frozenset({"id", "job_id", "name", "epoch", "status", "number"})  # never cut
+
+
+class Output(NamedTuple):
+    """The form that the caller wants."""
+
+    as_json: bool
+    as_lines: bool
+    fields: tuple[str, ...]
+    utc: bool
+
+    @property
+    def is_for_programs(self) -> bool:
+        """Whether a program reads it."""
+        return self.as_json or self.as_lines
+
+
+def output_options(command: F) -> F:
+    """Give *command* the options of its output; it gets an `Output`."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for programs.")
+    @click.option("--jsonl", "as_lines", is_flag=True, help="Print one JSON object a line.")
+    @click.option("--fields", metavar="A,B", default="", help="Only these fields, in this order.")
+    @click.option("--utc", is_flag=True, help="Times in UTC. Default: local, with their offset.")
+    @functools.wraps(command)
+    def wrapped(as_json: bool, as_lines: bool, fields: str, utc: bool, **options: Any) -> Any:
+        named = tuple(field.strip() for field in fields.split(",") if field.strip())
+        return command(output=Output(as_json, as_lines, named, utc), **options)
+
+    return wrapped  # type: ignore[return-value]  # the same command with more options
+
+
+def show_rows(
+    rows: Sequence[dict[str, Any]], columns: Sequence[str], output: Output, *, empty: str, **more: Any
+) -> None:
+    """Print *rows*: as a table of *columns*, as one document with *more* beside them, or a line each."""
+    _check_fields(rows, output.fields)
+    if output.as_lines:
+        for row in rows:
+            click.echo(_json(_chosen(row, output.fields)))
+        return
+    if output.as_json:
+        click.echo(_json({**more, "rows": [_chosen(row, output.fields) for row in rows]}))
+        return
+    if not rows:
+        click.echo(empty, err=True)
+        return
+    click.echo(table(rows, output.fields or columns, utc=output.utc))
+
+
+def show_one(facts: dict[str, Any], output: Output) -> None:
+    """Print one thing: a line for each of its fields, or one document."""
+    _check_fields([facts], output.fields)
+    facts = _chosen(facts, output.fields)
+    if output.is_for_programs:
+        click.echo(_json(facts))
+        return
+    width = max(len(name) for name in facts)
+    for name, value in facts.items():
+        if value is None or value in ([], {}):
+            continue
+        text = cell(name, value, utc=output.utc)
+        click.echo(f"{name:<{width}}  " + text.replace("\n", "\n" + " " * (width + 2)))
+
+
+def _check_fields(rows: Sequence[dict[str, Any]], fields: Iterable[str]) -> None:
+    known = rows[0].keys() if rows else None
+    for field in fields:
+        if known is not None and field not in known:
+            raise click.UsageError(f"--fields: there is no {field!r}; there are: {', '.join(known)}.")
+
+
+def _chosen(row: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+    return {field: row.get(field) for field in fields} if fields else row
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+# For people
+
+
+def cell(name: str, value: Any, *, utc: bool) -> str:
+    """Return a value as a person reads it: an instant with its age, a fraction as a percentage."""
+    if value is None or value in ([], {}):
+        return "-"
+    if _is_instant(name):
+        return _instant(str(value), utc)
+    if name == "progress" and isinstance(value, float):
+        return f"{value:.0%}"
+    if name.endswith("_seconds") and isinstance(value, int | float):
+        return f"{value:g} s"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return ", ".join(value)
+    return value if isinstance(value, str) else _json(value)
+
+
+def _instant(text: str, utc: bool) -> str:
+    at = datetime.fromisoformat(text)
+    return f"{(at if utc else at.astimezone()).isoformat(sep=' ', timespec='seconds')} ({_age(text)})"
+
+
+def _age(text: str) -> str:
+    away = SystemClock().now() - round(datetime.fromisoformat(text).timestamp() * 1_000_000)
+    return f"{span(away)} ago" if away >= 0 else f"in {span(-away)}"
+
+
+def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, utc: bool) -> str:
+    """
+    Return *rows* as a table that fits the terminal.
+
+    If it is too wide, instants are shown by their age alone, and then the widest columns are cut: names and epochs,
+    which an operator copies, are not.
+    """
+    head = [name.removesuffix("_at").replace("_", " ").upper() for name in columns]
+    room = terminal_width() - _MARGIN * (len(columns) - 1)
+    lines, widths = _laid_out(rows, columns, head, lambda name, value: cell(name, value, utc=utc))
+    if sum(widths) > room:
+        short = lambda name, value: _age(value) if _is_instant(name) and value else cell(name, value, utc=utc)  # noqa: E731
+        lines, widths = _laid_out(rows, columns, head, short)
+    while sum(widths) > room:
+        widest = max((width, number) for number, width in enumerate(widths) if columns[number] not in _WHOLE)
+        if widest[0] <= _LEAST:
+            break
+        widths[widest[1]] -= 1
+    return "\n".join(
+        (" " * _MARGIN).join(_fitted(text, width) for text, width in zip(line, widths, strict=True)).rstrip()
+        for line in [head, *lines]
+    )
+
+
+def _laid_out(
+    rows: Sequence[dict[str, Any]], columns: Sequence[str], head: list[str], shown: Callable[[str, Any], str]
+) -> tuple[list[list[str]], list[int]]:
+    lines = [[_one_line(shown(name, row.get(name))) for name in columns] for row in rows]
+    return lines, [max(map(_width, column)) for column in zip(head, *lines, strict=True)]
+
+
+def _is_instant(name: str) -> bool:
+    return name.endswith("_at") or name == "at"
+
+
+def terminal_width() -> int:
+    """Return how wide a line may be; what is piped is not cut."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return 100_000
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+def _one_line(text: str) -> str:
+    return "".join(char if char.isprintable() else "�" for char in " ".join(text.split()))
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def _fitted(text: str, width: int) -> str:
+    if _width(text) > width:
+        while text and _width(text) > width - 1:
+            text = text[:-1]
+        text += "…"
+    return text + " " * (width - _width(text))

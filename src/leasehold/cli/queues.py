@@ -1,0 +1,120 @@
+"""`leasehold queues` and `leasehold workers`: what waits where, what is paused, and who works."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from ..views import Views
+from .help import Group
+from .output import Output, output_options, show_rows
+from .target import Target, actor_option, target_options
+
+_QUEUES = (
+    "name",
+    "pending",
+    "running",
+    "oldest_pending_at",
+    "workers",
+    "parked",
+    "paused_by",
+    "paused_at",
+    "paused_note",
+)
+_WORKERS = ("name", "alive", "running", "concurrency", "queues", "seen_at", "progressed_at", "started_at")
+
+
+@click.group(cls=Group, invoke_without_command=True)
+@target_options
+@output_options
+@click.pass_context
+def queues(context: click.Context, target: Target, output: Output) -> int | None:
+    """
+    List the queues that are paused or have unfinished jobs; pause them, and resume them.
+
+    While a queue is paused, claims take no job from it. Jobs that run go on; what is added, retried or requeued waits.
+    Other queues are not slowed down, however many jobs wait in the paused one.
+
+    \b
+    Examples:
+      leasehold queues
+      leasehold queues pause mail --note "the relay is down"
+      leasehold queues resume mail
+    """
+    context.obj = target
+    if context.invoked_subcommand is not None:
+        return None
+    with target.open() as router:
+        rows = Views(router, target.redaction).queues()
+    show_rows(rows, _QUEUES, output, empty="No queue is paused or has unfinished jobs.")
+    return 0
+
+
+@queues.command()
+@click.argument("name")
+@click.option("--note", metavar="TEXT", help="Why; it is shown beside the queue.")
+@actor_option
+@output_options
+@click.pass_obj
+def pause(target: Target, output: Output, by: str, name: str, note: str | None) -> int:
+    """
+    Have claims take no job from the queue NAME until it is resumed.
+
+    A claim that begins after this command has ended takes nothing from it, in whatever process. Jobs that run go on,
+    and may be transferred, cancelled or requeued like any other. A queue that is paused already gets the new note.
+
+    \b
+    Example:
+      leasehold queues pause mail --note "the relay is down"
+    """
+    with target.open() as router:
+        router.pause(name, by=by, note=note)
+    return _shown(output, name, f"queue {name!r} is paused")
+
+
+@queues.command()
+@click.argument("name")
+@actor_option
+@output_options
+@click.pass_obj
+def resume(target: Target, output: Output, by: str, name: str) -> int:
+    """
+    Have claims take jobs from the queue NAME again.
+
+    Workers that wait for jobs begin at once. A queue that is not paused stays as it is.
+
+    \b
+    Example:
+      leasehold queues resume mail
+    """
+    with target.open() as router:
+        router.resume(name, by=by)
+    return _shown(output, name, f"queue {name!r} is not paused")
+
+
+def _shown(output: Output, name: str, sentence: str) -> int:
+    paused = sentence.endswith("is paused")
+    click.echo(json.dumps({"name": name, "paused": paused}, ensure_ascii=False) if output.is_for_programs else sentence)
+    return 0
+
+
+@click.command()
+@target_options
+@output_options
+def workers(target: Target, output: Output) -> int:
+    """
+    List the workers that have reported, alive or not, with when they last reported and when their work last moved.
+
+    A worker that reports and whose jobs make no progress is alive and stuck: look at both columns. What each holds is
+    in --json, and in `leasehold jobs --owner NAME`.
+
+    \b
+    Examples:
+      leasehold workers
+      leasehold workers --json
+    """
+    with target.open() as router:
+        rows = Views(router, target.redaction).workers()
+    show_rows(rows, _WORKERS, output, empty="No worker has reported.")
+    return 0

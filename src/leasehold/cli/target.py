@@ -1,0 +1,126 @@
+"""Which store a command works on: `--store`, `LEASEHOLD_STORE`, or a profile of `leasehold.toml`; and who acts."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from .. import InvalidArgument, Router
+from ..views import Redaction
+from .store import open_existing
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FILE = "leasehold.toml"
+_KNOWN = {"store", "schema", "redact"}
+
+
+class Target:
+    """The store that a command works on, and what is hidden of its data."""
+
+    def __init__(self, url: str, schema: str, redaction: Redaction) -> None:
+        self.url = url
+        self.schema = schema
+        self.redaction = redaction
+
+    def open(self) -> Router:
+        """Return a router on the store, which must exist."""
+        return open_existing(self.url, self.schema)
+
+
+def target_options(command: F) -> F:
+    """Give *command* the options that name a store; it gets a `Target`."""
+
+    @click.option("--store", "url", metavar="URL", help="The store. Default: $LEASEHOLD_STORE, or leasehold.toml.")
+    @click.option("--profile", metavar="NAME", help=f"A section of {FILE} in this folder or above it.")
+    @click.option("--schema", metavar="NAME", help="The store's schema; on SQLite, the prefix of its tables.")
+    @click.option("--reveal", is_flag=True, help="Show what leasehold.toml or $LEASEHOLD_REDACT hides.")
+    @functools.wraps(command)
+    def wrapped(url: str | None, profile: str | None, schema: str | None, reveal: bool, **options: Any) -> Any:
+        return command(target=find(url, profile, schema, reveal), **options)
+
+    return wrapped  # type: ignore[return-value]  # the same command with more options
+
+
+def find(url: str | None, profile: str | None, schema: str | None, reveal: bool = False) -> Target:
+    """Return the store that these options name; raise `click.UsageError` if they name none."""
+    settings = _profile(profile)
+    url = url or os.environ.get("LEASEHOLD_STORE") or settings.get("store")
+    if not url:
+        raise click.UsageError(
+            'no store is named: pass --store URL, set LEASEHOLD_STORE, or write store = "…" into a section of '
+            f"{FILE}, such as [default]."
+        )
+    schema = schema or os.environ.get("LEASEHOLD_SCHEMA") or settings.get("schema") or "leasehold"
+    paths = os.environ.get("LEASEHOLD_REDACT")
+    hidden = paths.split(",") if paths is not None else settings.get("redact", [])
+    return Target(url, schema, Redaction(() if reveal else hidden))
+
+
+def _profile(name: str | None) -> dict[str, Any]:
+    path = next((folder / FILE for folder in (Path.cwd(), *Path.cwd().parents) if (folder / FILE).is_file()), None)
+    if path is None:
+        if name is not None:
+            raise click.UsageError(f"--profile {name}: there is no {FILE} in this folder or above it.")
+        return {}
+    try:
+        sections = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise click.UsageError(f"{path} cannot be read: {error}.") from None
+    found = sections.get(name or "default")
+    if found is None and name is None:
+        return {}
+    if not isinstance(found, dict):
+        raise click.UsageError(f"{path} has no section [{name}]; it has: {', '.join(map(str, sections)) or 'none'}.")
+    if unknown := found.keys() - _KNOWN:
+        raise click.UsageError(
+            f"{path}: [{name or 'default'}] has {min(unknown)!r}; it takes {', '.join(sorted(_KNOWN))}."
+        )
+    return found
+
+
+def actor_option(command: F) -> F:
+    """Give *command* the option that says who acts; it gets `by`."""
+
+    @click.option("--as", "by", metavar="NAME", help="Who acts; it is recorded. Default: the system user.")
+    @functools.wraps(command)
+    def wrapped(by: str | None, **options: Any) -> Any:
+        return command(by=by or system_user(), **options)
+
+    return wrapped  # type: ignore[return-value]  # the same command with one option more
+
+
+def system_user() -> str:
+    """Return the system user; under sudo, the one who called it."""
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name
+        return f"uid {os.getuid()}"
+
+
+def json_value(text: str) -> Any:
+    """Return *text* as JSON, or as the string that it is."""
+    import json
+
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def pairs(given: tuple[str, ...], option: str) -> dict[str, Any]:
+    """Return KEY=VALUE options as a dict; a value is JSON, or else a string."""
+    found = {}
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not equals or not key:
+            raise InvalidArgument(f"{option} takes KEY=VALUE, not {one!r}.")
+        found[key] = json_value(value)
+    return found

@@ -1,0 +1,117 @@
+"""One verb on every job that fits, each fenced by the epoch that was read before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ..core import checks, inputs
+from ..core.job import Job
+from ..core.ownership import Note, NoteKind
+from ..core.search import Search
+from ..errors import Conflict, InvalidArgument, LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
+
+if TYPE_CHECKING:  # which has these functions as its methods
+    from .front import Router
+
+Action = Literal["cancel", "replay", "requeue"]
+VERBS: tuple[Action, ...] = ("cancel", "replay", "requeue")
+_PAGE = 1_000
+
+
+class Moved(NamedTuple):
+    """A job that was left alone, and why: it has moved since it was read, or its state forbids the verb."""
+
+    id: str
+    error: LeaseholdError
+
+
+class BulkOutcome(NamedTuple):
+    """How a bulk action ended: how many jobs it was done to, and those that it was not."""
+
+    verb: Action
+    done: int
+    moved: tuple[Moved, ...]
+
+    @property
+    def refused(self) -> bool:
+        """Whether a job had moved since it was read."""
+        return any(isinstance(one.error, StaleEpoch) for one in self.moved)
+
+
+def matching(router: Router, wanted: Search) -> Iterator[Job]:
+    """Yield every job that fits, page after page."""
+    cursor = None
+    while True:
+        page = router.store.search(wanted, limit=_PAGE, cursor=cursor)
+        yield from page.jobs
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def bulk(
+    router: Router,
+    verb: Action,
+    wanted: Search,
+    *,
+    expect: int,
+    by: str,
+    note: str | None = None,
+    on_each: Callable[[int], None] | None = None,
+) -> BulkOutcome:
+    """
+    Do *verb* (cancel, replay or requeue) to every job that fits *wanted*, and tell what became of each.
+
+    The jobs are read first. Unless there are *expect* of them, nothing is done. Each is then fenced by the epoch that
+    was read: a job that has moved meanwhile is left alone, and named in the outcome. The action is recorded as one
+    event, and each job's own event has *by* and *note* too. An interrupted action can be repeated: what was done no
+    longer fits.
+
+    *on_each* is called with the number of jobs so far. Raises `InvalidArgument` for another verb or a search without a
+    filter, `Conflict` if the count is not *expect*, and `StoreUnavailable`; what was done before stays done.
+    """
+    if verb not in VERBS:
+        raise InvalidArgument(f"bulk does one of {', '.join(VERBS)}, not {verb!r}.")
+    if wanted == replace(Search(), newest=wanted.newest):
+        raise InvalidArgument("a bulk action needs a filter: without one it would be done to every job there is.")
+    checks.whole(expect, "expect", least=0, most=2**53)
+    by, note = checks.name(by, "by"), inputs.note(note)
+    seen = [(job.id, job.epoch) for job in matching(router, wanted)]
+    if len(seen) != expect:
+        raise Conflict(
+            f"{len(seen)} jobs fit, and {expect} were expected: look again, and decide. Nothing was changed."
+        )
+    act: Callable[..., Any] = getattr(router, verb)
+    done, moved = 0, []
+    try:
+        for number, (job_id, epoch) in enumerate(seen, 1):
+            try:
+                act(job_id, epoch=epoch, by=by, note=note)
+                done += 1
+            except (StaleEpoch, Conflict, UnknownJob) as error:
+                moved.append(Moved(job_id, error))
+            if on_each is not None:
+                on_each(number)
+    finally:
+        if seen:
+            _record(router, verb, wanted, len(seen), done, len(moved), by, note)
+    return BulkOutcome(verb, done, tuple(moved))
+
+
+def _record(
+    router: Router, verb: str, wanted: Search, count: int, done: int, moved: int, by: str, note: str | None
+) -> None:
+    filters = {name: value for name, value in _filters(wanted).items() if value not in (None, {})}
+    facts = {"verb": verb, "filters": filters, "count": count, "done": done, "moved": moved, "by": by, "note": note}
+    with suppress(StoreUnavailable):  # each job's own event is recorded; a second error would hide the first
+        router.store.record(Note(NoteKind.BULK, None, 0, None, facts))
+
+
+def _filters(wanted: Search) -> dict[str, Any]:
+    named = {name: getattr(wanted, name) for name in Search.__dataclass_fields__ if name != "newest"}
+    named["status"] = None if wanted.status is None else wanted.status.value
+    named["meta"], named["payload"] = dict(wanted.meta), dict(wanted.payload)
+    return named

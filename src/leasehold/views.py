@@ -1,0 +1,234 @@
+"""
+Read-only questions with plain answers: what JSON has, and nothing else.
+
+The command line asks them, and so can a server or a page. Instants are ISO 8601 in UTC, durations are seconds. What
+`Redaction` names is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from .core.job import Job, Status
+from .core.ownership import Event, Ownership
+from .core.search import Page, Search
+from .core.workers import WorkerStatus
+from .errors import InvalidArgument
+from .router import Router
+
+HIDDEN = "[redacted]"
+_DATA = ("payload", "result", "meta", "checkpoint", "error", "facts")
+
+
+class Redaction:
+    """Hides values by their path: `payload.card.number`, `meta.token`, `error`; `*` stands for any one key."""
+
+    def __init__(self, paths: Iterable[str] = ()) -> None:
+        self._paths = [tuple(path.strip().split(".")) for path in paths if path.strip()]
+        for path in self._paths:
+            if path[0] not in _DATA or "" in path:
+                raise InvalidArgument(
+                    f"{'.'.join(path)!r} cannot be redacted: a path begins with one of {', '.join(_DATA)}, as in "
+                    "payload.card.number."
+                )
+
+    def __bool__(self) -> bool:
+        return bool(self._paths)
+
+    def apply(self, view: dict[str, Any]) -> dict[str, Any]:
+        """Return *view* without what is hidden."""
+        for path in self._paths:
+            if path[0] in view:
+                view = {**view, path[0]: _hidden(view[path[0]], path[1:])}
+        return view
+
+
+def _hidden(value: Any, path: tuple[str, ...]) -> Any:
+    if not path:
+        return None if value is None else HIDDEN
+    if isinstance(value, Mapping):
+        return {key: _hidden(one, path[1:]) if path[0] in ("*", key) else one for key, one in value.items()}
+    if isinstance(value, list):
+        return [_hidden(one, path[1:] if path[0] == "*" else path) for one in value]
+    return value
+
+
+class Views:
+    """The questions, asked of one router; *redaction* hides parts of what producers and handlers wrote."""
+
+    def __init__(self, router: Router, redaction: Redaction | None = None) -> None:
+        self._router = router
+        self._redaction = redaction or Redaction()
+
+    # Jobs
+
+    def page(self, search: Search, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        """Return a page of jobs, the cursor of the next one, and whether the search was complete."""
+        page: Page = self._router.store.search(search, limit=limit, cursor=cursor)
+        return {"jobs": [self.short(job) for job in page.jobs], "cursor": page.cursor, "complete": page.complete}
+
+    def short(self, job: Job) -> dict[str, Any]:
+        """Return a job as a list shows it."""
+        return self._redaction.apply(
+            {
+                "id": job.id,
+                "status": job.status.value,
+                "task": job.task,
+                "queue": job.queue,
+                "epoch": job.epoch,
+                "owner": job.owner,
+                "attempt": job.attempt,
+                "errors": job.errors,
+                "reclaims": job.reclaims,
+                "priority": job.priority,
+                "progress": job.progress,
+                "error": job.error_message,
+                "error_type": job.error_type,
+                "created_at": _iso(job.created_at),
+                "run_at": _iso(job.run_at),
+                "updated_at": _iso(job.updated_at),
+                "finished_at": _iso(job.finished_at),
+            }
+        )
+
+    def job(self, id: str) -> dict[str, Any]:
+        """Return everything that is known of a job."""
+        job = self._router.job(id)
+        parked = None if job.parked is None else job.parked._asdict()
+        return {
+            **self.short(job),
+            **self._redaction.apply(
+                {
+                    "payload": job.payload,
+                    "meta": job.meta,
+                    "result": job.result,
+                    "checkpoint": job.checkpoint,
+                    "note": job.note,
+                    "lock": job.lock,
+                    "unique": job.unique,
+                    "parent": job.parent,
+                    "parked": parked,
+                    "granted_at": _iso(job.granted_at),
+                    "expires_at": _iso(job.expires_at),
+                    "lease_seconds": job.lease_seconds,
+                    "stall_seconds": job.stall_seconds,
+                    "run_seconds": job.run_seconds,
+                    "start_within_seconds": job.start_within_seconds,
+                    "max_errors": job.retry.max_errors,
+                    "max_reclaims": job.retry.max_reclaims,
+                    "pruned": job.pruned,
+                    "effects": [
+                        {"name": one.name, "key": one.key, "epoch": one.epoch, "known": one.known}
+                        for one in self._router.effects(id)
+                    ],
+                }
+            ),
+            "explanation": self._router.explain(job),
+        }
+
+    def history(self, id: str) -> list[dict[str, Any]]:
+        """Return the ownerships of a job and what was recorded of it in between, oldest first."""
+        rows = [(held.granted_us, 0, self._ownership(held)) for held in self._router.ownerships(id)]
+        rows += [(event.at_us, 1, self.event(event)) for event in self._router.events(id, limit=None)]
+        return [row for _, _, row in sorted(rows, key=lambda row: row[:2])]
+
+    def _ownership(self, held: Ownership) -> dict[str, Any]:
+        return {
+            "kind": "ownership",
+            "at": _iso(held.granted_at),
+            "epoch": held.epoch,
+            "owner": held.owner,
+            "began": held.began.value,
+            "ended": held.ended,
+            "ended_at": _iso(held.ended_at),
+            "ended_by": held.by,
+            "note": held.note,
+        }
+
+    def event(self, event: Event) -> dict[str, Any]:
+        """Return a recorded event."""
+        return self._redaction.apply(
+            {
+                "kind": event.kind,
+                "number": event.number,
+                "at": _iso(event.at),
+                "job_id": event.job_id,
+                "epoch": event.epoch,
+                "owner": event.owner,
+                "facts": event.facts,
+            }
+        )
+
+    # Queues and workers
+
+    def queues(self) -> list[dict[str, Any]]:
+        """Return each queue that is paused or has unfinished jobs."""
+        counts, paused = self._router.counts(), {queue.name: queue for queue in self._router.queues()}
+        names = sorted({*counts.queues, *paused})
+        live = [worker for worker in self._router.workers() if worker.alive]
+        rows = []
+        for name in names:
+            queue = paused.get(name)
+            counted = counts.queues.get(name, {})
+            rows.append(
+                {
+                    "name": name,
+                    "pending": counted.get("pending", 0),
+                    "running": counted.get("running", 0),
+                    "parked": {task: found[name] for task, found in counts.parked.items() if name in found},
+                    "oldest_pending_at": _iso(self._oldest(name)) if counted.get("pending") else None,
+                    "workers": sum(worker.queues is None or name in worker.queues for worker in live),
+                    "paused": queue is not None and queue.paused,
+                    "paused_at": None if queue is None else _iso(queue.paused_at),
+                    "paused_by": None if queue is None else queue.paused_by,
+                    "paused_note": None if queue is None else queue.paused_note,
+                }
+            )
+        return rows
+
+    def _oldest(self, queue: str) -> datetime | None:
+        search = Search(Status.PENDING, queue=queue, newest=False)
+        jobs = self._router.store.search(search, limit=1).jobs
+        return jobs[0].run_at if jobs else None
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return the workers that have reported, with what they hold: last report and last progress side by side."""
+        return [self._worker(worker) for worker in self._router.workers()]
+
+    def _worker(self, worker: WorkerStatus) -> dict[str, Any]:
+        search = Search(Status.RUNNING, owner=worker.name)
+        held = self._router.store.search(search, limit=1000).jobs
+        return {
+            "name": worker.name,
+            "given_name": worker.given_name,
+            "alive": worker.alive,
+            "idle": worker.running == 0,
+            "running": worker.running,
+            "concurrency": worker.concurrency,
+            "queues": None if worker.queues is None else list(worker.queues),
+            "tasks": list(worker.tasks),
+            "started_at": _iso(worker.started_at),
+            "seen_at": _iso(worker.seen_at),
+            "progressed_at": _iso(max((job.updated_at for job in held), default=None)),
+            "holds": [
+                {
+                    "id": job.id,
+                    "epoch": job.epoch,
+                    "granted_at": _iso(job.granted_at),
+                    "expires_at": _iso(job.expires_at),
+                    "progressed_at": _iso(job.updated_at),
+                }
+                for job in held
+            ],
+        }
+
+    def counts(self) -> dict[str, int]:
+        """Return how many jobs have each status."""
+        counts = self._router.counts()
+        return {status.value: getattr(counts, status.value) for status in Status}
+
+
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()

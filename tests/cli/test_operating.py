@@ -1,0 +1,387 @@
+"""The commands of operators: they look, and what they change is fenced by the epoch that they saw."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold import Retry, Router
+from leasehold.cli import acting, target
+from leasehold.cli.app import run
+from leasehold.cli.exit_codes import CODES
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store with a running job, three failed ones and one that waits for a lock."""
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    monkeypatch.setenv("LEASEHOLD_STORE", url)
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.chdir(tmp_path)
+    with Router(url) as router:
+
+        @router.task(queue="mail", retry=Retry(max_errors=1))
+        def send(to: str) -> None:
+            raise ConnectionError(f"no route to {to}")
+
+        for number in range(3):
+            send.options(id=f"mail-{number}", meta={"tenant": "acme"}).add(f"user-{number}")
+        router.drain()
+        router.add("first", {"card": {"number": "4111"}, "total": 10}, lock="k")
+        router.add("second", lock="k")
+        assert router.claim("worker-1", process=None) is not None
+        assert router.claim("worker-2", process=None) is None
+    return url
+
+
+def called(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """The exit code, stdout and stderr of a command."""
+    code = run(arguments)
+    return code, *capsys.readouterr()
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """What a command prints as JSON; it must succeed."""
+    code, out, err = called(capsys, *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def epoch(url: str, job_id: str) -> int:
+    """The epoch of a job."""
+    with Router(url) as router:
+        return router.job(job_id).epoch
+
+
+# Looking
+
+
+def test_jobs_are_found_by_what_they_are(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The filters can be combined, and the names are those of the JSON."""
+    found = answer(capsys, "jobs", "--status", "failed", "--error-type", "ConnectionError", "--meta", "tenant=acme")
+    assert [row["id"] for row in found["rows"]] == ["mail-2", "mail-1", "mail-0"]
+    assert (found["cursor"], found["complete"]) == (None, True)
+    assert answer(capsys, "jobs", "--id-prefix", "mail", "--oldest")["rows"][0]["id"] == "mail-0"
+    assert [row["id"] for row in answer(capsys, "jobs", "--payload", "total=10")["rows"]] == ["first"]
+    assert [row["id"] for row in answer(capsys, "jobs", "--owner", "worker-1")["rows"]] == ["first"]
+    assert answer(capsys, "jobs", "--status", "failed", "--until", "1h")["rows"] == []
+
+
+def test_pages_follow_each_other(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A page says how to go on."""
+    code, out, err = called(capsys, "jobs", "--limit", "2", "--fields", "id")
+    assert (code, out.split()) == (0, ["ID", "second", "first"])
+    cursor = err.split("--cursor ")[1].strip(")\n")
+
+    assert [row["id"] for row in answer(capsys, "jobs", "--limit", "5", "--cursor", cursor)["rows"]] == [
+        "mail-2",
+        "mail-1",
+        "mail-0",
+    ]
+
+
+def test_lines_are_for_streams(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object a line, with the fields that were asked for."""
+    _, out, _ = called(capsys, "jobs", "--status", "failed", "--jsonl", "--fields", "id,errors")
+
+    assert json.loads(out.splitlines()[0]) == {"id": "mail-2", "errors": 1}
+
+
+def test_a_field_that_there_is_not_is_refused_with_those_that_there_are(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a wrong usage."""
+    code, _, err = called(capsys, "jobs", "--fields", "ident")
+
+    assert code == 2
+    assert "there is no 'ident'; there are: id, status" in err
+
+
+def test_show_has_everything_and_why_it_is_not_running(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the epoch that other commands ask for."""
+    found = answer(capsys, "show", "second")
+    assert found["parked"] == {"kind": "lock", "behind": "k", "by": "worker-2"}
+    assert "It waits for its lock 'k', which job 'first' holds: owner 'worker-1'" in found["explanation"]
+    _, out, _ = called(capsys, "show", "first")
+    assert f"epoch                 {epoch(url, 'first')}" in out
+    code, out, _ = called(capsys, "explain", "mail-0")
+    assert (code, out[:12]) == (0, "It is failed")
+
+
+def test_what_is_redacted_is_shown_only_on_demand(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By path, from the environment or the profile."""
+    (tmp_path / target.FILE).write_text('[default]\nredact = ["payload.card.number", "error"]\n')
+    assert answer(capsys, "show", "first")["payload"]["card"] == {"number": "[redacted]"}
+    assert answer(capsys, "jobs", "--status", "failed")["rows"][0]["error"] == "[redacted]"
+    assert answer(capsys, "show", "first", "--reveal")["payload"]["card"] == {"number": "4111"}
+    monkeypatch.setenv("LEASEHOLD_REDACT", "payload.*")
+    assert answer(capsys, "show", "first")["payload"] == {"card": "[redacted]", "total": "[redacted]"}
+    monkeypatch.setenv("LEASEHOLD_REDACT", "secret.key")
+    code, _, err = called(capsys, "show", "first")
+    assert (code, "a path begins with one of payload" in err) == (2, True)
+
+
+def test_history_has_ownerships_and_refusals_in_their_order(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who held it, and who was refused."""
+    seen = epoch(url, "first")
+    assert run(["transfer", "first", "--to", "worker-3", "--epoch", str(seen), "--as", "ann", "--note", "slow"]) == 0
+    assert run(["cancel", "first", "--epoch", str(seen), "--as", "bob"]) == acting.REFUSED
+    capsys.readouterr()
+
+    rows = answer(capsys, "history", "first")["rows"]
+
+    assert [row["kind"] for row in rows] == ["ownership", "transferred", "ownership", "refused"] or [
+        row["kind"] for row in rows
+    ] == ["ownership", "ownership", "transferred", "refused"]
+    assert rows[-1]["facts"]["by"] == "bob"
+    _, out, _ = called(capsys, "history", "first")
+    assert "ended by manual (ann): slow" in out
+
+
+# Acting
+
+
+def test_a_stale_operator_is_refused_with_who_moved_it_when_and_why(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two terminals: one transfers, and the other's cancel is exit code 3."""
+    seen = str(epoch(url, "first"))
+    assert (
+        run(["transfer", "first", "--to", "worker-3", "--epoch", seen, "--as", "ann", "--note", "worker-1 hangs"]) == 0
+    )
+    capsys.readouterr()
+
+    code, _, err = called(capsys, "cancel", "first", "--epoch", seen, "--as", "bob")
+
+    assert code == 3
+    assert "moved by 'ann': 'worker-1 hangs'" in err
+    assert answer(capsys, "show", "first")["owner"] == "worker-3"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("cancel", "first"),
+        ("transfer", "first", "--to", "x"),
+        ("requeue", "first"),
+        ("complete", "first"),
+        ("replay", "mail-0"),
+    ],
+)
+def test_without_an_epoch_nothing_is_done_and_the_command_is_printed(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, call: tuple[str, ...]
+) -> None:
+    """The state as it is now, and the exact command to repeat; which then works."""
+    before = answer(capsys, "show", call[1])
+    monkeypatch.setattr("sys.argv", ["leasehold", *call])
+
+    code, out, err = called(capsys, *call)
+
+    assert code == 2
+    assert f"epoch        {before['epoch']}" in out
+    again = err.strip().splitlines()[-1].split()
+    assert again == ["leasehold", *call, "--epoch", str(before["epoch"])]
+    assert {**answer(capsys, "show", call[1]), "explanation": ""} == {**before, "explanation": ""}
+    assert run(again[1:]) == 0
+
+
+def test_broken_glass_needs_a_reason_and_is_recorded(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It acts whatever the epoch is, advances it like any other verb, and shows in the history."""
+    assert called(capsys, "cancel", "first", "--break-glass")[0] == 2
+    assert called(capsys, "cancel", "first", "--break-glass", "--reason", "x", "--epoch", "1")[0] == 2
+    before = epoch(url, "first")
+
+    done = answer(capsys, "cancel", "first", "--break-glass", "--reason", "the owner hangs", "--as", "ann")
+
+    assert (done["status"], done["epoch"] > before) == ("cancelled", True)
+    rows = answer(capsys, "history", "first")["rows"]
+    [glass] = [row for row in rows if row["kind"] == "break-glass"]
+    assert glass["facts"] == {"verb": "cancel", "by": "ann", "reason": "the owner hangs", "seen": before}
+    assert [row["facts"]["note"] for row in rows if row["kind"] == "cancelled"] == ["break-glass: the owner hangs"]
+
+
+def test_broken_glass_is_tried_again_while_the_job_moves(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the reading of the epoch and the verb another operator may act: it reads again."""
+    cancel = Router.cancel
+    moves: list[Any] = []
+
+    def moved_first(router: Router, *args: Any, **options: Any) -> Any:
+        if not moves:
+            moves.append(router.transfer(router.job("first"), to="other", by="bob"))
+        return cancel(router, *args, **options)
+
+    monkeypatch.setattr(Router, "cancel", moved_first)
+
+    done = answer(capsys, "cancel", "first", "--break-glass", "--reason", "hangs")
+
+    assert (done["status"], len(moves)) == ("cancelled", 1)
+
+
+def test_what_the_state_forbids_is_a_conflict(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And what does not exist is not found; a store that cannot be reached is neither."""
+    assert called(capsys, "requeue", "mail-0", "--epoch", str(epoch(url, "mail-0")))[0] == 4
+    assert called(capsys, "show", "nothing")[0] == 5
+    assert called(capsys, "show", "x", "--store", "postgresql://127.0.0.1:1/none?connect_timeout=1")[0] == 7
+    assert called(capsys, "show", "x", "--store", "nonsense://")[0] == 2
+
+
+# Many at once
+
+
+def test_a_bulk_action_is_previewed_and_then_done(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The preview prints the command that does it; what has been done no longer fits."""
+    call = ["replay", "--status", "failed", "--queue", "mail"]
+    monkeypatch.setattr("sys.argv", ["leasehold", *call])
+    code, out, err = called(capsys, *call)
+    assert code == 0
+    assert out.count("mail-") == 3
+    again = err.strip().splitlines()[-1].split()
+    assert again[-3:] == ["--apply", "--expect", "3"]
+    assert answer(capsys, "jobs", "--status", "failed")["rows"] != []
+
+    code, out, _ = called(capsys, *again[1:], "--as", "ann", "--note", "the relay is back")
+
+    assert (code, out) == (0, "3 replayed\n")
+    assert answer(capsys, *call)["count"] == 0
+    [event] = answer(capsys, "events", "--kind", "bulk")["rows"]
+    assert event["facts"] == {
+        "verb": "replay",
+        "filters": {"status": "failed", "queue": "mail"},
+        "count": 3,
+        "done": 3,
+        "moved": 0,
+        "by": "ann",
+        "note": "the relay is back",
+    }
+
+
+def test_a_bulk_action_on_another_count_does_nothing(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The operator saw something else."""
+    code, _, err = called(capsys, "replay", "--status", "failed", "--apply", "--expect", "2")
+
+    assert (code, "3 jobs fit, and 2 were expected" in err) == (4, True)
+    assert len(answer(capsys, "jobs", "--status", "failed")["rows"]) == 3
+
+
+def test_a_job_that_moves_meanwhile_is_left_alone_and_named(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is fenced by the epoch that was read; the rest is done; exit code 3."""
+    replay = Router.replay
+    moved: list[Any] = []
+
+    def moved_first(router: Router, job: Any, **options: Any) -> Any:
+        if not moved:
+            moved.append(replay(router, router.job("mail-0"), by="bob"))
+        return replay(router, job, **options)
+
+    monkeypatch.setattr(Router, "replay", moved_first)
+
+    code, out, _ = called(capsys, "replay", "--status", "failed", "--apply", "--expect", "3", "--json")
+
+    assert code == 3
+    found = json.loads(out)
+    assert (found["done"], [one["id"] for one in found["moved"]]) == (2, ["mail-0"])
+    assert "is refused" in found["moved"][0]["why"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("cancel",),
+        ("cancel", "first", "--queue", "mail"),
+        ("cancel", "first", "--apply"),
+        ("cancel", "--queue", "mail", "--apply"),
+        ("cancel", "--queue", "mail", "--epoch", "1"),
+        ("resolve", "first", "charge"),
+        ("prune", "--older-than", "soon"),
+        ("jobs", "--since", "yesterday"),
+        ("jobs", "--meta", "tenant"),
+        ("jobs", "--cursor", "x"),
+        ("add", "--payload", "{"),
+        ("jobs", "--profile", "prod"),
+    ],
+)
+def test_a_wrong_call_is_exit_code_2(url: str, capsys: pytest.CaptureFixture[str], call: tuple[str, ...]) -> None:
+    """With a sentence on what would do."""
+    code, out, err = called(capsys, *call)
+
+    assert (code, out) == (2, "")
+    assert err
+
+
+def test_old_jobs_are_counted_and_then_removed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand, beside the retention of workers."""
+    assert answer(capsys, "prune", "--older-than", "1h")["count"] == 0
+    assert answer(capsys, "prune", "--older-than", "0s")["count"] == 3
+    assert called(capsys, "prune", "--older-than", "0s", "--apply")[0] == 2
+
+    assert answer(capsys, "prune", "--older-than", "0s", "--apply", "--expect", "3")["jobs"] == 3
+
+
+def test_a_job_is_added_from_the_command_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once: a second add of the same id changes nothing and says so."""
+    added = answer(
+        capsys, "add", "new", "--payload", '{"n": 1}', "--meta", "tenant=1", "--queue", "q", "--priority", "3"
+    )
+    assert added == {"id": "new", "created": True, "status": "pending"}
+    assert called(capsys, "add", "new") == (0, "", "job 'new' exists already, and is pending; nothing was added\n")
+    found = answer(capsys, "show", "new")
+    assert (found["payload"], found["meta"], found["queue"], found["priority"]) == ({"n": 1}, {"tenant": 1}, "q", 3)
+    code, out, _ = called(capsys, "add", "--task", "send")
+    assert (code, answer(capsys, "show", out.strip())["task"]) == (0, "send")
+
+
+def test_a_profile_names_the_store(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The option beats the environment, which beats the file; the file may be in a folder above."""
+    monkeypatch.delenv("LEASEHOLD_STORE")
+    assert called(capsys, "jobs")[0] == 2
+    (tmp_path / target.FILE).write_text(f'[default]\nstore = "{url}"\n[other]\nstore = "sqlite:///none.db"\n')
+    (tmp_path / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "deep")
+    assert len(answer(capsys, "jobs")["rows"]) == 5
+    assert called(capsys, "jobs", "--profile", "other")[0] != 0
+    assert called(capsys, "jobs", "--profile", "third")[0] == 2
+    (tmp_path / target.FILE).write_text("[default]\nstor = 1\n")
+    code, _, err = called(capsys, "jobs")
+    assert (code, "it takes redact, schema, store" in err) == (2, True)
+
+
+def test_a_word_of_another_tool_is_answered_with_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """`leasehold retry` is what people type first."""
+    for word, ours in (("retry", "replay"), ("jbos", "jobs"), ("kill", "cancel"), ("queue", "queues")):
+        code, _, err = called(capsys, word)
+        assert (code, f"Did you mean `leasehold {ours}`?" in err) == (2, True), word
+
+
+def test_exit_codes_are_on_one_page(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each number once."""
+    _, out, _ = called(capsys, "exit-codes")
+
+    assert [int(line.split()[0]) for line in out.splitlines()] == [one.code for one in CODES]
+    assert [one.code for one in CODES] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 130]
+
+
+def test_a_table_fits_the_terminal_and_keeps_what_is_copied(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids and epochs are whole, whatever the width."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    _, out, _ = called(capsys, "jobs", "--status", "failed")
+
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(str(epoch(url, line.split()[0])) in line for line in lines[1:])
+    assert "ago" in lines[1]

@@ -1,0 +1,105 @@
+"""`leasehold queues` and `leasehold workers`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold import Router
+from leasehold.cli.app import run
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store with two jobs in one queue and one in another, named by the environment."""
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    monkeypatch.setenv("LEASEHOLD_STORE", url)
+    monkeypatch.setenv("COLUMNS", "300")
+    with Router(url) as router:
+        router.add_many([{"id": "a", "queue": "mail"}, {"id": "b", "queue": "mail"}, {"id": "c", "queue": "imports"}])
+        assert router.claim("worker-0", queues=["mail"]) is not None
+    return url
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command prints; it must succeed."""
+    assert run(arguments) == 0
+    return capsys.readouterr().out
+
+
+def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    """The rows that the command prints as JSON."""
+    found: list[dict[str, Any]] = json.loads(printed(capsys, *arguments, "--json"))["rows"]
+    return found
+
+
+def test_a_queue_is_paused_listed_and_resumed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The list says who paused it, when and why."""
+    assert [(row["name"], row["pending"], row["running"]) for row in rows(capsys, "queues")] == [
+        ("imports", 1, 0),
+        ("mail", 1, 1),
+    ]
+    assert printed(capsys, "queues", "pause", "mail", "--as", "ann", "--note", "the relay is down") == (
+        "queue 'mail' is paused\n"
+    )
+    assert printed(capsys, "queues", "pause", "empty") == "queue 'empty' is paused\n"
+    empty, _, mail = rows(capsys, "queues")
+    assert (empty["name"], empty["paused"]) == ("empty", True)
+    assert (mail["paused_by"], mail["paused_note"]) == ("ann", "the relay is down")
+    assert "the relay is down" in printed(capsys, "queues")
+    with Router(url) as router:
+        assert router.claim("worker-1", queues=["mail"]) is None
+
+    assert printed(capsys, "queues", "resume", "mail", "--as", "bob") == "queue 'mail' is not paused\n"
+
+    with Router(url) as router:
+        assert router.claim("worker-1", queues=["mail"]) is not None
+        assert [event.facts["by"] for event in router.events(kind="resumed")] == ["bob"]
+
+
+def test_a_list_says_which_tasks_no_worker_knew(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A slip in a task's name shows here: its jobs wait for a worker that never comes."""
+    with Router(url) as router:
+        router.add("d", queue="imports", task="imprt")
+        assert router.store.claim("worker-0", limit=10, queues=["imports"], tasks=["import"]) == []
+
+    imports, _ = rows(capsys, "queues")
+
+    assert imports["parked"] == {"": 1, "imprt": 1}
+
+
+def test_workers_show_their_last_report_beside_their_last_progress(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker that reports and whose work does not move is seen at one glance."""
+    with Router(url) as router:
+
+        @router.task
+        def nothing() -> None: ...
+
+        with router.worker(concurrency=2, name="shop") as worker:
+            router.add("held", queue="held")
+            router.store.claim(worker.owner, queues=["held"])
+            [row] = rows(capsys, "workers")
+
+    assert (row["given_name"], row["alive"], row["concurrency"], row["tasks"]) == ("shop", True, 2, ["nothing"])
+    assert row["seen_at"] is not None
+    [held] = row["holds"]
+    assert held["id"] == "held"
+    assert held["progressed_at"] == row["progressed_at"]
+
+
+def test_an_empty_store_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty list is exit code 0; the remark goes to stderr."""
+    url = f"sqlite:///{tmp_path / 'none.db'}"
+    with Router(url) as router:
+        router.counts()
+        router.store.advance()
+
+    assert run(["queues", "--store", url]) == 0
+    assert capsys.readouterr() == ("", "No queue is paused or has unfinished jobs.\n")
+    assert run(["workers", "--store", url]) == 0
+    assert capsys.readouterr() == ("", "No worker has reported.\n")
