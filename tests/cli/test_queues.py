@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.working import until
 
 from leasehold import Router
 from leasehold.cli.app import run
@@ -81,6 +82,7 @@ def test_workers_show_their_last_report_beside_their_last_progress(
         def nothing() -> None: ...
 
         with router.worker(concurrency=2, name="shop") as worker:
+            until(router.workers, "the worker's report")
             router.add("held", queue="held")
             router.store.claim(worker.owner, queues=["held"])
             [row] = rows(capsys, "workers")
