@@ -112,7 +112,7 @@ class Guards:
             raise Unsealed(f"{refusal} The job goes back, and comes with a newer epoch.") from refusal
         except LeaseholdError as error:
             raise Unsealed(f"a key could not be sealed, so the handler was not called: {error}") from error
-        doubts = [[one.guard.name, *doubt] for one, seal in seals.items() for doubt in seal.doubts]
+        doubts = [{"guard": one.guard.name, **doubt._asdict()} for one, seal in seals.items() for doubt in seal.doubts]
         if doubts:
             store.record(Note(NoteKind.DOUBTED, lease.job_id, lease.epoch, lease.owner, {"doubts": doubts}))
 
