@@ -31,6 +31,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, Unpack
 
@@ -41,9 +42,12 @@ from .errors import InvalidArgument, NoLease, StaleEpoch, StoreUnavailable
 from .lease import Lease
 from .lease.current import lease_here
 
-__all__ = ["Doubt", "Guard", "GuardKey", "Mark", "Presented", "Seal", "Verifier", "Writer", "seal_keys"]
+__all__ = ["Doubt", "Guard", "GuardKey", "Mark", "Presented", "Seal", "Verifier", "Writer", "seal_keys", "writing_as"]
 
 log = logging.getLogger("leasehold")
+
+# Whom the request speaks for that is being handled here; goes before the current lease.
+request_writer: ContextVar[Writer | None] = ContextVar("leaseholdrequest_writer", default=None)
 
 
 class Presented(TypedDict, total=False):
@@ -133,6 +137,11 @@ class Guard(ABC):
         """Return *key* as one of this guard, for `seals=`."""
         return GuardKey(self, self.canonical(key))
 
+    @property
+    def takes_credentials(self) -> bool:
+        """Whether it can verify a credential: it was made with keys and an audience."""
+        return self._key_ring is not None and self._audience is not None
+
     def resource(self, key: str) -> str:
         """Return how a refusal names *key*."""
         return f"{self.kind}:{key}"
@@ -218,6 +227,8 @@ class Guard(ABC):
             return _by_epoch(given)
         if "owner" in given or "store" in given:
             raise InvalidArgument("owner= and store= go with epoch=: pass all three, or a lease, or a credential.")
+        if "lease" not in given and (writer := request_writer.get()) is not None:
+            return writer
         lease = given.get("lease") or lease_here()
         if lease is None:
             raise NoLease(
@@ -231,7 +242,7 @@ class Guard(ABC):
     def _by_credential(self, key: str, given: dict[str, Any]) -> Writer:
         if len(given) > 1:
             raise InvalidArgument("a credential carries epoch, owner and store: pass it alone.")
-        if self._key_ring is None or self._audience is None:
+        if self._key_ring is None or self._audience is None:  # as `takes_credentials`, for the type checker
             raise InvalidArgument(f"{self!r} takes no credentials: make it with keys=KeyRing(…) and audience=….")
         return self._key_ring.verify(given["credential"], audience=self._audience, key=key)
 
@@ -243,6 +254,16 @@ class Guard(ABC):
                 lease.check()
             except StoreUnavailable as error:
                 log.info("could not check the lease of job %r after sealing: %s", lease.job_id, error)
+
+
+@contextmanager
+def writing_as(writer: Writer) -> Iterator[None]:
+    """Make *writer* the one that guards find in the block, if nothing is passed: the caller has verified it."""
+    token = request_writer.set(writer)
+    try:
+        yield
+    finally:
+        request_writer.reset(token)
 
 
 def _nothing(step: str) -> None:

@@ -6,6 +6,7 @@ Guards for the resources that jobs write to, each by the clauses of `leasehold.g
     ObjectGuard   objects in S3, Google Cloud Storage or Azure Blob Storage; needs the extra `s3`
     SqlGuard      rows of a PostgreSQL or SQLite database that is not leasehold's own
     Gate          what cannot compare epochs itself: a request handler, a tool, a device
+    HttpGuard     a service behind a gate; `leasehold.guards.http` has the middleware of the service
 """
 
 from importlib import import_module
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .files import FileGuard
     from .gate import AsyncGate, Gate, Use
     from .git import GitGuard
+    from .http import HttpGuard
     from .objects import ObjectGuard
     from .sql import AsyncSqlGuard, Fence, SqlGuard
 
@@ -31,6 +33,7 @@ __all__ = [
     "GitGuard",
     "Guard",
     "GuardKey",
+    "HttpGuard",
     "Mark",
     "ObjectGuard",
     "Seal",
@@ -46,6 +49,7 @@ _LAZY = {  # each with what its module needs
     "FileGuard": "files",
     "Gate": "gate",
     "GitGuard": "git",
+    "HttpGuard": "http",
     "ObjectGuard": "objects",
     "SqlGuard": "sql",
     "Use": "gate",

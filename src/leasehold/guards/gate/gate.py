@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -142,6 +141,15 @@ class Gate(Guard):
         if not self._closed:
             self._closed = True
             self._home.close()
+
+    def rest(self) -> None:
+        """
+        Record that no use is running, if so, until the next one begins: when a server shuts down, for example.
+
+        With uses in memory, a process that ends otherwise leaves the keys that it has used in doubt, since the next
+        process cannot tell whether a use was running. `close`, and the end of the interpreter, do it too.
+        """
+        self._home.rest()
 
     @property
     def aio(self) -> AsyncGate:
@@ -292,6 +300,7 @@ class AsyncGate(Facade):
     doubts = threaded(Gate.doubts)
     resolve = threaded(Gate.resolve)
     prove = threaded(Gate.prove)
+    rest = threaded(Gate.rest)
 
     async def seal(self, key: str, **presented: Unpack[Presented]) -> Seal:
         """Seal *key*, and raise, as `Gate.seal` does."""
@@ -313,7 +322,7 @@ class AsyncGate(Facade):
         if not doubt and not self._sync._home.waits:
             use.end()
         else:
-            await asyncio.shield(asyncio.to_thread(use.doubt, doubt) if doubt else asyncio.to_thread(use.end))
+            await abandonable(lambda _: use.doubt(doubt) if doubt else use.end())
 
     @asynccontextmanager
     async def use(self, key: str, **presented: Unpack[Presented]) -> AsyncIterator[Use]:

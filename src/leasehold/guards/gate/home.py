@@ -77,6 +77,10 @@ class Home(ABC):
         """Wait until one of the uses that `running` returns may have ended, for at most *micros*."""
 
     @abstractmethod
+    def rest(self) -> None:
+        """Record that no use is running, if so, until the next one begins."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close what is open."""
 

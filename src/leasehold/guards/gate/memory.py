@@ -42,6 +42,7 @@ _SET_MARK = """
     INSERT INTO leasehold_gate_marks (key, epoch, counter, owner, store, session) VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT (key) DO UPDATE SET epoch = excluded.epoch, counter = excluded.counter, owner = excluded.owner,
         store = excluded.store, session = excluded.session"""
+_FORGET = "DELETE FROM leasehold_gate_sessions WHERE session = ?"
 _SESSION = """
     SELECT epoch, counter, owner, store, (SELECT session FROM leasehold_gate_sessions s WHERE s.session = m.session)
     FROM leasehold_gate_marks m WHERE key = ?"""
@@ -86,7 +87,7 @@ class MemoryHome(Home):
         self._entries: dict[str, _Entry] = {}
         self._changed = threading.Condition(threading.RLock())  # guards the entries
         self._writing = threading.RLock()  # held by the one thread that raises a mark
-        self._database.run("INSERT INTO leasehold_gate_sessions (session) VALUES (?)", (self._session,))
+        self._resting = True  # until the first use
         # At the end of the process, too: then the next one need not doubt the uses of this one.
         self._shut = weakref.finalize(self, _shut, self._database, self._session, self._entries, self._wall)
 
@@ -107,8 +108,8 @@ class MemoryHome(Home):
 
     def try_begin(self, use: Running, store: str) -> bool:
         """Record *use*, if the key stands at its very ownership."""
-        if self._closed or self._process != os.getpid():
-            return False  # which `begin` refuses
+        if self._closed or self._resting or self._process != os.getpid():
+            return False  # then `begin` writes to the file, or refuses
         with self._changed:
             entry = self._entries.get(use.key)
             if entry is None:
@@ -128,9 +129,24 @@ class MemoryHome(Home):
             if before is not None and before.epoch < use.epoch:
                 return None
             after = admit(before)
+            self._wake()
             if self.try_begin(use, after.store):
                 return self._entries[use.key].mark
             return self._write(use.key, after, use)
+
+    def _wake(self) -> None:
+        if self._resting:
+            self._database.run("INSERT INTO leasehold_gate_sessions (session) VALUES (?)", (self._session,))
+            self._resting = False
+
+    def rest(self) -> None:
+        """Record that no use is running, so that an end of the process before the next one is not called a crash."""
+        self._check()
+        with self._writing, self._changed:
+            # Held while the file is written: no use may begin between the two.
+            if not self._resting and not any(entry.uses for entry in self._entries.values()):
+                self._database.run(_FORGET, (self._session,))
+                self._resting = True
 
     def seal(self, key: str, admit: Admit) -> Mark:
         """Set the mark in the file, then in memory: an older use that is admitted in between is seen by the drain."""
@@ -236,6 +252,6 @@ def _shut(database: SqliteDatabase, session: str, entries: dict[str, _Entry], cl
     with suppress(GuardUnavailable), database.transaction() as run:
         for use in [use for entry in entries.values() for use in entry.uses.values()]:
             run(rows.ADD_DOUBT, (use.key, use.epoch, use.owner, _CLOSED, clock.now()))
-        run("DELETE FROM leasehold_gate_sessions WHERE session = ?", (session,))
+        run(_FORGET, (session,))
     entries.clear()
     database.close()

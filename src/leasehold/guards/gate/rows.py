@@ -234,6 +234,9 @@ class RowsHome(Home):
         with self._pause:
             self._clock.wait(self._pause, self._clock.now() + min(micros, _POLL_US))
 
+    def rest(self) -> None:
+        """Do nothing: the rows tell which uses are running."""
+
     def close(self) -> None:
         """Close the connections."""
         self._database.close()
