@@ -325,7 +325,166 @@ OBJECTS = (
     ),
 )
 
-MUTANTS = (*OBJECTS,)
+# SQL
+
+_SQL = "guards/sql/"
+_SQL_PG = "tests/guards/test_sql_postgres.py::TestOwnTransaction::"
+_SQL_LITE = "tests/guards/test_sql_sqlite.py::TestOwnTransaction::"
+_SQL_TX = "tests/guards/test_sql_transactions.py::"
+_BESIDE = _SQL_TX + "test_a_seal_gets_through_beside_a_paused_owner_whose_commit_is_refused"
+
+SQL = (
+    Mutant(
+        "sql-g1-commit",
+        "PostgreSQL: COMMIT admits a lower epoch.",
+        (Edit(_SQL + "postgres.sql", "WHERE m.epoch <= excluded.epoch AND m.epoch > 0", "WHERE m.epoch > 0"),),
+        (_BESIDE,),
+    ),
+    Mutant(
+        "sql-g1-sqlite",
+        "SQLite: the conditional write admits a lower epoch.",
+        (Edit(_SQL + "sqlite.py", '"AND m.epoch <= excluded.epoch AND (m.store', '"AND (m.store'),),
+        (_SQL_LITE + "test_g1_a_late_write_is_refused_and_names_both_epochs_and_the_owner",),
+    ),
+    Mutant(
+        "sql-g2-early-lock",
+        "PostgreSQL: the fence locks the mark before COMMIT, so a paused owner blocks its successor.",
+        (
+            Edit(
+                _SQL + "postgres.sql",
+                "    INSERT INTO leasehold_guard.fences AS f (fence) VALUES (p)\n",
+                "    PERFORM 1 FROM leasehold_guard.marks WHERE key = p::json->'keys'->>0 FOR UPDATE;\n"
+                "    INSERT INTO leasehold_guard.fences AS f (fence) VALUES (p)\n",
+            ),
+        ),
+        (_BESIDE,),
+    ),
+    Mutant(
+        "sql-g2-other-words",
+        "PostgreSQL: a COMMIT in other words is put off for ever.",
+        (
+            Edit(
+                _SQL + "postgres.sql",
+                "IF NEW.put_off_at IS DISTINCT FROM statement_timestamp() THEN",
+                "IF NEW.put_off_at IS NULL THEN NEW.put_off_at := now(); RETURN NULL; END IF; IF false THEN",
+            ),
+        ),
+        (_SQL_TX + "test_commit_in_other_words_is_fenced_too",),
+    ),
+    Mutant(
+        "sql-g2-replica",
+        "PostgreSQL: the trigger is off in sessions with the role replica.",
+        (Edit(_SQL + "postgres.sql", "fences ENABLE ALWAYS TRIGGER", "fences ENABLE TRIGGER"),),
+        (_SQL_TX + "test_a_replica_session_is_fenced_too",),
+    ),
+    Mutant(
+        "sql-g2-savepoint",
+        "PostgreSQL: a fence in a savepoint is taken.",
+        (Edit(_SQL + "postgres.sql", "IF v_sub AND NOT", "IF false AND NOT"),),
+        (_SQL_TX + "test_a_savepoint_is_refused_unless_the_caller_knows",),
+    ),
+    Mutant(
+        "sql-g2-autocommit",
+        "A fence is taken where each statement commits by itself.",
+        (Edit(_SQL + "guard.py", "        found.require_transaction()\n", ""),),
+        (_SQL_TX + "test_autocommit_is_refused",),
+    ),
+    Mutant(
+        "sql-g2-order",
+        "Keys are fenced in the order of the caller.",
+        (
+            Edit(
+                _SQL + "guard.py",
+                "tuple(sorted({self.canonical(key) for key in keys}))",
+                "tuple(self.canonical(key) for key in keys)",
+            ),
+        ),
+        (_SQL_TX + "test_several_keys_are_fenced_in_sorted_order",),
+    ),
+    Mutant(
+        "sql-g3-seal",
+        "PostgreSQL: a seal reads the mark and does not raise it.",
+        (
+            Edit(
+                _SQL + "postgres.sql",
+                "row_to_json(leasehold_guard.admit(v_key, p::json, 'seal'))",
+                "json_build_object('key', v_key, 'epoch', p::json->'epoch', 'counter', 1, 'owner', p::json->'owner', 'store', p::json->'store')",
+            ),
+        ),
+        (_SQL_PG + "test_g3_a_seal_is_durable_and_seen_by_others",),
+    ),
+    Mutant(
+        "sql-g4-counter",
+        "PostgreSQL: a write under the same epoch leaves the mark as it is.",
+        (Edit(_SQL + "postgres.sql", "counter = m.counter + 1", "counter = m.counter"),),
+        (_SQL_PG + "test_g4_every_write_and_every_seal_changes_the_mark",),
+    ),
+    Mutant(
+        "sql-g4-counter-sqlite",
+        "SQLite: a write under the same epoch leaves the mark as it is.",
+        (Edit(_SQL + "sqlite.py", "counter = m.counter + 1", "counter = m.counter"),),
+        (_SQL_LITE + "test_g4_every_write_and_every_seal_changes_the_mark",),
+    ),
+    Mutant(
+        "sql-g5-unreadable",
+        "PostgreSQL: a mark that is not one is overwritten.",
+        (Edit(_SQL + "postgres.sql", "excluded.epoch AND m.epoch > 0 AND m.counter > 0", "excluded.epoch"),),
+        (_SQL_PG + "test_g5_an_unreadable_mark_refuses_every_write",),
+    ),
+    Mutant(
+        "sql-g6-prove",
+        "prove() does not look at what became of the stale transaction.",
+        (
+            Edit(
+                _SQL + "guard.py",
+                "if not refused or known is None or known.mark.epoch != new.epoch:",
+                "if known is None:",
+            ),
+        ),
+        (
+            _SQL_PG + "test_g6_prove_fails_on_a_resource_that_ignores_the_condition",
+            _SQL_LITE + "test_g6_prove_fails_on_a_resource_that_ignores_the_condition",
+        ),
+    ),
+    Mutant(
+        "sql-g8-forgets",
+        "A mark does not remember its last writes.",
+        (Edit(_SQL + "guard.py", "if known is not None and nonce in known.recent:", "if False:"),),
+        (
+            _SQL_TX + "test_a_callers_commit_whose_reply_was_lost_can_be_asked_about",
+            _SQL_PG + "test_g8_a_write_whose_reply_was_lost_is_recognised",
+        ),
+    ),
+    Mutant(
+        "sql-g8-failed",
+        "The COMMIT of a failed transaction is taken for a success.",
+        (Edit(_SQL + "guard.py", "            if has_failed(handle):\n", "            if False:\n"),),
+        (_SQL_TX + "test_a_transaction_that_failed_is_not_committed_silently",),
+    ),
+    Mutant(
+        "sql-g1-snapshot",
+        "At REPEATABLE READ a takeover is taken for a faster sibling.",
+        (Edit(_SQL + "guard.py", "    if guard is None:\n        return None\n    try:", "    return None\n    try:"),),
+        (_BESIDE,),
+    ),
+    Mutant(
+        "sql-g9-strict",
+        "PostgreSQL: a strict guard's mark passes to another store.",
+        (Edit(_SQL + "postgres.sql", "      AND (m.store = excluded.store OR NOT (p->>'strict')::boolean)\n", ""),),
+        (_SQL_PG + "test_g9_a_strict_guard_refuses_every_other_store",),
+    ),
+    Mutant(
+        "sql-g9-log",
+        "SQLite: a key that passes to another store is not logged.",
+        (Edit(_SQL + "sqlite.py", "CASE WHEN m.store <> excluded.store THEN", "CASE WHEN false THEN"),),
+        (_SQL_LITE + "test_g9_a_higher_epoch_of_another_store_takes_the_key_over_and_is_logged",),
+    ),
+)
+
+MUTANTS = (
+    *SQL,
+    *OBJECTS,
+)
 
 if __name__ == "__main__":
     sys.exit(main(table=MUTANTS))

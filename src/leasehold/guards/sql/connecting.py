@@ -16,6 +16,7 @@ from ...core.redaction import shown_url
 from ...errors import Conflict, GuardUnavailable, InvalidArgument, Unsupported
 
 _IDLE = 4  # connections that are kept
+_IN_ERROR = 3  # of libpq's PGTransactionStatusType
 _TAKES = (
     "a URL (postgresql://…, sqlite:///…), an engine of SQLAlchemy, or a function without arguments that returns a "
     "connection of its own"
@@ -85,6 +86,13 @@ def commit(handle: Any) -> None:
         connection.execute("COMMIT")
     else:
         handle.commit()
+
+
+def has_failed(handle: Any) -> bool:
+    """Return whether PostgreSQL would answer a COMMIT on this connection with ROLLBACK."""
+    connection = recognise(handle)
+    info = getattr(connection.driver_of(connection.handle), "info", None)
+    return info is not None and int(info.transaction_status) == _IN_ERROR
 
 
 class Factory(Source):

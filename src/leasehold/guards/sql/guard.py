@@ -23,6 +23,7 @@ from ...errors import (
     InDoubt,
     InvalidArgument,
     LeaseholdError,
+    NotInTransaction,
     StaleEpoch,
     StoreIncompatible,
     Unfenced,
@@ -31,7 +32,7 @@ from ...errors import (
 )
 from ...guard import Guard, Presented, Seal, Verifier
 from . import postgres, sqlite
-from .connecting import Source, begin, commit, source_of
+from .connecting import Source, begin, commit, has_failed, source_of
 from .dialect import RECENT, Dialect, Fenced, Known, Request
 from .postgres import Postgres
 from .sqlite import Sqlite
@@ -185,6 +186,11 @@ class SqlGuard(Guard):
                     raise self._row_locked(self.resource(fence.keys[0])) from error
                 raise
             self.at("committing")
+            if has_failed(handle):
+                raise NotInTransaction(
+                    f"{self.resource(fence.keys[0])}: an error in the block has made its transaction fail, and was "
+                    "caught there: PostgreSQL commits nothing of it. Let the error leave the block, or use a savepoint."
+                )
             try:
                 commit(handle)
             except Exception as error:
