@@ -9,14 +9,17 @@
     screen     prints the trace while the story plays; on a terminal, with the leases below it
     timeline   who held which epoch when, and the final table
     verdict    what must be true afterwards, and what was seen
+    zombie/    `leasehold demo zombie`: the same story with files, tables, git and a service, guarded and not
 """
 
 from __future__ import annotations
 
 import click
 
+from ..help import Group
 
-@click.command()
+
+@click.group(cls=Group, invoke_without_command=True)
 @click.option(
     "--store",
     "url",
@@ -24,7 +27,8 @@ import click
     help="Play in this store, for instance sqlite:///demo.db or postgresql://host/database.",
 )
 @click.option("--plain", is_flag=True, help="Plain ASCII lines, as when the output is no terminal.")
-def demo(url: str | None, plain: bool) -> int:
+@click.pass_context
+def demo(context: click.Context, url: str | None, plain: bool) -> int | None:
     """
     Watch stale owners being refused, in about ten seconds.
 
@@ -44,7 +48,32 @@ def demo(url: str | None, plain: bool) -> int:
       leasehold demo --store sqlite:///demo.db
       leasehold demo --store postgresql://host/database
       leasehold demo --plain | tee demo.txt
+      leasehold demo zombie
     """
+    if context.invoked_subcommand is not None:
+        return None
     from .run import perform  # on use: other commands start without threads and rich
 
     return perform(url, plain=plain)
+
+
+@demo.command()
+@click.option("--plain", is_flag=True, help="Plain lines, as when the output is no terminal.")
+def zombie(plain: bool) -> int:
+    """
+    Watch a frozen process wake up and write to everything that it held.
+
+    Two real processes. The first is frozen with SIGSTOP past its lease; the second takes over and finishes; the first
+    is thawed, and tries to write to a table, a file, a git branch (where git is installed), an HTTP service and the
+    job. With guards, each write is refused; then the same is played without guards, and the damage is shown.
+
+    Exits with 0 only if every refusal and all the damage was seen. Plays in a temporary folder.
+
+    \b
+    Examples:
+      leasehold demo zombie
+      leasehold demo zombie --plain | tee zombie.txt
+    """
+    from .zombie import play
+
+    return play(plain=plain)

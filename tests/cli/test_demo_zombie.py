@@ -1,0 +1,71 @@
+"""`leasehold demo zombie`: real processes, real signals, and an exit code that can be believed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tests.cli.command import leasehold
+
+from leasehold.cli.demo.zombie.play import Screen, Seen, _judge
+
+
+def test_every_late_write_is_refused_and_without_guards_every_one_is_accepted() -> None:
+    """In two processes, of which one was stopped and goes on."""
+    done = leasehold("demo", "zombie", "--plain")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    guarded, bare = done.stdout.split("Without guards\n")
+    for name in ("table", "file", "git", "http", "job"):
+        assert f"  {name:<6} refused   epoch " in guarded
+    assert "it stands at" in guarded
+    assert "of bob" in guarded
+    assert bare.count("ACCEPTED  it has now: report by alice") == 4
+    assert "  job    refused" in bare
+    assert "\x1b" not in done.stdout
+
+
+@dataclass
+class Act:
+    """What a good act has shown, to be spoiled."""
+
+    left: dict[str, str] = field(default_factory=lambda: {"file": "report by bob", "job": "report by bob"})
+    refused: dict[str, Any] = field(default_factory=lambda: {"outcome": "refused", "presented": 1, "current": 2})
+
+    def seen(self) -> Seen:
+        """The act as the play has seen it."""
+        wrote = {name: {"outcome": "written"} for name in self.left}
+        return Seen(1, 2, wrote, dict.fromkeys(self.left, self.refused), self.left)
+
+
+def bare() -> Seen:
+    """An act without guards, in which the damage was done."""
+    return Act(left={"file": "report by alice", "job": "report by bob"}).seen()
+
+
+def test_a_good_play_is_believed() -> None:
+    """The spoiled ones below differ in one thing each."""
+    assert _judge(Screen(plain=True), Act().seen(), bare())
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        Act(refused={"outcome": "written"}),
+        Act(refused={}),
+        Act(refused={"outcome": "error", "error": "no route"}),
+        Act(refused={"outcome": "refused", "presented": 7, "current": 9}),
+        Act(refused={"outcome": "refused", "presented": 1, "current": 1}),
+        Act(left={"file": "report by alice", "job": "report by bob"}),
+    ],
+)
+def test_a_play_in_which_a_stale_write_passed_is_a_failure(act: Act, capsys: pytest.CaptureFixture[str]) -> None:
+    """Or was not refused by the epoch of its successor, or left something behind."""
+    assert not _judge(Screen(plain=True), act.seen(), bare())
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_a_play_without_damage_is_a_failure_too() -> None:
+    """It would show nothing."""
+    assert not _judge(Screen(plain=True), Act().seen(), Act().seen())
