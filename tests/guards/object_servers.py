@@ -23,35 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from obstore.store import S3Store
 from tests.patience import PATIENCE_SECONDS
 from tests.postgres.server import wait_until, watch
 
-from leasehold.guards import ObjectGuard
+from .object_clients import BUCKET
 
-BUCKET = "leasehold-tests"  # SeaweedFS makes it with its first object
 _ATTEMPTS = 3  # another program may take a port between its choice and its use
 
 _exit = ExitStack()
 atexit.register(_exit.close)
-
-
-@functools.cache  # to make one takes 20 ms
-def store_at(endpoint: str, prefix: str = "") -> S3Store:
-    """Return a client of the bucket, for what is below *prefix*."""
-    return S3Store(
-        BUCKET,
-        prefix=prefix or None,
-        endpoint=endpoint,
-        region="us-east-1",
-        skip_signature=True,
-        client_options={"allow_http": True},
-    )
-
-
-def guard_at(endpoint: str, prefix: str) -> ObjectGuard:
-    """Return a guard; a function of a module, so that child processes can call it."""
-    return ObjectGuard(store_at(endpoint, prefix))
 
 
 @functools.cache

@@ -1,370 +1,446 @@
-"""`ObjectGuard` on real S3 servers: the battery, lost replies, and a server that ignores conditions."""
+"""`ObjectGuard` on obstore's memory store: pointers, data of every kind, garbage, and the async form."""
 
 from __future__ import annotations
 
-import functools
-import itertools
+import asyncio
+import inspect
+import io
 import json
-import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import obstore
 import pytest
+from obstore.store import AzureStore, HTTPStore, LocalStore, MemoryStore
 
-from leasehold import GuardUnavailable, InDoubt, StaleEpoch, Unfenced
-from leasehold.guard import Guard
+from leasehold import GuardUnavailable, InvalidArgument, StaleEpoch, Unsupported
+from leasehold.aio import Facade
 from leasehold.guards import ObjectGuard
-from leasehold.guards.objects.bucket import Bucket
-from leasehold.testing.guard_contract import GuardContract
-
-from .object_proxy import Act, Proxy, Reply, Request, answer, lose_reply, lose_request, proxy_to, twice
-from .object_servers import guard_at, rclone, seaweedfs, store_at
-
-_numbers = itertools.count()
-SPOILED = b"not a pointer"
-
-
-class TestSeaweedFS(GuardContract):
-    """Every clause, on a server that compares."""
-
-    @pytest.fixture(autouse=True)
-    def resource(self) -> None:
-        """A part of the bucket that no other test has."""
-        self.endpoint = seaweedfs()
-        self.prefix = f"battery/{os.getpid()}-{next(_numbers)}"
-        self.store = store_at(self.endpoint, self.prefix)
-        self.spoiled: dict[str, str] = {}
-
-    def open(self) -> ObjectGuard:
-        return guard_at(self.endpoint, self.prefix)
-
-    @property
-    def factory(self) -> Callable[[], Guard]:
-        return functools.partial(guard_at, self.endpoint, self.prefix)
-
-    def value(self, guard: Guard, key: str) -> bytes | None:
-        """What the pointer names; where it was spoiled, what it named, if it is still spoiled."""
-        try:
-            content = bytes(obstore.get(self.store, key).bytes())
-        except FileNotFoundError:
-            return None
-        path = self.spoiled[key] if content == SPOILED else json.loads(content)["data"]
-        return None if path is None else bytes(obstore.get(self.store, path).bytes())
-
-    def spoil_mark(self, key: str) -> None:
-        self.spoiled[key] = json.loads(bytes(obstore.get(self.store, key).bytes()))["data"]
-        obstore.put(self.store, key, SPOILED)
-
-    def unfenced(self) -> Guard:
-        return guard_at(rclone(), "")
-
-    @contextmanager
-    def lose_reply(self, guard: Guard, meanwhile: Callable[[], None]) -> Iterator[None]:
-        objects = cast(ObjectGuard, guard)
-        with proxy_to(self.endpoint) as proxy:
-            proxy.arm(lose_reply(meanwhile))
-            direct, objects._bucket = objects._bucket, Bucket(store_at(proxy.endpoint, self.prefix))
-            try:
-                yield
-            finally:
-                objects._bucket = direct
-            assert not proxy.is_armed, "no reply was lost"
-
-
-# Lost replies, and what a proxy can do to a request
-
+from leasehold.guards.objects import AsyncObjectGuard
+from leasehold.guards.objects.garbage import BATCH
+from leasehold.guards.objects.guard import KEY_LIMIT
+from leasehold.testing import ManualClock
+from leasehold.testing.leases import lease
 
 OLD: dict[str, Any] = {"epoch": 1_000, "owner": "old", "store": "s"}
 NEW: dict[str, Any] = {"epoch": 2_000, "owner": "new", "store": "s"}
+NEWEST: dict[str, Any] = {"epoch": 3_000, "owner": "newest", "store": "s"}
 
 
-class Site:
-    """A key on SeaweedFS: one guard reaches it through a proxy, and others directly."""
+def content(store: MemoryStore, path: str) -> bytes:
+    """Return what is at *path*."""
+    return bytes(obstore.get(store, path).bytes())
 
-    def __init__(self, proxy: Proxy) -> None:
-        prefix = f"site/{os.getpid()}-{next(_numbers)}"
-        self.proxy = proxy
-        self.store = store_at(seaweedfs(), prefix)
-        self.guard = guard_at(proxy.endpoint, prefix)
-        self.other = guard_at(seaweedfs(), prefix)
 
-    def counter(self) -> int:
-        """The number of changes of the key so far."""
-        mark = self.other.mark("k")
-        return 0 if mark is None else mark.counter
-
-    def seen(self, call: Callable[[], object]) -> list[str]:
-        """Return the requests that *call* makes; a condition is shown as "?"."""
-        self.proxy.requests.clear()
-        call()
-        return list(self.proxy.requests)
+def paths(store: MemoryStore, prefix: str | None = None) -> list[str]:
+    """Return the paths of all objects."""
+    return sorted(meta["path"] for meta in obstore.list(store, prefix).collect())
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    """A key of its own, and a proxy in front of it."""
-    with proxy_to(seaweedfs()) as proxy:
-        yield Site(proxy)
+def store() -> MemoryStore:
+    """An empty store."""
+    return MemoryStore()
 
 
-def test_a_write_costs_two_requests_and_one_more_if_the_pointer_is_not_known(site: Site) -> None:
-    """The data, and the pointer on a condition."""
-    assert site.seen(lambda: site.guard.write("k", b"1", **OLD)) == ["GET", "PUT", "PUT?"]
-    assert site.seen(lambda: site.guard.write("k", b"2", **OLD)) == ["PUT", "PUT?"]
-    assert site.seen(lambda: site.guard.seal("k", **NEW)) == ["PUT?"]
-    assert site.seen(lambda: site.guard.delete("k", **NEW)) == ["PUT?"]
-    assert site.seen(lambda: site.guard.write("l", [b"3", b"4"], **NEW)) == ["GET", "PUT", "PUT?"]
+@pytest.fixture
+def clock() -> ManualClock:
+    """The time, which only the test moves."""
+    return ManualClock()
 
 
-def test_a_read_under_an_epoch_that_has_sealed_writes_nothing(site: Site) -> None:
-    """The pointer shows that no older owner can write."""
-    site.other.write("k", b"1", **OLD)
-
-    assert site.seen(lambda: site.guard.read("k", **NEW)) == ["GET", "PUT?", "GET"]
-    assert site.seen(lambda: site.guard.read("k", **NEW)) == ["GET", "GET"]
+@pytest.fixture
+def guard(store: MemoryStore, clock: ManualClock) -> ObjectGuard:
+    """A guard on that store."""
+    return ObjectGuard(store, clock=clock)
 
 
-def test_a_late_write_that_knows_the_pointer_of_long_ago_is_refused(site: Site) -> None:
-    """By the condition, after many writes of the new owner, and its data is removed again."""
-    site.guard.write("k", b"old", **OLD)
-    for number in range(20):
-        site.other.write("k", b"new %d" % number, **NEW)
-
-    with pytest.raises(StaleEpoch) as refusal:
-        site.guard.write("k", b"late", **OLD)
-
-    assert (refusal.value.current, refusal.value.owner) == (2_000, "new")
-    assert site.other.peek("k") == b"new 19"
-    names = [one["path"].rpartition("/")[2] for one in obstore.list(site.store, ".leasehold/k").collect()]
-    assert len([name for name in names if name.startswith("0000000000001000-")]) == 1
+# The pointer
 
 
-@pytest.mark.parametrize("verb", ["write", "seal", "delete"])
-@pytest.mark.parametrize("fresh", [True, False], ids=["new key", "known key"])
-@pytest.mark.parametrize("act", [lose_reply(), lose_request, twice], ids=["reply lost", "request lost", "sent twice"])
-def test_a_change_takes_effect_once_whatever_is_lost(site: Site, verb: str, fresh: bool, act: Act) -> None:
-    """It is sent again only with the same content under the same condition, or found by its nonce."""
-    if not fresh:
-        site.guard.write("k", b"1", **OLD)
-    before = site.counter()
-    site.proxy.arm(act)
+def test_the_key_holds_a_pointer_with_the_mark_and_the_last_sixteen_nonces(
+    guard: ObjectGuard, store: MemoryStore
+) -> None:
+    """All of it in the content, since an ETag covers nothing else; the data is elsewhere and never changes."""
+    guard.write("reports/q3.csv", b"1", **OLD)
 
-    if verb == "write":
-        site.guard.write("k", b"2", **OLD)
-    elif verb == "seal":
-        site.guard.seal("k", **OLD)
-    else:
-        site.guard.delete("k", **OLD)
+    pointer = json.loads(content(store, "reports/q3.csv"))
+    assert {name: pointer[name] for name in ("epoch", "counter", "owner", "store")} == {
+        "epoch": 1_000,
+        "counter": 1,
+        "owner": "old",
+        "store": "s",
+    }
+    [nonce] = pointer["nonces"]
+    assert pointer["data"] == f".leasehold/reports/q3.csv/0000000000001000-1-{nonce}" == guard.locate("reports/q3.csv")
+    assert content(store, pointer["data"]) == b"1"
 
-    assert not site.proxy.is_armed
-    assert site.counter() == before + 1
-    assert site.other.peek("k") == {"write": b"2", "seal": None if fresh else b"1", "delete": None}[verb]
-    assert site.guard.refused == 0
-    site.guard.write("k", b"3", **OLD)
-    assert site.other.peek("k") == b"3"
-
-
-def test_a_request_that_arrives_after_its_repetition_is_refused_by_the_server(site: Site) -> None:
-    """A request may be under way for long after its sender has lost it."""
-    site.guard.write("k", b"1", **OLD)
-    late: list[Request] = []
-    site.proxy.arm(late.append)
-    site.guard.write("k", b"2", **OLD)
-    site.other.write("k", b"3", **OLD)
-
-    assert late[0].forward().status == 412
-    assert (site.other.peek("k"), site.counter()) == (b"3", 3)
+    for _ in range(20):
+        guard.seal("reports/q3.csv", **OLD)
+    later = json.loads(content(store, "reports/q3.csv"))
+    assert (later["counter"], len(set(later["nonces"])), later["data"]) == (21, 16, pointer["data"])
+    assert nonce not in later["nonces"]
 
 
-@pytest.mark.parametrize(("later", "is_known"), [(15, True), (16, False)])
-def test_a_lost_reply_is_recognised_by_the_last_sixteen_changes(site: Site, later: int, is_known: bool) -> None:
-    """After more of them it is in doubt: not called refused, and not written again over the others."""
-    site.guard.write("k", b"1", **OLD)
-    site.proxy.arm(lose_reply(lambda: [site.other.seal("k", **NEW) for _ in range(later)]))
+def test_a_deletion_keeps_the_pointer(guard: ObjectGuard, store: MemoryStore) -> None:
+    """It names no data; the mark is there."""
+    guard.write("k", b"1", **OLD)
+    guard.delete("k", **NEW)
 
-    if is_known:
-        site.guard.write("k", b"2", **OLD)
-    else:
-        with pytest.raises(InDoubt, match="outcome is not known") as doubt:
-            site.guard.write("k", b"2", **OLD)
-        assert (doubt.value.resource, doubt.value.epoch) == ("object:k", 1_000)
-
-    assert (site.other.peek("k"), site.counter(), site.guard.refused) == (b"2", 2 + later, 0)
-
-
-def test_a_lost_request_that_a_new_owner_overtakes_is_refused(site: Site) -> None:
-    """The pointer has no trace of it, and never will: its condition has passed."""
-    site.guard.write("k", b"1", **OLD)
-    site.proxy.arm(lambda request: site.other.seal("k", **NEW) and None)
-
-    with pytest.raises(StaleEpoch) as refusal:
-        site.guard.write("k", b"2", **OLD)
-
-    assert (refusal.value.current, refusal.value.owner, site.guard.refused) == (2_000, "new", 1)
-    assert site.other.peek("k") == b"1"
-
-
-def test_a_lost_request_that_a_sibling_overtakes_is_written_after_it(site: Site) -> None:
-    """Equal epochs are never stale."""
-    site.guard.write("k", b"1", **OLD)
-    site.proxy.arm(lambda request: site.other.write("k", b"sibling", **OLD))
-
-    site.guard.write("k", b"2", **OLD)
-
-    assert (site.other.peek("k"), site.counter(), site.guard.refused) == (b"2", 3, 0)
-
-
-@pytest.mark.parametrize("status", [409, 412, 500, 503])
-def test_a_change_that_the_server_did_not_make_is_tried_again(site: Site, status: int) -> None:
-    """409 is "try again", and so is a 412 of a pointer that has not changed; after 5xx the pointer tells."""
-    for number in range(2):  # a pointer that is made, and one that is replaced
-        site.proxy.arm(answer(status), times=2)
-        site.guard.write("k", b"%d" % number, **OLD)
-
-    assert (site.other.peek("k"), site.counter(), site.proxy.is_armed) == (b"1", 2, False)
-
-
-def test_attempts_are_bounded(site: Site) -> None:
-    """A server that never takes the pointer leaves a write in doubt; a seal can be repeated without harm."""
-    site.guard.write("k", b"1", **OLD)
-    site.proxy.arm(lose_request, times=1_000)
-
-    with pytest.raises(InDoubt):
-        site.guard.write("k", b"2", **OLD)
-    with pytest.raises(GuardUnavailable, match="reply of the seal was lost"):
-        site.guard.seal("k", **OLD)
-
-    assert site.other.peek("k") == b"1"
-
-
-def test_a_lost_reply_without_a_pointer_to_read_back_is_in_doubt(site: Site) -> None:
-    """It happened, and the guard cannot see it."""
-    site.guard.write("k", b"1", **OLD)
-    site.proxy.arm(lose_reply())
-    site.proxy.arm(answer(403), where=lambda request: request.method == "GET")
-
-    with pytest.raises(InDoubt):
-        site.guard.write("k", b"2", **OLD)
-
-    assert site.other.peek("k") == b"2"
-    site.guard.write("k", b"3", **OLD)
-    assert site.other.peek("k") == b"3"
-
-
-@pytest.mark.parametrize(("status", "where"), [(403, "GET"), (403, "PUT"), (404, "PUT"), (403, "PUT?")])
-def test_a_server_that_refuses_a_request_leaves_the_key_as_it_was(site: Site, status: int, where: str) -> None:
-    """A policy, credentials that have expired, a bucket that is not there."""
-    site.proxy.arm(answer(status), where=lambda request: request.method + "?" * request.is_conditional == where)
-
-    with pytest.raises(GuardUnavailable):
-        site.guard.write("k", b"1", **OLD)
-
-    assert (site.other.peek("k"), site.counter()) == (None, 0)
-
-
-# Readers
-
-
-def test_a_reader_that_meets_collected_data_reads_the_pointer_again(site: Site) -> None:
-    """The data was replaced and removed between its two requests."""
-
-    newer = itertools.count(2_000)
-
-    def replace(request: Request) -> Reply:
-        site.other.write("k", b"newer", **{**NEW, "epoch": next(newer)})
-        assert site.other.collect("k", grace_seconds=0) == 1
-        return request.forward()
-
-    site.other.write("k", b"1", **OLD)
-    site.proxy.arm(replace, times=2, where=lambda request: ".leasehold" in request.path)
-
-    assert site.seen(lambda: site.guard.peek("k")) == ["GET"] * 6
-    assert site.guard.peek("k") == b"newer"
-
-
-def test_collect_looks_at_the_pointer_again_before_it_removes(site: Site) -> None:
-    """What a pointer names that was restored from a backup in the meantime stays."""
-    site.guard.write("k", b"1", **OLD)
-    backup = bytes(obstore.get(site.store, "k").bytes())
-    site.guard.write("k", b"2", **NEW)
-
-    def restore(request: Request) -> Reply:
-        obstore.put(site.store, "k", backup)
-        return request.forward()
-
-    site.proxy.arm(restore, where=lambda request: "list-type" in request.path)
-
-    assert site.guard.collect("k", grace_seconds=0) == 0
-    assert site.other.peek("k") == b"1"
-
-
-def test_large_data_is_uploaded_in_parts(site: Site) -> None:
-    """From an iterator, and a reader sees all of it or the data before it."""
-    pieces = [os.urandom(1024 * 1024) for _ in range(11)]
-    site.other.write("k", b"1", **OLD)
-
-    def stream() -> Iterator[bytes]:
-        for piece in pieces:
-            assert site.other.peek("k") == b"1"
-            yield piece
-
-    requests = site.seen(lambda: site.guard.write("k", stream(), **OLD))
-
-    assert requests[0] == "GET"
-    assert requests[-1] == "PUT?"
-    assert requests.count("PUT") == 3
-    assert requests.count("POST") == 2
-    assert site.other.peek("k") == b"".join(pieces)
-
-
-# The proof
+    assert json.loads(content(store, "k"))["data"] is None
+    assert (guard.peek("k"), guard.read("k", **NEW), guard.locate("k")) == (None, None, None)
 
 
 @pytest.mark.parametrize(
-    ("header", "skipped", "why"),
+    "foreign",
     [
-        ("if-match", 0, "that does not exist"),
-        ("if-none-match", 1, "that exists"),
-        ("if-match", 2, "by its previous ETag"),
-        ("if-match", 3, "more than once by one ETag"),
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"year,sum\n2026,1\n",
+        b"\xff\xfe",
+        b'{"epoch":0,"counter":1,"owner":"a","store":"s","data":null,"nonces":["a"]}',
+        b'{"epoch":1,"counter":1,"owner":"a","store":"s","data":7,"nonces":["a"]}',
+        b'{"epoch":1,"counter":1,"owner":"a","store":"s","data":null,"nonces":[]}',
+        b'{"epoch":1,"counter":1,"owner":"a","store":"s","data":null}',
+        b'{"epoch":1,"counter":1,"owner":"a","store":"s","data":"others/secret","nonces":["a"]}',
+        b'{"epoch":1,"counter":1,"owner":"a","store":"s","data":".leasehold/k/0000000000000002-1-a","nonces":["a"]}',
+        b'{"epoch":1,"counter":1,"owner":"a","store":"s","data":".leasehold/l/0000000000000001-1-a","nonces":["a"]}',
+        b" " * 1_000_000,
     ],
+    ids=lambda foreign: repr(foreign[:70]),
 )
-def test_each_part_of_the_proof_bites(site: Site, header: str, skipped: int, why: str) -> None:
-    """On a server that ignores one of its conditions, or ignores them under load."""
-    seen: list[Request] = []
+def test_an_object_that_is_not_a_pointer_is_never_replaced(
+    guard: ObjectGuard, store: MemoryStore, foreign: bytes
+) -> None:
+    """A file that was there before the guard, a pointer that was copied from another key, or a forged one."""
+    obstore.put(store, "k", foreign)
+    calls: list[Callable[[], object]] = [
+        lambda: guard.write("k", b"1", **NEW),
+        lambda: guard.delete("k", **NEW),
+        lambda: guard.seal("k", **NEW),
+        lambda: guard.read("k", **NEW),
+        lambda: guard.peek("k"),
+        lambda: guard.mark("k"),
+        lambda: guard.collect("k"),
+    ]
+    for call in calls:
+        with pytest.raises(GuardUnavailable, match="object:k"):
+            call()
 
-    def counts(request: Request) -> bool:
-        if request.is_conditional and any(name.lower() == header for name, _ in request.headers):
-            seen.append(request)
-            return len(seen) > skipped
-        return False
-
-    site.proxy.arm(lambda request: request.without(header).forward(), times=20, where=counts)
-
-    with pytest.raises(Unfenced, match=why):
-        site.guard.prove()
-
-    site.proxy.disarm()
-    site.guard.prove()
-
-
-def test_the_proof_leaves_nothing_behind(site: Site) -> None:
-    """Its canary is removed, and a proof that cannot be made is not a failed one."""
-    site.guard.prove()
-    assert obstore.list(site.store).collect() == []
-
-    site.proxy.arm(lose_request, times=1_000)
-    with pytest.raises(GuardUnavailable):
-        site.guard.prove()
+    assert (paths(store), content(store, "k")) == (["k"], foreign)
 
 
-def test_a_store_that_ignores_conditions_lets_a_stale_write_through() -> None:
-    """Which is why `prove` is called at the start of a program."""
-    old, new = guard_at(rclone(), "careless"), guard_at(rclone(), "careless")
-    old.write("k", b"1", **OLD)
-    new.seal("k", **NEW)
-    old.write("k", b"stale", **OLD)
+def test_a_pointer_that_was_deleted_past_the_guard_is_noticed_by_who_knew_it(
+    guard: ObjectGuard, store: MemoryStore
+) -> None:
+    """Once: the mark is gone, and only a person can know whether an older owner is at work."""
+    guard.write("k", b"1", **OLD)
+    obstore.delete(store, "k")
 
-    assert new.peek("k") == b"stale"
+    with pytest.raises(GuardUnavailable, match="deleted past the guard"):
+        guard.write("k", b"2", **OLD)
+
+    guard.seal("k", **OLD)
+    guard.write("k", b"3", **OLD)
+    assert guard.peek("k") == b"3"
+
+
+def test_data_that_was_deleted_past_the_guard_is_not_taken_for_none(guard: ObjectGuard, store: MemoryStore) -> None:
+    """Nor does a reader look for it for ever."""
+    guard.write("k", b"1", **OLD)
+    path = guard.locate("k")
+    assert path is not None
+    obstore.delete(store, path)
+
+    with pytest.raises(GuardUnavailable, match="deleted past the guard"):
+        guard.peek("k")
+    guard.write("k", b"2", **OLD)
+    assert guard.peek("k") == b"2"
+
+
+def test_a_refusal_names_the_present_owner_and_not_the_one_that_was_known(
+    guard: ObjectGuard, store: MemoryStore
+) -> None:
+    """Though the pointer that this guard has seen would refuse too."""
+    guard.write("k", b"1", **NEW)
+    ObjectGuard(store).seal("k", **NEWEST)
+
+    with pytest.raises(StaleEpoch) as refusal:
+        guard.write("k", b"2", **OLD)
+
+    assert (refusal.value.current, refusal.value.owner) == (3_000, "newest")
+
+
+def test_many_threads_of_one_owner_all_write(store: MemoryStore) -> None:
+    """Through guards of their own, so that each meets the others' changes."""
+    failures: list[BaseException] = []
+    start = threading.Barrier(8)
+
+    def write(number: int) -> None:
+        guard = ObjectGuard(store)
+        start.wait()
+        try:
+            for turn in range(5):
+                guard.write("k", b"%d %d" % (number, turn), **OLD)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    mark = ObjectGuard(store).mark("k")
+    assert mark is not None
+    assert mark.counter == 40
+
+
+# Data
+
+
+def test_data_may_be_bytes_a_path_a_file_or_an_iterable(guard: ObjectGuard, tmp_path: Path) -> None:
+    """Short or long; what is read is bytes."""
+    long = b"0123456789abcdef" * (6 * 1024 * 64)  # 6 MiB, more than a part
+    for data in (b"", b"short", long):
+        (tmp_path / "file").write_bytes(data)
+        with (tmp_path / "file").open("rb") as file:
+            pieces = (data[at : at + 100_000] for at in range(0, len(data), 100_000))
+            for form in (data, bytearray(data), memoryview(data), tmp_path / "file", file, io.BytesIO(data), pieces):
+                guard.write("k", b"before", **OLD)
+                guard.write("k", form, **OLD)
+                assert guard.peek("k") == data
+    guard.write("k", [b"a", bytearray(b"b"), memoryview(b"c")], **OLD)
+    assert guard.read("k", **OLD) == b"abc"
+
+
+def test_an_iterable_may_read_from_an_object_store(guard: ObjectGuard, store: MemoryStore) -> None:
+    """The usual way to copy a large object."""
+    guard.write("k", b"x" * 6_000_000, **OLD)
+    path = guard.locate("k")
+    assert path is not None
+
+    guard.write("copy", obstore.get(store, path).stream(min_chunk_size=1_000_000), **OLD)
+
+    assert guard.peek("copy") == b"x" * 6_000_000
+
+
+@pytest.mark.parametrize("size", [1, 6_000_000])
+@pytest.mark.parametrize("error", [OSError("the disk"), RuntimeError("the caller"), KeyboardInterrupt()])
+def test_an_iterable_that_fails_leaves_the_key_as_it_was(
+    guard: ObjectGuard, store: MemoryStore, error: BaseException, size: int
+) -> None:
+    """Its error is passed on, even one that a store could have raised."""
+    guard.write("k", b"1", **OLD)
+    before = paths(store)
+
+    def failing() -> Iterator[bytes]:
+        yield b"x" * size
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        guard.write("k", failing(), **OLD)
+
+    assert raised.value is error
+    assert (guard.peek("k"), paths(store)) == (b"1", before)
+
+
+@pytest.mark.parametrize("data", ["text", 7, None, io.StringIO("text")], ids=["str", "int", "None", "text file"])
+def test_what_is_not_bytes_is_an_invalid_argument(guard: ObjectGuard, store: MemoryStore, data: Any) -> None:
+    """A text has many encodings."""
+    with pytest.raises(InvalidArgument, match="binary"):
+        guard.write("k", data, **OLD)
+    with pytest.raises(FileNotFoundError):
+        guard.write("k", Path("/nowhere/at/all"), **OLD)
+
+    assert paths(store) == []
+
+
+@pytest.mark.parametrize(
+    "key", ["/a", "a/", "a//b", ".", "../a", "a/./b", "a\nb", ".leasehold", ".leasehold/k", "é" * 451]
+)
+def test_what_a_store_knows_by_another_name_cannot_be_a_key(guard: ObjectGuard, key: str) -> None:
+    """Nor what is below the folder of the data."""
+    with pytest.raises(InvalidArgument):
+        guard.canonical(key)
+
+
+@pytest.mark.parametrize("key", ["a", "a/b", "a b", "ä%2F#?&+=~.csv", ".hidden", "a/.leasehold/b", "x" * KEY_LIMIT])
+def test_keys_are_used_as_they_are(guard: ObjectGuard, store: MemoryStore, key: str) -> None:
+    """And their data is found again."""
+    guard.write(key, b"1", **OLD)
+
+    assert (guard.peek(key), guard.collect(key)) == (b"1", 0)
+    assert key in paths(store)
+
+
+# Garbage
+
+
+def test_replaced_data_is_removed_by_a_later_write_after_the_grace_time(
+    guard: ObjectGuard, store: MemoryStore, clock: ManualClock
+) -> None:
+    """A reader that has read the pointer has that long to read the data."""
+    for number in range(3):
+        guard.write("k", b"%d" % number, **OLD)
+    clock.advance(60)
+    guard.write("k", b"3", **OLD)
+    assert len(paths(store, ".leasehold/k")) == 4
+
+    clock.advance(61)  # twice the grace time since the first two
+    guard.write("k", b"4", **OLD)
+
+    assert len(paths(store, ".leasehold/k")) == 2, "the present data, and what it has replaced just now"
+    assert guard.peek("k") == b"4"
+
+
+def test_much_replaced_data_is_removed_in_batches(guard: ObjectGuard, store: MemoryStore, clock: ManualClock) -> None:
+    """A request for each would cost a busy writer as much as its writes."""
+    for number in range(BATCH + 1):
+        guard.write("k", b"%d" % number, **OLD)
+    assert len(paths(store, ".leasehold/k")) == BATCH + 1
+    clock.advance(61)
+    guard.write("k", b"last", **OLD)
+
+    assert len(paths(store, ".leasehold/k")) == 2
+    assert guard.peek("k") == b"last"
+
+
+def test_deleted_data_is_removed_too(store: MemoryStore, clock: ManualClock) -> None:
+    """Without a grace time, by the next change but one."""
+    guard = ObjectGuard(store, clock=clock, grace_seconds=0)
+    guard.write("k", b"1", **OLD)
+    clock.advance(1)
+    guard.delete("k", **OLD)
+    clock.advance(1)
+    guard.write("l", b"1", **OLD)
+    guard.write("l", b"2", **OLD)
+
+    assert paths(store, ".leasehold/k") == []
+
+
+def test_a_refused_write_leaves_no_data(guard: ObjectGuard, store: MemoryStore) -> None:
+    """Neither one that is refused at once, nor one that is refused after its upload."""
+    guard.write("k", b"1", **OLD)
+    other = ObjectGuard(store)
+    before = paths(store)
+    guard.at = lambda step: [other.seal("k", **NEW)].clear() if step == "compared" else None
+
+    for _ in range(2):
+        with pytest.raises(StaleEpoch):
+            guard.write("k", b"2", **OLD)
+
+    assert paths(store) == before
+
+
+def test_collect_removes_what_is_below_the_epoch_and_not_named(guard: ObjectGuard, store: MemoryStore) -> None:
+    """Whether it was replaced, or left by a writer that died after its upload."""
+    guard.write("k", b"named", **OLD)
+    named = guard.locate("k")
+    for epoch in (500, 1_000, 1_500, 2_000, 2_500):
+        obstore.put(store, f".leasehold/k/{epoch:016}-7-abcdef", b"left")
+    obstore.put(store, ".leasehold/k/notes.txt", b"foreign")
+    guard.write("k/l", b"another key", **{**OLD, "epoch": 1})
+
+    assert guard.collect("k", grace_seconds=0) == 1  # 500: the key stands at 1000
+    guard.seal("k", **NEW)
+    assert guard.collect("k", grace_seconds=0) == 2
+
+    assert guard.locate("k") == named
+    assert (guard.peek("k"), guard.peek("k/l")) == (b"named", b"another key")
+    left = [path.rpartition("/")[2] for path in paths(store, ".leasehold/k")]
+    assert {"0000000000002000-7-abcdef", "0000000000002500-7-abcdef", "notes.txt"} < set(left)
+    assert guard.collect("k", grace_seconds=0) == 0
+
+
+def test_collect_leaves_what_is_younger_than_the_grace_time(store: MemoryStore) -> None:
+    """By the clock of the guard and the time of the object."""
+    clock = ManualClock(datetime.now(UTC))
+    guard = ObjectGuard(store, clock=clock)
+    guard.write("k", b"1", **OLD)
+    guard.write("k", b"2", **NEW)
+
+    assert guard.collect("k") == 0
+    clock.advance(4_000)
+    assert guard.collect("k") == 1
+    assert guard.collect("never written") == 0
+
+
+# Stores
+
+
+def test_a_store_may_be_a_url() -> None:
+    """As obstore reads it, with the settings of the environment."""
+    guard = ObjectGuard("memory:///")
+    guard.write("k", b"1", **OLD)
+    guard.prove()
+
+    assert guard.peek("k") == b"1"
+    assert "reports" in repr(ObjectGuard("s3://bucket/reports"))
+    assert "GCSStore" in repr(ObjectGuard("gs://bucket/reports"))
+    assert "AzureStore" in repr(ObjectGuard(AzureStore("container", account_name="account")))
+    with pytest.raises(InvalidArgument, match="Account must be specified"):
+        ObjectGuard("az://container/reports")
+
+
+def test_what_cannot_compare_is_refused_at_once(tmp_path: Path) -> None:
+    """A folder has a guard of its own."""
+    with pytest.raises(Unsupported, match="FileGuard"):
+        ObjectGuard(LocalStore(tmp_path))
+    with pytest.raises(Unsupported):
+        ObjectGuard(HTTPStore("http://127.0.0.1:1"))
+    for wrong in ("no-such-scheme://x", "", 7, None, tmp_path):
+        with pytest.raises(InvalidArgument):
+            ObjectGuard(wrong)
+    with pytest.raises(InvalidArgument, match="grace_seconds"):
+        ObjectGuard(MemoryStore(), grace_seconds=-1)
+
+
+def test_without_obstore_the_extra_is_named() -> None:
+    """And `leasehold.guards` can be imported all the same."""
+    program = (
+        "import sys; sys.modules['obstore'] = None\n"
+        "import leasehold, leasehold.guards as guards\n"
+        "try: guards.ObjectGuard\n"
+        "except leasehold.Unsupported as error: print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+
+    assert ran.stdout == "ObjectGuard needs obstore: pip install 'leasehold[s3]'.\n"
+
+
+# The async form
+
+
+def test_the_async_form_has_exactly_the_verbs() -> None:
+    """With the same parameters."""
+    local = {"key", "canonical", "resource", "writer"}  # these ask no store
+    verbs = dict(inspect.getmembers(ObjectGuard, inspect.isfunction))
+    own = {name for name in verbs if not name.startswith("_")} - local
+    assert {name for name in vars(AsyncObjectGuard) if not name.startswith("_")} == own
+    assert issubclass(AsyncObjectGuard, Facade)
+    for name in own:
+        assert inspect.signature(getattr(AsyncObjectGuard, name)) == inspect.signature(verbs[name])
+
+
+def test_the_async_form_writes_under_the_current_lease(guard: ObjectGuard) -> None:
+    """On a thread, which has the context of its caller."""
+    held = lease(owner="worker-1")
+
+    async def main() -> bytes | None:
+        with held.active():
+            await guard.aio.write("k", iter([b"1", b"2"]))
+            return await guard.aio.read("k")
+
+    assert asyncio.run(main()) == b"12"
+    mark = guard.mark("k")
+    assert mark is not None
+    assert (mark.epoch, mark.owner) == (held.epoch, "worker-1")

@@ -1,0 +1,106 @@
+"""`ObjectGuard` by the clauses of the contract, on a real S3 server and on obstore's memory store."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import obstore
+import pytest
+from obstore.store import MemoryStore
+
+from leasehold.guard import Guard
+from leasehold.guards import ObjectGuard
+from leasehold.guards.objects.bucket import Bucket
+from leasehold.testing.guard_contract import GuardContract
+
+from .object_clients import guard_at, store_at
+from .object_proxy import lose_reply, proxy_to
+from .object_servers import rclone, seaweedfs
+
+_numbers = itertools.count()
+SPOILED = b"not a pointer"
+
+
+class TestSeaweedFS(GuardContract):
+    """Every clause, on a server that compares."""
+
+    @pytest.fixture(autouse=True)
+    def resource(self) -> None:
+        """A part of the bucket that no other test has."""
+        self.endpoint = seaweedfs()
+        self.prefix = f"battery/{os.getpid()}-{next(_numbers)}"
+        self.store = store_at(self.endpoint, self.prefix)
+        self.spoiled: dict[str, str] = {}
+
+    def open(self) -> ObjectGuard:
+        return guard_at(self.endpoint, self.prefix)
+
+    @property
+    def factory(self) -> Callable[[], Guard]:
+        return functools.partial(guard_at, self.endpoint, self.prefix)
+
+    def value(self, guard: Guard, key: str) -> bytes | None:
+        """What the pointer names; where it was spoiled, what it named, if it is still spoiled."""
+        try:
+            content = bytes(obstore.get(self.store, key).bytes())
+        except FileNotFoundError:
+            return None
+        path = self.spoiled[key] if content == SPOILED else json.loads(content)["data"]
+        return None if path is None else bytes(obstore.get(self.store, path).bytes())
+
+    def spoil_mark(self, key: str) -> None:
+        self.spoiled[key] = json.loads(bytes(obstore.get(self.store, key).bytes()))["data"]
+        obstore.put(self.store, key, SPOILED)
+
+    def unfenced(self) -> Guard:
+        return guard_at(rclone(), "")
+
+    @contextmanager
+    def lose_reply(self, guard: Guard, meanwhile: Callable[[], None]) -> Iterator[None]:
+        objects = cast(ObjectGuard, guard)
+        with proxy_to(self.endpoint) as proxy:
+            proxy.arm(lose_reply(meanwhile))
+            direct, objects._bucket = objects._bucket, Bucket(store_at(proxy.endpoint, self.prefix))
+            try:
+                yield
+            finally:
+                objects._bucket = direct
+            assert not proxy.is_armed, "no reply was lost"
+
+
+class TestMemoryStore(GuardContract):
+    """The clauses that need no second process."""
+
+    @pytest.fixture(autouse=True)
+    def resource(self) -> None:
+        """An empty store."""
+        self.store = MemoryStore()
+        self.hidden: dict[str, bytes] = {}
+
+    def open(self) -> ObjectGuard:
+        return ObjectGuard(self.store)
+
+    def value(self, guard: Guard, key: str) -> bytes | None:
+        """By the pointer that was there before it was spoiled."""
+        return ObjectGuard(self._unspoiled(key)).peek(key) if key in self.hidden else self.peek(guard, key)
+
+    def spoil_mark(self, key: str) -> None:
+        self.hidden[key] = _content(self.store, key)
+        obstore.put(self.store, key, b"{}")
+
+    def _unspoiled(self, key: str) -> MemoryStore:
+        assert _content(self.store, key) == b"{}"
+        copy = MemoryStore()
+        for path in (meta["path"] for meta in obstore.list(self.store).collect()):
+            obstore.put(copy, path, self.hidden[key] if path == key else _content(self.store, path))
+        return copy
+
+
+def _content(store: MemoryStore, path: str) -> bytes:
+    return bytes(obstore.get(store, path).bytes())
