@@ -26,7 +26,7 @@ import psycopg
 from benchmarks.harness import Row, Run, Sides, main, rate, row
 from benchmarks.servers import postgres
 
-from leasehold.guards import SqlGuard
+from leasehold.guards import ObjectGuard, SqlGuard
 
 OWNER: Any = {"epoch": 1_794_776_400_000_007, "owner": "worker-0", "store": "benchmark"}
 KEYS = 64  # that the writes go to, in turn
@@ -110,7 +110,64 @@ def in_sqlite(run: Run) -> Iterator[Sides]:
         yield writing(guarded, writes), writing(bare, writes)
 
 
-ROWS: list[Row] = [in_postgres, in_sqlite]
+def object_store() -> Any:
+    """Start SeaweedFS, and return a client of its S3 gateway. What it acknowledges is not synced to the disk."""
+    from tests.guards.object_clients import store_at
+    from tests.guards.object_servers import seaweedfs
+
+    return store_at(seaweedfs(), "benchmark")
+
+
+def objects_known(run: Run, size: int) -> Iterator[Sides]:
+    """One guard that writes to its keys in turn; what it replaces is removed in the same run."""
+    store, padding = object_store(), bytes(size - 20)
+    guard = ObjectGuard(store, grace_seconds=1)
+    for number in range(KEYS):
+        guard.write(f"key-{number}", b"", **OWNER)
+    writes = run.pick(200, 50)
+    yield (
+        writing(lambda key, value: guard.write(key, value + padding, **OWNER), writes),
+        writing(lambda key, value: store.put(f"bare/{key}", value + padding), writes),
+    )
+
+
+def objects_unknown(run: Run, size: int) -> Iterator[Sides]:
+    """A new guard in each round, which writes once to keys that have been written before."""
+    store, data = object_store(), bytes(size)
+    keys = [f"key-{number}" for number in range(KEYS)]
+    guards = [ObjectGuard(store, grace_seconds=1)]
+
+    def renew() -> None:
+        guards[:] = [ObjectGuard(store, grace_seconds=1)]
+
+    def guarded() -> int:
+        for key in keys:
+            guards[0].write(key, data, **OWNER)
+        return len(keys)
+
+    def bare() -> int:
+        for key in keys:
+            store.put(f"bare/{key}", data)
+        return len(keys)
+
+    guarded()
+    yield lambda: rate(guarded, before=renew, steps=run.pick(3, 1)), lambda: rate(bare, steps=run.pick(3, 1))
+
+
+def objects_row(name: str, most: float, sides: Callable[[Run], Iterator[Sides]]) -> Row:
+    """Return a row of ObjectGuard beside the same put without a guard."""
+    return row(name, peer=f"a bare put (goal: {most}×)", goal=times(most), unit="writes/s")(sides)
+
+
+OBJECTS = [
+    objects_row("S3: 64 KiB to a known key", 2.2, lambda run: objects_known(run, 64 * 1024)),
+    objects_row("S3: 64 KiB to an unknown key", 3.3, lambda run: objects_unknown(run, 64 * 1024)),
+    objects_row("S3: 1 KiB to a known key", 2.2, lambda run: objects_known(run, 1024)),
+    objects_row("S3: 1 KiB to an unknown key", 3.3, lambda run: objects_unknown(run, 1024)),
+]
+
+
+ROWS: list[Row] = [in_postgres, in_sqlite, *OBJECTS]
 
 
 if __name__ == "__main__":

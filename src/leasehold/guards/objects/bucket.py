@@ -8,9 +8,9 @@ it has read the pointer back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 import obstore
@@ -129,24 +129,24 @@ class Bucket:
 
     def upload(self, path: str, data: bytes | Iterable[Piece]) -> None:
         """Store *data* at *path*, in parts if it is long. An error of an iterable itself is passed on."""
-        failed = _failing(f"{self!r} did not take the data {path!r}", "The object is as it was; try again.")
+        failing = _Failing(self, "take the data", path)
         if isinstance(data, bytes):
-            with failed():
+            with failing:
                 obstore.put(self._store, path, data, chunk_size=CHUNK_BYTES)
             return
         # By a writer, so that the iterable is run here. Inside `put`, one that reads from an object store is a panic.
         # A writer that is never closed leaves no object.
-        with failed():
+        with failing:
             writer = obstore.open_writer(self._store, path, buffer_size=CHUNK_BYTES)
         for piece in data:
-            with failed():
+            with failing:
                 writer.write(piece)
-        with failed():
+        with failing:
             writer.close()
 
     def download(self, path: str) -> bytes | None:
         """Return the data at *path*; None if it is not there."""
-        with _failing(f"{self!r} did not return the data {path!r}", "Try again.")():
+        with _Failing(self, "return the data", path):
             try:
                 return bytes(obstore.get(self._store, path).bytes())
             except FileNotFoundError:
@@ -154,13 +154,13 @@ class Bucket:
 
     def stored(self, folder: str) -> list[Stored]:
         """Return the objects directly below *folder*."""
-        with _failing(f"{self!r} did not list {folder!r}", "Try again.")():
+        with _Failing(self, "list", folder):
             found = obstore.list_with_delimiter(self._store, folder)["objects"]
         return [Stored(meta["path"], meta["last_modified"]) for meta in found]
 
     def remove(self, paths: Sequence[str]) -> None:
         """Delete what is at *paths*, as far as it is there. Raises `GuardUnavailable`."""
-        with _failing(f"{self!r} did not delete {len(paths)} objects", "Try again.")():
+        with _Failing(self, "delete", paths):
             try:
                 obstore.delete(self._store, list(paths))
             except FileNotFoundError:  # GCS and Azure report it, and leave the rest
@@ -168,17 +168,20 @@ class Bucket:
                     self.remove([path])
 
 
-def _failing(what: str, then: str) -> Callable[[], AbstractContextManager[None]]:
-    """Return a context in which an error of the store is a `GuardUnavailable`."""
+class _Failing(NamedTuple):
+    """A context in which an error of the store is a `GuardUnavailable`."""
 
-    @contextmanager
-    def context() -> Iterator[None]:
-        try:
-            yield
-        except ERRORS as error:
-            raise GuardUnavailable(f"{what}: {brief(error)}. {then}") from error
+    bucket: Bucket
+    verb: str
+    what: object
 
-    return context
+    def __enter__(self) -> None:
+        """Begin a request."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, ERRORS):
+            why = f"{self.bucket!r} did not {self.verb} {shown(self.what)}: {brief(error)}"
+            raise GuardUnavailable(f"{why}. The key is as it was; try again.") from error
 
 
 def brief(error: BaseException) -> str:

@@ -7,8 +7,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeAlias, Unpack, cast
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 KEY_LIMIT = 900  # bytes of UTF-8: S3 has 1024 for a path, and that of the data is longer than the key
 CONFLICTS = 64  # other changes that an attempt may meet; each of them is progress of another writer
 REPEATS = 5  # of a request whose reply was lost, or that was refused although nothing has changed
+_NOT_NAMES = {"", ".", ".."}  # as parts of a key
 _READS = 8  # of a pointer whose data is collected before it can be read
 _KNOWN = 1024  # keys whose pointer is remembered
 _PAUSE_SECONDS = 0.02  # before the first repeat; twice as long before each one after it
@@ -90,7 +90,7 @@ class ObjectGuard(Guard):
         if not isinstance(key, str):
             raise InvalidArgument(f"key must be a string, not {shown(key)} ({type(key).__name__}).")
         parts = key.split("/")
-        if not key or any(part in ("", ".", "..") for part in parts) or not key.isprintable():
+        if not _NOT_NAMES.isdisjoint(parts) or not key.isprintable():
             raise InvalidArgument(
                 f"{shown(key)} cannot be a key: it has names and single slashes between them, no '.' or '..', and no "
                 "control characters."
@@ -256,14 +256,16 @@ class ObjectGuard(Guard):
 
     def _start(self, key: str, writer: Writer, verb: str) -> tuple[Found | None, Mark]:
         """Return the pointer of *key* as far as it is known, and the mark that *writer* would make of it."""
-        admitted = partial(admit, writer=writer, resource=self.resource(key), verb=verb, strict_store=self.strict_store)
+        rule: dict[str, Any] = {"resource": self.resource(key), "verb": verb, "strict_store": self.strict_store}
         with self._lock:
-            known = self._known.get(key)
-        if known is not None:
-            with suppress(StaleEpoch):  # by the pointer of a while ago: a refusal names the present owner
-                return known, admitted(known.pointer.mark)
+            found = self._known.get(key)
+        if found is not None:
+            try:
+                return found, admit(found.pointer.mark, writer, **rule)
+            except StaleEpoch:  # by the pointer of a while ago: a refusal names the present owner
+                pass
         found = self._fetch(key)
-        return found, admitted(None if found is None else found.pointer.mark)
+        return found, admit(None if found is None else found.pointer.mark, writer, **rule)
 
     def _read_back(self, key: str, writer: Writer, verb: str, pending: int | None) -> Found | None:
         try:
@@ -334,23 +336,26 @@ def _same_data(before: Pointer | None) -> str | None:
     return None if before is None else before.data
 
 
-@contextmanager
-def _opened(data: Data) -> Iterator[bytes | Iterable[Piece]]:
-    """Yield *data* as bytes, or as an iterable of pieces."""
+def _opened(data: Data) -> AbstractContextManager[bytes | Iterable[Piece]]:
+    """Return a context that has *data* as bytes, or as an iterable of pieces."""
     if isinstance(data, bytes | bytearray | memoryview):
-        yield bytes(data)
-    elif isinstance(data, PathLike):
-        with Path(data).open("rb") as file:
-            yield _chunks(file)
-    elif hasattr(data, "read"):
-        yield _chunks(cast(IO[bytes], data))
-    elif isinstance(data, Iterable) and not isinstance(data, str):
-        yield data
-    else:
-        raise InvalidArgument(
-            f"data is bytes, a path, an open binary file or an iterable of bytes, not {shown(data)} "
-            f"({type(data).__name__}). Encode a text first."
-        )
+        return nullcontext(bytes(data))
+    if isinstance(data, PathLike):
+        return _file(data)
+    if hasattr(data, "read"):
+        return nullcontext(_chunks(cast(IO[bytes], data)))
+    if isinstance(data, Iterable) and not isinstance(data, str):
+        return nullcontext(data)
+    raise InvalidArgument(
+        f"data is bytes, a path, an open binary file or an iterable of bytes, not {shown(data)} "
+        f"({type(data).__name__}). Encode a text first."
+    )
+
+
+@contextmanager
+def _file(path: PathLike[str]) -> Iterator[Iterable[Piece]]:
+    with Path(path).open("rb") as file:
+        yield _chunks(file)
 
 
 def _chunks(file: IO[bytes]) -> Iterator[bytes]:
