@@ -1,4 +1,4 @@
-"""The statements of `search`: candidates in the order of an index, and those of them that fit."""
+"""The jobs that fit a reader's conditions: `jobs`, and `search`, which looks at candidates in the order of an index."""
 
 from __future__ import annotations
 
@@ -6,15 +6,36 @@ from collections.abc import Callable
 from typing import Any
 
 from ...core import documents
-from ...core.job import Status
+from ...core.job import Job, Status
 from ...core.search import Key, Looked, Order, Search
+from ...errors import UnknownJob
 from ..rows import job_of, state_of
 from ..searching import Candidates, bound, by_column, key_of, ordered, prefix_end, within
-from .schema import in_schema
+from .schema import Statements, in_schema
 
 Read = Callable[..., list[Any]]  # a statement, and its parameters by name
 
 _TEXT = ("prefix", "prefix_end", "status", "queue", "task", "parent", "lock", "owner", "error_type", "meta")
+
+
+def jobs(
+    read: Read,
+    statements: Statements,
+    status: Status | None,
+    after: str | None,
+    conditions: dict[str, Any],
+) -> list[Job]:
+    """Return the jobs that fit, in the order of their insertion, beginning behind the job *after*."""
+    first = 0
+    if after is not None:
+        rows = read(statements.seq, id=after)
+        if not rows:
+            raise UnknownJob(after)
+        first = rows[0][0]
+    of_leases = conditions["owner"] is not None or status is Status.RUNNING
+    statement = statements.running_jobs if of_leases else statements.jobs
+    rows = read(statement, status=None if status is None else status.value, after=first, **conditions)
+    return [job_of(row) for row in rows]
 
 
 def look(read: Read, schema: str, search: Search, key: Key | None, count: int, limit: int) -> Looked:

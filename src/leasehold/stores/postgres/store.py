@@ -388,24 +388,8 @@ class PostgresStore:
         limit: int | None = None,
     ) -> list[Job]:
         """Return the jobs that fit, in the order of their insertion, beginning behind the job *after*."""
-        first = 0
-        if after is not None:
-            rows = self._read(self.database.statements.seq, id=after)
-            if not rows:
-                raise UnknownJob(after)
-            first = rows[0][0]
-        statements = self.database.statements
-        rows = self._read(
-            statements.running_jobs if owner is not None or status is Status.RUNNING else statements.jobs,
-            status=None if status is None else status.value,
-            queue=queue,
-            owner=owner,
-            task=task,
-            parent=parent,
-            after=first,
-            limit=limit,
-        )
-        return [job_of(row) for row in rows]
+        conditions = {"queue": queue, "owner": owner, "task": task, "parent": parent, "limit": limit}
+        return searching.jobs(self._read, self.database.statements, status, after, conditions)
 
     def search(self, search: Search, *, limit: int, cursor: str | None = None) -> Page:
         """Return a page of the jobs that *search* describes."""
