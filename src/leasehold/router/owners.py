@@ -38,7 +38,7 @@ def claim(
     for an owner in another process. Raises `StoreUnavailable` if the store does not answer, or is closed meanwhile.
     """
     grants = _claim(router, owner, 1, queues, lease_seconds, wait_seconds, process)
-    return Lease(router.store, grants[0]) if grants else None
+    return Lease(router._adder.store, grants[0]) if grants else None
 
 
 def claim_many(
@@ -54,7 +54,7 @@ def claim_many(
     """Lease up to *limit* due jobs to *owner*, in one transaction. Raises as `claim` does."""
     checks.whole(limit, "limit", least=1, most=_CLAIM_LIMIT)
     grants = _claim(router, owner, limit, queues, lease_seconds, wait_seconds, process)
-    return [Lease(router.store, grant) for grant in grants]
+    return [Lease(router._adder.store, grant) for grant in grants]
 
 
 def _claim(
@@ -71,7 +71,7 @@ def _claim(
     lease_us = None if lease_seconds is None else checks.microseconds(lease_seconds, "lease_seconds")
     wait_us = 0 if wait_seconds == 0 else checks.microseconds(wait_seconds, "wait_seconds", zero=True)
     countdown = Countdown(router._clock, wait_us) if wait_us else None
-    store = alone(router.store)
+    store = alone(router._adder.store)
     checks.name(owner, "owner")
     try:
         while True:
@@ -96,7 +96,7 @@ def _claim(
 
 def _found(router: Router, claim_id: str, failure: StoreUnavailable) -> list[Grant]:
     try:
-        grants = router.store.claimed(claim_id)
+        grants = router._adder.store.claimed(claim_id)
     except StoreUnavailable:
         raise failure from None
     if not grants:
@@ -121,5 +121,5 @@ def lease(router: Router, job_id: str, *, owner: str, wait_seconds: float = 0) -
 def find_lease(router: Router, job_id: str, *, owner: str, wait_seconds: float) -> Lease:
     """Do what `lease` does, except that its `NoLease` does not name the wait."""
     wait_us = checks.microseconds(wait_seconds, "wait_seconds", zero=True)
-    store = alone(router.store) if wait_us else router.store
+    store = alone(router._adder.store) if wait_us else router._adder.store
     return Lease(store, store.lease(checks.name(job_id, "a job's id"), checks.name(owner, "owner"), wait_us=wait_us))
