@@ -485,10 +485,398 @@ SQL = (
     ),
 )
 
-MUTANTS = (
-    *SQL,
-    *OBJECTS,
+# Files
+
+_F = "guards/files/"
+_FILES = "tests/guards/test_files.py::"
+_FILE_BATTERY = "tests/guards/test_file_battery.py::TestFileGuard::"
+
+FILES = (
+    Mutant(
+        "file-g1-compare",
+        "The epoch is compared before the lock only.",
+        (
+            Edit(
+                _F + "guard.py",
+                "        mark = self._admit(key, file.read(), writer, verb)\n",
+                "        last = file.read()\n"
+                "        mark = Mark(writer.epoch, (last.counter if last else 0) + 1, writer.owner, writer.store)\n",
+            ),
+        ),
+        (
+            _FILE_BATTERY + "test_g2_after_a_seal_nothing_changes",
+            _FILE_BATTERY + "test_g4_the_mark_is_seen_by_another_process",
+        ),
+    ),
+    Mutant(
+        "file-g2-lock",
+        "The lock of a key excludes no other writer.",
+        (
+            Edit(
+                _F + "locks.py",
+                "            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+                "            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
+            ),
+        ),
+        (_FILES + "test_a_busy_lock_is_waited_for_and_then_names_its_holder",),
+    ),
+    Mutant(
+        "file-g2-order",
+        "The file gets its name before the mark is raised.",
+        (
+            Edit(
+                _F + "guard.py", '            self._raise_mark(key, writer, verb)\n            self.at("marked")\n', ""
+            ),
+            Edit(
+                _F + "guard.py",
+                '            self.at("renamed")\n',
+                "            self._raise_mark(key, writer, verb)\n"
+                '            self.at("marked")\n            self.at("renamed")\n',
+            ),
+        ),
+        (
+            _FILES + "test_a_write_syncs_three_times_and_the_mark_before_the_rename",
+            _FILES + "test_whatever_fails_leaves_old_or_new_under_a_mark_that_is_not_below",
+        ),
+    ),
+    Mutant(
+        "file-g2-data",
+        "The data is not synced before the file gets its name.",
+        (
+            Edit(
+                _F + "guard.py",
+                '                sync_file(new.fd)\n            self.at("prepared")\n',
+                '            self.at("prepared")\n',
+            ),
+        ),
+        (_FILES + "test_a_write_syncs_three_times_and_the_mark_before_the_rename",),
+    ),
+    Mutant(
+        "file-g2-half",
+        "A file is written where it is, and not renamed.",
+        (
+            Edit(
+                _F + "temporary.py",
+                "        os.rename(self.path, path)\n",
+                "        with open(self.path, 'rb') as new, open(path, 'wb') as old:\n"
+                "            old.write(new.read())\n        os.unlink(self.path)\n",
+            ),
+        ),
+        (_FILES + "test_a_write_syncs_three_times_and_the_mark_before_the_rename",),
+    ),
+    Mutant(
+        "file-g2-append",
+        "An append is made to the file as it was before the lock.",
+        (Edit(_F + "guard.py", "            again()\n", ""),),
+        (
+            _FILES + "test_an_append_is_made_to_what_is_there_when_it_counts",
+            _FILES + "test_appends_from_many_threads_are_all_kept",
+        ),
+    ),
+    Mutant(
+        "file-g2-fork",
+        "A child that is forked inside a write goes on with it, without the lock.",
+        (
+            Edit(
+                _F + "locks.py",
+                "        if self._process != os.getpid():\n            raise",
+                "        if False:\n            raise",
+            ),
+        ),
+        (_FILES + "test_a_child_that_is_forked_inside_a_write_neither_writes_nor_holds_the_lock",),
+    ),
+    Mutant(
+        "file-g3-read",
+        "A read does not seal.",
+        (
+            Edit(
+                _F + "guard.py",
+                "        self.seal(key, **presented)\n        self._check_current",
+                "        self._check_current",
+            ),
+        ),
+        (_FILE_BATTERY + "test_g3_read_seals_and_then_reads",),
+    ),
+    Mutant(
+        "file-g3-check",
+        "A read does not check that the lease is current.",
+        (Edit(_F + "guard.py", "        self._check_current(presented)\n", ""),),
+        (_FILE_BATTERY + "test_g3_read_checks_that_the_lease_is_current",),
+    ),
+    Mutant(
+        "file-g3-holder",
+        "A seal that waits in vain does not name the process that it waits for.",
+        (Edit(_F + "locks.py", "        self._name_holder()\n", ""),),
+        (_FILE_BATTERY + "test_g3_a_stopped_writer_does_not_block_a_seal_silently",),
+    ),
+    Mutant(
+        "file-g4-delete",
+        "A deletion removes the mark with the file.",
+        (
+            Edit(
+                _F + "guard.py",
+                "                    os.unlink(path)\n            else:",
+                "                    os.unlink(path)\n                    os.unlink(self._own_path('marks', key))\n            else:",
+            ),
+        ),
+        (_FILE_BATTERY + "test_g4_the_mark_survives_the_deletion_of_the_data",),
+    ),
+    Mutant(
+        "file-g4-durable",
+        "A mark is overwritten and not synced.",
+        (Edit(_F + "mark_files.py", "                        sync_content(fd)\n", ""),),
+        (_FILES + "test_a_write_syncs_three_times_and_the_mark_before_the_rename",),
+    ),
+    Mutant(
+        "file-g4-folded",
+        "Where two names are one file, each has a mark of its own.",
+        (Edit(_F + "guard.py", "names.fold(key) if self._is_folding else key", "key"),),
+        (_FILES + "test_where_names_are_folded_two_names_of_one_file_share_a_mark",),
+    ),
+    Mutant(
+        "file-g5-none",
+        "A damaged mark counts as none.",
+        (
+            Edit(
+                _F + "mark_files.py",
+                '        raise unreadable(self._resource, f"{self._path} is damaged: {content[:60]!r}")\n',
+                "        return None\n",
+            ),
+        ),
+        (_FILE_BATTERY + "test_g5_an_unreadable_mark_refuses_every_write",),
+    ),
+    Mutant(
+        "file-g5-checksum",
+        "A mark is believed without its checksum.",
+        (Edit(_F + "mark_files.py", 'checksum != b"%08x" % zlib.crc32(text) or any(rest)', "any(rest)"),),
+        (_FILES + "test_a_damaged_mark_refuses_everything_and_nothing_is_written",),
+    ),
+    Mutant(
+        "file-g6-lock",
+        "`prove` does not try whether a lock excludes.",
+        (Edit(_F + "guard.py", "            self._prove_lock(key, newer)\n", ""),),
+        (_FILE_BATTERY + "test_g6_prove_fails_on_a_resource_that_ignores_the_condition",),
+    ),
+    Mutant(
+        "file-g6-network",
+        "A file system that other machines write to is taken.",
+        (Edit(_F + "file_systems.py", "return kind in NETWORK or", "return"),),
+        (_FILES + "test_a_file_system_that_other_machines_write_to_is_refused",),
+    ),
+    Mutant(
+        "file-g8-synced",
+        "A write whose folder could not be synced counts as not written.",
+        (
+            Edit(
+                _F + "guard.py",
+                "            except OSError as error:\n                raise InDoubt",
+                "            except ZeroDivisionError as error:\n                raise InDoubt",
+            ),
+        ),
+        (_FILES + "test_whatever_fails_leaves_old_or_new_under_a_mark_that_is_not_below",),
+    ),
+    Mutant(
+        "file-names",
+        "A symbolic link gives a file a second name.",
+        (Edit(_F + "names.py", "        if stat.S_ISLNK(mode):\n", "        if False:\n"),),
+        (_FILES + "test_symbolic_links_are_refused",),
+    ),
+    Mutant(
+        "file-nested",
+        "One file has guards at two heights, which do not see each other's marks.",
+        (Edit(_F + "names.py", "        if number < len(parts) and _has_guard(path):\n", "        if False:\n"),),
+        (_FILES + "test_a_file_has_one_guard_and_not_two_at_two_heights",),
+    ),
+    Mutant(
+        "file-temporary",
+        "The file of a writer that is alive is taken for that of a dead one.",
+        (
+            Edit(
+                _F + "temporary.py",
+                "                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+                "",
+            ),
+        ),
+        (_FILES + "test_temporary_files_of_dead_writers_are_removed_and_those_of_live_ones_stay",),
+    ),
 )
+
+# git
+
+_G = "guards/git/"
+_GIT = "tests/guards/test_git.py::"
+_GIT_BATTERY = "tests/guards/test_git_battery.py::TestGitGuardOverTheNetwork::"
+_GAP = _GIT + "test_a_seal_in_the_gap_between_advertisement_and_push_refuses_it"
+
+GIT = (
+    Mutant(
+        "git-g1-diverge",
+        "A commit that does not follow the tip is pushed over it.",
+        (Edit(_G + "guard.py", "        if tip in (source.commit, *source.parents):\n", "        if True:\n"),),
+        (_GIT + "test_commits_that_part_under_one_epoch_are_a_conflict",),
+    ),
+    Mutant(
+        "git-g1-sibling",
+        "A push that meets another one under the same epoch is not tried again.",
+        (Edit(_G + "guard.py", "_ATTEMPTS = 10\n", "_ATTEMPTS = 1\n"),),
+        (_GIT + "test_commits_that_part_under_one_epoch_are_a_conflict",),
+    ),
+    Mutant(
+        "git-g2-atomic",
+        "Branch and mark are pushed together, and each succeeds or fails alone.",
+        (Edit(_G + "remote.py", '"--porcelain", "--atomic", ', '"--porcelain", '),),
+        (_GAP,),
+    ),
+    Mutant(
+        "git-g2-force",
+        "The mark is replaced whatever it has become.",
+        (
+            Edit(
+                _G + "remote.py",
+                "for name, before, _ in self.changes]",
+                'for name, before, _ in self.changes if "heads" in name]',
+            ),
+            Edit(_G + "remote.py", """specs = [f"{after or ''}:{name}\"""", """specs = [f"+{after or ''}:{name}\""""),
+        ),
+        (_GIT_BATTERY + "test_g2_after_a_seal_nothing_changes",),
+    ),
+    Mutant(
+        "git-g2-mark",
+        "The mark is pushed before the branch, in a push of its own.",
+        (
+            Edit(
+                _G + "guard.py",
+                "        ran = Push(tuple(changes)).run(self._git, self.remote, cwd=folder)\n",
+                "        for change in reversed(changes):\n"
+                "            ran = Push((change,)).run(self._git, self.remote, cwd=folder)\n"
+                "            if ran.code != 0:\n                break\n            self.at('prepared')\n",
+            ),
+        ),
+        (_GIT_BATTERY + "test_g2_a_write_goes_through_its_steps",),
+    ),
+    Mutant(
+        "git-g3-fetch",
+        "A fetch does not seal.",
+        (
+            Edit(
+                _G + "guard.py",
+                "        self.seal(branch, **presented)\n        self._check_current",
+                "        self._check_current",
+            ),
+        ),
+        (_GIT_BATTERY + "test_g3_read_seals_and_then_reads",),
+    ),
+    Mutant(
+        "git-g3-check",
+        "A fetch does not check that the lease is current.",
+        (Edit(_G + "guard.py", "        self._check_current(presented)\n", ""),),
+        (_GIT_BATTERY + "test_g3_read_checks_that_the_lease_is_current",),
+    ),
+    Mutant(
+        "git-g4-delete",
+        "A deletion removes the mark with the branch.",
+        (
+            Edit(
+                _G + "guard.py",
+                "before.mark_id, mark_id)]\n",
+                "before.mark_id, None if wish.verb == 'delete' else mark_id)]\n",
+            ),
+        ),
+        (_GIT + "test_a_branch_is_pushed_sealed_fetched_and_deleted",),
+    ),
+    Mutant(
+        "git-g4-vanished",
+        "A mark that has vanished counts as none.",
+        (
+            Edit(
+                _G + "guard.py",
+                "            if now.mark is None and before.mark is not None:\n",
+                "            if False:\n",
+            ),
+        ),
+        (_GIT + "test_a_mark_that_has_vanished_is_not_taken_for_none",),
+    ),
+    Mutant(
+        "git-g5-none",
+        "A commit without facts counts as no mark.",
+        (
+            Edit(
+                _G + "remote.py",
+                "mark = None if mark_id is None else self._mark(mark_id, mark_ref, resource)\n",
+                "mark = None\n            mark_id = None\n",
+            ),
+        ),
+        (_GIT + "test_a_mark_that_is_none_refuses_every_write",),
+    ),
+    Mutant(
+        "git-g6-atomic",
+        "`prove` passes on a server without atomic pushes.",
+        (
+            Edit(
+                _G + "prove.py",
+                "    if begin.has_no_atomic_push:\n        raise no_atomic_push(remote.url)\n",
+                "    if begin.has_no_atomic_push:\n        return\n",
+            ),
+        ),
+        (_GIT_BATTERY + "test_g6_prove_fails_on_a_resource_that_ignores_the_condition",),
+    ),
+    Mutant(
+        "git-g8-nonce",
+        "A push whose reply was lost is not looked for.",
+        (
+            Edit(
+                _G + "guard.py",
+                "            if now.mark is not None and nonces & set(now.mark.nonces):\n",
+                "            if False:\n",
+            ),
+        ),
+        (_GIT_BATTERY + "test_g8_a_write_whose_reply_was_lost_is_recognised",),
+    ),
+    Mutant(
+        "git-g8-doubt",
+        "A push that 16 writes have followed is called refused.",
+        (Edit(_G + "guard.py", "now.mark.mark.counter - mark.counter >= RECENT", "False"),),
+        (_GIT + "test_a_lost_reply_is_recognised_as_long_as_the_mark_remembers_it",),
+    ),
+    Mutant(
+        "git-g8-unreadable",
+        "A push without a reply is called unavailable if nothing can be read afterwards.",
+        (
+            Edit(
+                _G + "guard.py",
+                "            if not unknown:\n                raise\n",
+                "            if True:\n                raise\n",
+            ),
+        ),
+        (_GIT + "test_a_push_without_any_reply_is_in_doubt",),
+    ),
+    Mutant(
+        "git-past",
+        "A push past the guard is overlooked.",
+        (Edit(_G + "remote.py", "self.mark is not None and self.mark.commit != self.tip", "False"),),
+        (_GIT + "test_a_push_past_the_guard_is_seen_at_the_next_write",),
+    ),
+    Mutant(
+        "git-past-seal",
+        "A seal hides a push past the guard.",
+        (Edit(_G + "guard.py", "            return guarded  #", "            return before.tip  #"),),
+        (_GIT + "test_a_push_past_the_guard_is_seen_at_the_next_write",),
+    ),
+    Mutant(
+        "git-option",
+        "The name of a branch can be an option of git.",
+        (Edit(_G + "names.py", "|^[-./]|", "|^[./]|"),),
+        (_GIT + "test_what_git_refuses_as_a_branch_is_refused_here",),
+    ),
+    Mutant(
+        "git-environment",
+        "The variables of a git that runs us lead to its repository.",
+        (Edit(_G + "command.py", 'if not name.startswith("GIT_") or name in _KEPT', "if True"),),
+        (_GIT + "test_the_variables_of_a_git_around_us_do_not_lead_us_astray",),
+    ),
+)
+
+MUTANTS = (*OBJECTS, *SQL, *FILES, *GIT)
 
 if __name__ == "__main__":
     sys.exit(main(table=MUTANTS))

@@ -439,3 +439,12 @@ def test_marks_travel_over_the_network(tmp_path: Path, server: Path, clone: Path
         with pytest.raises(StaleEpoch):
             guard.push(clone, "main", commit(clone, b"2", base), **under(OLD))
         assert fetched(clone, f"{url}/server.git", "main") == base
+
+
+def test_a_mark_that_has_vanished_is_not_taken_for_none(server: Path, guard: GitGuard, clone: Path) -> None:
+    """By a guard that knew it: without it, an older owner might pass."""
+    guard.push(clone, "main", base := commit(clone, b"1", None), **under(OLD))
+    git("update-ref", "-d", "refs/leasehold/marks/main", cwd=server)
+    with pytest.raises(GuardUnavailable, match="has been removed"):
+        guard.push(clone, "main", commit(clone, b"2", base), **under(OLD))
+    assert tip(server) == base

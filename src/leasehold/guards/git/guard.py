@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Unpack
 
 from ...aio import Facade, threaded, warn_on_loops
 from ...core import checks
-from ...core.marks import Mark, Writer
+from ...core.marks import Mark, Writer, unreadable
 from ...errors import Conflict, GuardUnavailable, InDoubt, InvalidArgument
 from ...guard import Guard, Presented, Seal, Verifier
 from .command import Git, Ran
@@ -174,9 +174,11 @@ class GitGuard(Guard):
                 self.at("pushed")  # it arrived, and only the reply was lost
                 self._known[branch] = now
                 return mark
+            if now.mark is None and before.mark is not None:
+                raise unreadable(resource, "it was there, and has been removed")
             if now.mark_id != before.mark_id:
                 # None of our pushes expects this mark, so none of them can arrive any more.
-                if unknown and (now.mark is None or now.mark.mark.counter - mark.counter >= RECENT):
+                if unknown and now.mark is not None and now.mark.mark.counter - mark.counter >= RECENT:
                     raise _doubt(resource, writer, wish, f"{RECENT} or more writes have followed")
                 unknown = False
             elif now.tip == tip and not ran.is_lost:
