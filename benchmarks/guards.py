@@ -11,6 +11,7 @@ The ratio is that of the rates: a write that takes 1.3 times as long has 0.77, a
 from __future__ import annotations
 
 import itertools
+import os
 import sqlite3
 import sys
 import tempfile
@@ -25,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import psycopg
 from benchmarks.harness import Row, Run, Sides, main, rate, row
 from benchmarks.servers import postgres
+from tests.guards.git_server import commit, daemon, git
 
-from leasehold.guards import ObjectGuard, SqlGuard
+from leasehold.guards import FileGuard, GitGuard, ObjectGuard, SqlGuard
 
 OWNER: Any = {"epoch": 1_794_776_400_000_007, "owner": "worker-0", "store": "benchmark"}
 KEYS = 64  # that the writes go to, in turn
@@ -167,7 +169,94 @@ OBJECTS = [
 ]
 
 
-ROWS: list[Row] = [in_postgres, in_sqlite, *OBJECTS]
+def replacing(run: Run, size: int) -> Iterator[Sides]:
+    """Files of *size* bytes on a disk; both sides sync, and neither makes a new name."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # /tmp is in memory on some machines
+        (Path(folder) / "bare").mkdir()
+        guard = FileGuard(f"{folder}/guarded", create=True)
+        padding = b"x" * size
+
+        def guarded(key: str, value: bytes) -> None:
+            guard.write(key, value + padding, **OWNER)
+
+        def bare(key: str, value: bytes) -> None:
+            path = f"{folder}/bare/{key}"
+            with open(f"{path}.new", "wb") as file:
+                file.write(value + padding)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(f"{path}.new", path)
+            handle = os.open(f"{folder}/bare", os.O_RDONLY)
+            os.fsync(handle)
+            os.close(handle)
+
+        for number in range(KEYS):
+            guarded(f"key-{number}", b"")
+            bare(f"key-{number}", b"")
+        writes = run.pick(40, 10)
+        yield writing(guarded, writes), writing(bare, writes)
+
+
+@row(
+    "files: 1 kB replaced",
+    peer="write, fsync, rename, fsync of the folder (goal: 2.0×)",
+    goal=times(2.0),
+    unit="writes/s",
+)
+def small_files(run: Run) -> Iterator[Sides]:
+    """As most results are."""
+    yield from replacing(run, 1000)
+
+
+@row(
+    "files: 1 MB replaced",
+    peer="write, fsync, rename, fsync of the folder (goal: 2.0×)",
+    goal=times(2.0),
+    unit="writes/s",
+)
+def large_files(run: Run) -> Iterator[Sides]:
+    """The data costs both sides the same."""
+    yield from replacing(run, 1_000_000)
+
+
+@row("git: a commit pushed", peer="git push (goal: 1.3×)", goal=times(1.3), unit="pushes/s")
+def in_git(run: Run) -> Iterator[Sides]:
+    """Over git's own protocol to this machine, one commit at a time; the commits are there before the clock starts."""
+    pushes = run.pick(8, 3)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, daemon(Path(folder)) as url:
+        for name in ("server.git", "clone.git"):
+            git("init", "--quiet", "--bare", name, cwd=folder)
+        clone, url = f"{folder}/clone.git", f"{url}/server.git"
+        guard = GitGuard(url)
+
+        def pushing(branch: str, push: Callable[[str], Any]) -> Callable[[], float]:
+            def commits() -> Iterator[str]:
+                parent = None
+                for number in itertools.count():
+                    yield (parent := commit(clone, b"%s %d" % (branch.encode(), number), parent))
+
+            made = commits()
+            push(next(made))
+
+            def round_of_pushes() -> float:
+                ready = list(itertools.islice(made, pushes))
+
+                def step() -> int:
+                    for one in ready:
+                        push(one)
+                    return pushes
+
+                return rate(step)
+
+            return round_of_pushes
+
+        yield (
+            pushing("guarded", lambda one: guard.push(clone, "guarded", one, **OWNER)),
+            pushing("bare", lambda one: git("push", "--porcelain", url, f"{one}:refs/heads/bare", cwd=clone)),
+        )
+
+
+ROWS: list[Row] = [in_postgres, in_sqlite, small_files, large_files, *OBJECTS, in_git]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
 import socketserver
 import subprocess
 import tempfile
@@ -69,23 +72,33 @@ def commit(repo: Path | str, value: bytes, parent: str | None) -> str:
 def fetched(repo: Path | str, remote: str, branch: str) -> str | None:
     """Fetch the tip of a branch without its history, and return its id; None if there is no such branch."""
     found = git("ls-remote", "--", remote, f"refs/heads/{branch}", cwd=repo).partition("\t")[0]
-    if found:
+    if found and not _has(repo, found):
         git("fetch", "--quiet", "--depth=1", "--", remote, found, cwd=repo)
     return found or None
 
 
+def _has(repo: Path | str, number: str) -> bool:
+    return Path(repo, "objects", number[:2], number[2:]).exists()
+
+
+@functools.cache
+def workshop() -> str:
+    """A bare repository of this process, in which its values become commits."""
+    folder = tempfile.mkdtemp(prefix="leasehold-workshop-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    git("init", "--quiet", "--bare", cwd=folder)
+    return folder
+
+
 def put_commit(guard: Any, key: str, value: bytes, presented: dict[str, Any]) -> None:
-    """Push a commit with *value* that follows the tip of the branch, from a shallow clone."""
+    """Push a commit with *value* that follows the tip of the branch."""
     assert isinstance(guard, GitGuard)
     guard.canonical(key)
-    with tempfile.TemporaryDirectory() as repo:
-        git("init", "--quiet", "--bare", cwd=repo)
-        guard.push(repo, key, commit(repo, value, fetched(repo, guard.remote, key)), **presented)
+    repo = workshop()
+    guard.push(repo, key, commit(repo, value, fetched(repo, guard.remote, key)), **presented)
 
 
 def value_of(remote: str, branch: str) -> bytes | None:
     """Return the value of the commit at the tip of a branch."""
-    with tempfile.TemporaryDirectory() as repo:
-        git("init", "--quiet", "--bare", cwd=repo)
-        tip = fetched(repo, remote, branch)
-        return None if tip is None else raw("cat-file", "blob", f"{tip}:value", cwd=repo)
+    tip = fetched(workshop(), remote, branch)
+    return None if tip is None else raw("cat-file", "blob", f"{tip}:value", cwd=workshop())
