@@ -176,12 +176,12 @@ class PostgresUrl(Source):
             ) from error
         try:
             handle = psycopg.connect(self._url, autocommit=True, application_name="leasehold guard")
-            # A paused owner may hold locks on rows of its own: its successor is told so, and does not wait for ever.
+            # A paused owner may hold locks on rows of its own, and its successor must not wait for them for ever.
             handle.execute(f"SET lock_timeout = {self._busy_ms}")
             return handle
         except psycopg.Error as error:
-            said = str(error).strip().partition("\n")[0]
-            raise GuardUnavailable(f"{self.where} cannot be reached: {said}. Nothing was written.") from error
+            reason = str(error).strip().partition("\n")[0]
+            raise GuardUnavailable(f"{self.where} cannot be reached: {reason}. Nothing was written.") from error
 
     def give(self, handle: Any, *, whole: bool) -> None:
         """Keep it, if it is whole and there is room."""

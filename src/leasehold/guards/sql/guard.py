@@ -60,7 +60,7 @@ class Fence:
         """
         Return whether the transaction was committed: for a COMMIT whose reply was lost.
 
-        Raises `InDoubt` if that can no longer be told, or not yet: then ask again.
+        Raises `InDoubt` if the mark no longer shows it, or not yet: then ask again.
         """
         return self._guard._committed(self.keys[0], self.epoch, self._nonce, self._number)
 

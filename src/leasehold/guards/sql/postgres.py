@@ -197,7 +197,7 @@ def is_lost(error: BaseException) -> bool:
 
 def explained(error: BaseException, resource: str, schema: str) -> LeaseholdError | None:
     """Return the driver's *error* about a guard in leasehold's words; None if it is not about one."""
-    said = str(driver_error(error)).strip().partition("\n")[0]
+    reason = str(driver_error(error)).strip().partition("\n")[0]
     code = sqlstate_of(error)
     if code == UNREADABLE:
         facts = facts_of(error) or {}
@@ -208,14 +208,14 @@ def explained(error: BaseException, resource: str, schema: str) -> LeaseholdErro
         return NotInTransaction("that transaction has failed already: roll it back, and run it again.")
     if code in _MISSING:
         return GuardUnavailable(
-            f"{resource}: the schema {schema!r} of the guard is missing or incomplete ({said}). Nothing was written: "
+            f"{resource}: the schema {schema!r} of the guard is missing or incomplete ({reason}). Nothing was written: "
             "call guard.install() with a role that may create it."
         )
     if code == _NO_RIGHT:
         return Unsupported(
-            f"{resource}: this role may not use the guard's schema ({said}). Its owner can let it: GRANT USAGE ON "
+            f"{resource}: this role may not use the guard's schema ({reason}). Its owner can let it: GRANT USAGE ON "
             f"SCHEMA {_quoted(schema)} TO the role; or install the guard with a role that may create schemas."
         )
     if is_lost(error):
-        return GuardUnavailable(f"{resource}: the connection to its database was lost: {said}.")
+        return GuardUnavailable(f"{resource}: the connection to its database was lost: {reason}.")
     return None

@@ -35,8 +35,8 @@ class Stores(Battery):
                     change(guard, key, NEWS, **under(NEW, store=OTHER_STORE))
 
             assert self.mark(guard, key).store == OTHER_STORE
-            [said] = [record.getMessage() for record in caplog.records if OTHER_STORE in record.getMessage()]
-            assert STORE in said
+            [message] = [record.getMessage() for record in caplog.records if OTHER_STORE in record.getMessage()]
+            assert STORE in message
             self.refused(self.write, guard, key, OLDS, **under(OLD))
 
     def test_g9_a_lower_epoch_of_another_store_is_refused_and_both_are_named(self, guard: Guard) -> None:
