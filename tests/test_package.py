@@ -51,6 +51,8 @@ PUBLIC = {
     "JobOptions",
     "JobSettings",
     "NewJob",
+    "Observation",
+    "ObservationKind",
     "Ownership",
     "Page",
     "Parked",
@@ -544,7 +546,7 @@ def test_every_type_that_a_public_name_takes_or_returns_is_public(name: str) -> 
 
 RAISES_NOTHING_ELSE = {  # than what the class says of all its verbs
     *("around", "lifespan", "override", "close", "worker", "jobs", "snapshot", "events", "counts", "verify"),
-    *("pause", "resume", "queues", "workers", "reclaim", "prune", "advance", "active"),
+    *("pause", "resume", "queues", "workers", "observations", "reclaim", "prune", "advance", "active"),
     *("arguments", "encode_result", "decode_result"),  # for workers
 }
 

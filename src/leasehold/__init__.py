@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .core.clock import Clock
 from .core.job import Added, Counts, Effect, Job, JobOptions, JobSettings, NewJob, Status
+from .core.observations import Observation, ObservationKind
 from .core.ownership import Ending, Event, Ownership, Process, Reason
 from .core.parking import Parked
 from .core.queues import Queue
@@ -95,6 +96,8 @@ __all__ = [
     "NoLease",
     "NotFinished",
     "NotInTransaction",
+    "Observation",
+    "ObservationKind",
     "Ownership",
     "Page",
     "Parked",

@@ -385,3 +385,33 @@ def test_a_table_fits_the_terminal_and_keeps_what_is_copied(
     assert max(map(len, lines)) <= 80
     assert all(str(epoch(url, line.split()[0])) in line for line in lines[1:])
     assert "ago" in lines[1]
+
+
+def test_the_doctor_finds_what_does_not_move(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, a sentence, and the command to begin with; nothing is moved."""
+    before = epoch(url, "first")
+
+    code, out, _ = called(capsys, "doctor", "--quiet-seconds", "0.000001")
+
+    assert code == 1
+    assert "not-moving: Job 'first' at 'worker-1' is renewed, and has made no progress" in out
+    assert "    leasehold show first" in out
+    assert "no-consumer: No live worker serves queue 'default', which has 1 pending job." in out
+    assert epoch(url, "first") == before
+    code, out, _ = called(capsys, "doctor", "--json", "--quiet-seconds", "0.000001")
+    found = json.loads(out)
+    assert (code, found["ok"]) == (1, False)
+    assert {row["kind"] for row in found["observations"]} == {"not-moving", "no-consumer"}
+
+
+def test_the_doctor_is_silent_about_a_store_that_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0."""
+    url = f"sqlite:///{tmp_path / 'well.db'}"
+    with Router(url) as router:
+        router.store.advance()
+
+    assert called(capsys, "doctor", "--store", url) == (
+        0,
+        "Nothing was found: the work moves, and the invariants hold.\n",
+        "",
+    )

@@ -9,6 +9,7 @@ import click
 from .. import LeaseholdError, __version__
 from . import acting, jobs, queues
 from .demo import demo
+from .doctor import doctor
 from .exit_codes import INTERRUPTED, code_of, exit_codes
 from .guard import guard
 from .health import worker_health
@@ -38,6 +39,7 @@ def app(context: click.Context) -> None:
     \b
     Look, and act (with --store URL, or LEASEHOLD_STORE):
       leasehold jobs --status failed             which jobs failed, and with what
+      leasehold doctor                           what should be looked at?
       leasehold explain ID                       why is this job not running?
       leasehold history ID                       who held it, and what was refused
       leasehold workers                          who is alive, and whose work moves
@@ -50,7 +52,7 @@ def app(context: click.Context) -> None:
 for _command in (
     *(jobs.add, jobs.jobs, jobs.show, jobs.history, jobs.explain, jobs.events),
     *(acting.transfer, acting.requeue, acting.cancel, acting.replay, acting.complete, acting.resolve, acting.prune),
-    *(queues.queues, queues.workers),
+    *(queues.queues, queues.workers, doctor),
     *(demo, guard, store, worker, worker_health, exit_codes),
 ):
     app.add_command(_command)

@@ -56,6 +56,7 @@ class AsyncRouter(Facade):
     events = threaded(Router.events)
     search = threaded(Router.search)
     explain = threaded(Router.explain)
+    observations = threaded(Router.observations)
     queues = threaded(Router.queues)
     workers = threaded(Router.workers)
     counts = threaded(Router.counts)

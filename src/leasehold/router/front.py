@@ -31,7 +31,7 @@ from ..tasks import Backend, Registry
 from ..tasks.hooks import Hook
 from . import bulk as bulk_verbs
 from . import guards as guard_verbs
-from . import operators, owners, readers, searching, upkeep
+from . import observing, operators, owners, readers, searching, upkeep
 from . import queues as queue_verbs
 from . import workers as worker_verbs
 from .results import id_of, pauses, result_of
@@ -406,4 +406,5 @@ class Router:
     counts = readers.counts
     search = searching.search
     explain = searching.explain
+    observations = observing.observations
     queues = queue_verbs.queues

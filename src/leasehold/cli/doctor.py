@@ -1,0 +1,55 @@
+"""`leasehold doctor`: what an operator should look at, and the command to begin with."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from .output import Output, output_options
+from .target import Target, target_options
+
+
+@click.command()
+@click.option("--quiet-seconds", default=600.0, show_default=True, help="A running job without progress for so long.")
+@click.option("--waiting-seconds", default=300.0, show_default=True, help="A due job that waits for so long.")
+@target_options
+@output_options
+def doctor(target: Target, output: Output, quiet_seconds: float, waiting_seconds: float) -> int:
+    """
+    Look for work that does not move, silent owners, backlogs and queues without a consumer.
+
+    A worker's heartbeat says that it is alive, not that its work moves: this compares both. It changes nothing. The
+    exit code is 1 if something was found.
+
+    \b
+    Examples:
+      leasehold doctor
+      leasehold doctor --quiet-seconds 60 --json
+    """
+    with target.open() as router:
+        found = router.observations(quiet_seconds=quiet_seconds, waiting_seconds=waiting_seconds)
+        broken = router.verify()
+    rows = [
+        {
+            "kind": one.kind.value,
+            "subject": one.subject,
+            "since": one.since.isoformat(),
+            "sentence": one.sentence,
+            "command": one.command,
+        }
+        for one in found
+    ]
+    if output.as_lines:
+        for row in rows:
+            click.echo(json.dumps(row, ensure_ascii=False))
+    elif output.as_json:
+        click.echo(json.dumps({"ok": not (rows or broken), "observations": rows, "broken": broken}, ensure_ascii=False))
+    else:
+        for row in rows:
+            click.echo(f"{row['kind']}: {row['sentence']}\n    {row['command']}")
+        for sentence in broken:
+            click.echo(f"broken: {sentence}")
+        if not (rows or broken):
+            click.echo("Nothing was found: the work moves, and the invariants hold.")
+    return 1 if rows or broken else 0
