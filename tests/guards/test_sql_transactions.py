@@ -26,12 +26,14 @@ from leasehold import (
     GuardUnavailable,
     InDoubt,
     InvalidArgument,
+    Lease,
     NotInTransaction,
     StaleEpoch,
     StaleSnapshot,
     Unsupported,
 )
 from leasehold.guards import SqlGuard
+from leasehold.testing import lease, take_over
 
 __all__ = ["server_url"]  # a fixture
 
@@ -119,6 +121,28 @@ def test_a_faster_sibling_is_a_serialization_failure_and_not_stale(place: Place,
         place.guard.fence(connection, "k", **OLD)
         connection.execute("insert into notes values ('again')")
     assert place.notes() == ["again", "sibling"]
+
+
+@pytest.mark.parametrize("when", ["fence", "commit"])
+def test_a_refusal_is_reported_with_the_job_of_the_lease(place: Place, when: str) -> None:
+    """So that a router can record it in the history of that job: from the fence, and from the caller's COMMIT."""
+    held, reports = lease(), list[tuple[str, str | None]]()
+    successor = take_over(held)
+    place.guard.on_refusal = lambda guard, key, writer, refusal: reports.append((key, writer.job_id))
+    if when == "fence":
+        place.guard.seal("k", lease=successor)
+    with pytest.raises((StaleEpoch, psycopg.Error)) as error, place.connect() as connection:
+        fence_beside(place, connection, held, successor)
+
+    assert StaleEpoch.find(error.value) is not None
+    assert reports == [("k", held.job_id)]
+
+
+def fence_beside(place: Place, connection: Any, held: Lease, successor: Lease) -> None:
+    """Fence under a lease, let its successor seal, and commit."""
+    place.guard.fence(connection, "k", lease=held)
+    place.guard.seal("k", lease=successor)
+    connection.commit()
 
 
 def test_a_refusal_that_is_ignored_is_repeated_by_commit(place: Place) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -162,3 +164,50 @@ def test_a_guard_needs_one_hook_and_skips_with_reasons() -> None:
             getattr(Bare(), hook)(*arguments)
     with pytest.raises(pytest.skip.Exception, match="factory"):
         _ = Bare().factory
+
+
+PROJECT = """
+import functools
+from pathlib import Path
+import pytest
+from leasehold.testing.guard_contract import GuardContract
+from reference import Reference
+
+class TestMine(GuardContract):
+    @pytest.fixture(autouse=True)
+    def resource(self, tmp_path):
+        self.path = tmp_path
+
+    def open(self):
+        return Reference(self.path)
+
+    @property
+    def factory(self):
+        return functools.partial(Reference, self.path)
+
+    @staticmethod
+    def put(guard, key, value, presented):
+        guard.write(key, value, **presented)
+"""
+
+
+@pytest.mark.parametrize("mode", ["prepend", "importlib"])
+def test_another_project_runs_it_in_a_few_lines(tmp_path: Path, mode: str) -> None:
+    """Also where its child processes cannot import the project's tests by their name; the long ones can be left out."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "tests" / "deep").mkdir(parents=True)
+    (tmp_path / "lib" / "reference.py").write_text(Path(reference.__file__).read_text())
+    (tmp_path / "tests" / "deep" / "test_mine.py").write_text(PROJECT)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\npythonpath = lib\n")
+
+    chosen = "killed or late or another_process"
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "pytest", "-q", f"--import-mode={mode}", "-m", "not soak", "-k", chosen],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.search(r"\b[5-9] passed", ran.stdout), ran.stdout

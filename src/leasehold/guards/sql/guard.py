@@ -10,7 +10,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Unpack, cast
 
 from ...aio import Facade, require_awaited, threaded
@@ -373,12 +373,13 @@ class SqlGuard(Guard):
     @contextmanager
     def _attempts(self, request: Request) -> Iterator[None]:
         """Count, log and record a refusal of any of the keys."""
-        writer = request.writer
-        presented: Presented = {"epoch": writer.epoch, "owner": writer.owner, "store": writer.store}
-        with ExitStack() as stack:
-            for key in request.keys:
-                stack.enter_context(self._attempt(key, "write", presented))
+        try:
             yield
+        except StaleEpoch as refusal:
+            for key in request.keys:
+                if refusal.resource == self.resource(key):
+                    self._note_refusal(key, request.writer, "write", refusal)
+            raise
 
     def _fenced(self, request: Request, fenced: Fenced) -> Fence:
         """Raise a refusal that is known already, and log a key that passes to another store."""
@@ -505,7 +506,7 @@ def find(error: BaseException) -> StaleEpoch | None:
     if facts is None:
         return None
     guard = _guards.get(facts["token"])
-    writer = Writer(facts["epoch"], facts["owner"], facts["store"])
+    writer = Writer(facts["epoch"], facts["owner"], facts["store"], facts.get("job"))
     key, verb = facts["key"], facts["verb"]
     resource = f"{SqlGuard.kind}:{key}" if guard is None else guard.resource(key)
     if postgres.sqlstate_of(error) == postgres.SERIALIZATION:

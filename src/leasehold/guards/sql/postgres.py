@@ -105,6 +105,7 @@ def _sent(request: Request, **more: Any) -> str:
             "epoch": writer.epoch,
             "owner": writer.owner,
             "store": writer.store,
+            "job": writer.job_id,
             "nonce": request.nonce,
             "token": request.token,
             "strict": request.strict,

@@ -12,6 +12,7 @@ import json
 import pickle
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -55,6 +56,10 @@ def _load(name: str, file: Path) -> None:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
+        parent = name.rpartition(".")[0]
+        while parent and parent not in sys.modules:  # pickle imports the first part of a name too
+            sys.modules[parent] = ModuleType(parent)
+            parent = parent.rpartition(".")[0]
         spec.loader.exec_module(module)
 
 
