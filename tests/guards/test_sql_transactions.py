@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -479,3 +481,26 @@ def test_a_file_that_is_locked_names_the_process(tmp_path: Path, journal: str) -
         connection.rollback()
     assert guard.mark("k") is None
     assert guard.seal("k", **NEW).mark.counter == 1
+
+
+def test_connections_to_a_file_can_come_from_anywhere(tmp_path: Path) -> None:
+    """A driver's connection in each of its modes, an engine, a session."""
+    path = tmp_path / "app.db"
+    engine = sqlalchemy.create_engine(f"sqlite:///{path}", poolclass=NullPool)
+    sources: list[Any] = [
+        lambda: sqlite3.connect(path),
+        lambda: sqlite3.connect(path, isolation_level=None),
+        engine,
+        lambda: Session(engine),
+    ]
+    if sys.version_info >= (3, 12):  # where sqlite3 has the modes of PEP 249
+        sources += [functools.partial(sqlite3.connect, path, autocommit=mode) for mode in (False, True)]
+    for number, source in enumerate(sources):
+        guard = SqlGuard(source)
+        guard.prove()
+        assert guard.seal("k", **OLD).mark.counter == 2 * number + 1
+        with guard.transaction("k", **OLD) as connection:
+            assert connection is not None
+        mark = guard.mark("k")
+        assert mark is not None
+        assert mark.counter == 2 * number + 2

@@ -47,7 +47,7 @@ class Source(ABC):
         whole = False
         try:
             connection = recognise(handle)
-            if connection.in_transaction():
+            if connection.in_transaction() and not _is_always_in_one(connection):
                 raise Conflict(
                     f"the guard's function returned a connection to {self.where} that has a transaction open, and a "
                     "seal must be durable before it returns: return a connection of its own."
@@ -62,6 +62,12 @@ class Source(ABC):
             whole = True
         finally:
             self.give(handle, whole=whole)
+
+
+def _is_always_in_one(connection: Connection) -> bool:
+    """Return whether the driver begins a transaction with the connection, and anew with each COMMIT."""
+    driver = connection.driver_of(connection.handle)
+    return connection.vendor == "sqlite" and getattr(driver, "autocommit", None) is False
 
 
 def begin(handle: Any) -> None:
