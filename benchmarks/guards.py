@@ -10,13 +10,16 @@ The ratio is that of the rates: a write that takes 1.3 times as long has 0.77, a
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
+import socket
 import sqlite3
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this che
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psycopg
+from benchmarks.guarded_service import RING
 from benchmarks.harness import Row, Run, Sides, main, rate, row
 from benchmarks.servers import postgres
 from tests.guards.git_server import commit, daemon, git
 
-from leasehold.guards import FileGuard, GitGuard, ObjectGuard, SqlGuard
+from leasehold.guards import FileGuard, Gate, GitGuard, ObjectGuard, SqlGuard
+from leasehold.guards.http import HEADER
 
 OWNER: Any = {"epoch": 1_794_776_400_000_007, "owner": "worker-0", "store": "benchmark"}
 KEYS = 64  # that the writes go to, in turn
@@ -256,7 +261,112 @@ def in_git(run: Run) -> Iterator[Sides]:
         )
 
 
-ROWS: list[Row] = [in_postgres, in_sqlite, small_files, large_files, *OBJECTS, in_git]
+@contextmanager
+def served(url: str) -> Iterator[Callable[[str, str], float]]:
+    """Run benchmarks/guarded_service.py in a process; yield a function that sends it a request for a key."""
+    command = [sys.executable, "-P", str(Path(__file__).with_name("guarded_service.py")), url]
+    with ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def send(path: str, key: str) -> float:
+            head = f"PUT {path}/{key} HTTP/1.1\r\nHost: x\r\n{HEADER}: {credential(key)}\r\nContent-Length: 0\r\n\r\n"
+            connection.sendall(head.encode())
+            answer = connection.recv(65_536)
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            return 1.0
+
+        yield send
+
+
+@functools.cache
+def credential(key: str) -> str:
+    """Return what the owner presents for a key."""
+    return RING.mint(**OWNER, job_id="job-1", audience="benchmark", keys=[key], seconds=None)
+
+
+@row(
+    "HTTP: a handler that only answers, uses in memory",
+    peer="the same handler without the gate (goal: 1.2×)",
+    goal=times(1.2),
+    unit="requests/s",
+)
+def over_http(run: Run) -> Iterator[Sides]:
+    """uvicorn in a process of its own, one connection that is kept: credential, use, handler, end."""
+    with tempfile.TemporaryDirectory() as folder, served(f"sqlite:///{folder}/gate.db") as send:
+        requests = run.pick(500, 100)
+        for number in range(KEYS):  # the first use of a key in a process is written to the disk
+            send("/guarded", f"key-{number}")
+        yield (
+            writing(lambda key, value: send("/guarded", key), requests),
+            writing(lambda key, value: send("/bare", key), requests),
+        )
+
+
+def _gate(run: Run, url: str) -> Iterator[Sides]:
+    """A use and its end, beside a commit of one row on the same kind of database."""
+    with Gate(url, uses="sql") as gate, closing(_connected(url)) as connection:
+        connection.execute("create table bare (number bigint)")
+
+        def used(key: str, value: bytes) -> None:
+            gate.begin(key, **OWNER).end()
+
+        def bare(key: str, value: bytes) -> None:
+            connection.execute("insert into bare values (1)")
+            connection.execute("delete from bare")
+
+        uses = run.pick(100, 30)
+        yield writing(used, uses), writing(bare, uses)
+
+
+def _connected(url: str) -> Any:
+    if url.startswith("postgresql"):
+        return psycopg.connect(url, autocommit=True)
+    connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+    connection.execute("pragma journal_mode = truncate")
+    connection.execute("pragma synchronous = full")
+    return connection
+
+
+@row(
+    "gate: a use as rows in PostgreSQL",
+    peer="a row that is inserted and deleted, with two commits (goal: 2×)",
+    goal=times(2),
+    unit="uses/s",
+)
+def gate_in_postgres(run: Run) -> Iterator[Sides]:
+    """A durable server; one statement to begin and one to end."""
+    with postgres() as url:
+        yield from _gate(run, url)
+
+
+@row(
+    "gate: a use as rows in SQLite",
+    peer="a row that is inserted and deleted, with two commits (goal: 2×)",
+    goal=times(2),
+    unit="uses/s",
+)
+def gate_in_sqlite(run: Run) -> Iterator[Sides]:
+    """A file on a disk, synchronous=FULL."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield from _gate(run, f"sqlite:///{folder}/gate.db")
+
+
+ROWS: list[Row] = [
+    in_postgres,
+    in_sqlite,
+    small_files,
+    large_files,
+    *OBJECTS,
+    in_git,
+    over_http,
+    gate_in_postgres,
+    gate_in_sqlite,
+]
 
 
 if __name__ == "__main__":

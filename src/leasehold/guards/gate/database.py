@@ -13,6 +13,7 @@ from typing import Any
 
 from ...core.redaction import shown_url
 from ...errors import Conflict, GuardUnavailable, Unsupported
+from .forks import generation
 
 _IDLE = 8  # connections to a server that are kept for later, at most
 _CONNECT_SECONDS = 10
@@ -59,6 +60,7 @@ class SqliteDatabase(Database):
         self._lock = threading.Lock()
         self._open: sqlite3.Connection | None = None
         self._made_in = os.getpid()
+        self._generation = generation()
         with self.transaction():
             pass
 
@@ -97,11 +99,11 @@ class SqliteDatabase(Database):
                 f"one ({os.getpid()}): open it after the fork in one process, or share it with uses='sql'."
             )
         _abandoned.append(self._open)  # closing it here would disturb the parent's
-        self._open, self._lock, self._made_in = None, threading.Lock(), os.getpid()
+        self._open, self._lock, self._generation = None, threading.Lock(), generation()
 
     def is_of_another_process(self) -> bool:
         """Return whether this process was forked from the one that opened the file."""
-        return self._made_in != os.getpid()
+        return self._generation != generation()
 
     def _connection(self) -> sqlite3.Connection:
         if self._open is None:
@@ -147,7 +149,7 @@ class SqliteDatabase(Database):
 
     def close(self) -> None:
         """Close the connection."""
-        if self._made_in != os.getpid():
+        if self.is_of_another_process():
             return
         with self._lock:
             if self._open is not None:
@@ -176,7 +178,7 @@ class PostgresDatabase(Database):
         self._url = url
         self._idle: list[Any] = []
         self._closed = False
-        self._made_in = os.getpid()
+        self._generation = generation()
         self._install(tables)
 
     def _install(self, tables: Sequence[str]) -> None:
@@ -207,9 +209,9 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def _borrowed(self) -> Iterator[Any]:
-        if self._made_in != os.getpid():
+        if self._generation != generation():
             _abandoned.append(self._idle)
-            self._idle, self._made_in = [], os.getpid()
+            self._idle, self._generation = [], generation()
         connection = None
         try:
             try:

@@ -16,6 +16,7 @@ from ...core.marks import Mark, Writer
 from ...errors import Conflict, GuardUnavailable, StaleEpoch, Unfenced
 from ...guard import Doubt, Guard, Presented, Seal, Verifier
 from ...liveness import is_gone, this_process
+from .forks import unique_id
 from .home import Home, Running
 
 log = logging.getLogger("leasehold")
@@ -206,7 +207,7 @@ class Gate(Guard):
         return self._begun(running, writer, ())
 
     def _running(self, key: str, writer: Writer) -> Running:
-        return Running(uuid.uuid4().hex, key, writer.epoch, writer.owner, this_process())
+        return Running(unique_id(), key, writer.epoch, writer.owner, this_process())
 
     def _begun(self, running: Running, writer: Writer, doubts: tuple[Doubt, ...]) -> Use:
         self.at("use")

@@ -26,6 +26,7 @@ from ...errors import Conflict, GuardUnavailable
 from ...guard import Doubt
 from . import rows
 from .database import SqliteDatabase
+from .forks import generation
 from .home import Admit, Home, Running
 
 TABLES = (
@@ -71,7 +72,7 @@ class MemoryHome(Home):
         name = os.path.realpath(path)
         with cls._opening:
             found = cls._open.get(name)
-            if found is None or found._closed or found._process != os.getpid():
+            if found is None or found._closed or found._generation != generation():
                 found = cls._open[name] = cls(name, clock)
             found._users += 1
             return found
@@ -80,7 +81,7 @@ class MemoryHome(Home):
         self._clock = clock
         self._wall = SystemClock()
         self._database = SqliteDatabase(path, TABLES, busy_seconds=_BUSY_SECONDS, exclusive=True)
-        self._process = os.getpid()
+        self._generation = generation()
         self._users = 0
         self._closed = False
         self._session = uuid.uuid4().hex
@@ -108,7 +109,7 @@ class MemoryHome(Home):
 
     def try_begin(self, use: Running, store: str) -> bool:
         """Record *use*, if the key stands at its very ownership."""
-        if self._closed or self._resting or self._process != os.getpid():
+        if self._closed or self._resting or self._generation != generation():
             return False  # then `begin` writes to the file, or refuses
         with self._changed:
             entry = self._entries.get(use.key)
