@@ -876,7 +876,275 @@ GIT = (
     ),
 )
 
-MUTANTS = (*OBJECTS, *SQL, *FILES, *GIT)
+# Gates, HTTP and credentials
+
+_GATE = "guards/gate/"
+_H = "guards/http/"
+_GATES = "tests/guards/test_gate.py::"
+_GATE_BATTERY = "tests/guards/test_gate_battery.py::"
+_MIDDLEWARE = "tests/guards/test_http_middleware.py::"
+_CLIENTS = "tests/guards/test_http_clients.py::"
+_CREDENTIALS = "tests/guards/test_credentials.py::"
+
+GATES = (
+    Mutant(
+        "gate-g1-memory",
+        "A use in memory is admitted whatever the key stands at.",
+        (
+            Edit(
+                _GATE + "memory.py",
+                "(mark.epoch, mark.owner, mark.store) != (use.epoch, use.owner, store) or ",
+                "",
+            ),
+        ),
+        (_GATES + "test_refusals_of_async_uses_are_counted",),
+    ),
+    Mutant(
+        "gate-g1-postgres",
+        "On PostgreSQL a mark is written over one that was not compared.",
+        (
+            Edit(
+                _GATE + "rows.py",
+                "WHERE key = ? AND epoch = ? AND store = ? AND",
+                "WHERE key = ? AND ? > 0 AND ? <> '' AND",
+            ),
+        ),
+        (_GATES + "test_a_seal_waits_for_an_older_use_and_refuses_others_meanwhile",),
+    ),
+    Mutant(
+        "gate-g2-unrecorded",
+        "A use is admitted and not recorded, so no seal waits for it.",
+        (Edit(_GATE + "rows.py", "            run(_ADD_USE, _row(use))\n", ""),),
+        (_GATES + "test_a_seal_waits_for_an_older_use_and_refuses_others_meanwhile",),
+    ),
+    Mutant(
+        "gate-g2-no-drain",
+        "A seal does not wait for older uses.",
+        (
+            Edit(
+                _GATE + "gate.py",
+                "        while uses := self._home.running(key, below):\n",
+                "        while uses := []:\n",
+            ),
+        ),
+        (_GATES + "test_a_seal_waits_for_an_older_use_and_refuses_others_meanwhile",),
+    ),
+    Mutant(
+        "gate-g2-first-use",
+        "The first use of a newer owner begins beside older ones.",
+        (
+            Edit(
+                _GATE + "memory.py",
+                "            if before is not None and before.epoch < use.epoch:\n                return None\n",
+                "",
+            ),
+        ),
+        (_GATES + "test_the_first_use_of_a_newer_owner_waits_for_the_older_uses_too",),
+    ),
+    Mutant(
+        "gate-g2-doubt-lost",
+        "A use that did not end in time is forgotten and not recorded.",
+        (
+            Edit(
+                _GATE + "memory.py",
+                "            with self._database.transaction() as run:\n                for use in found:\n",
+                "            with self._database.transaction() as run:\n                for use in found[:0]:\n",
+            ),
+        ),
+        (_GATES + "test_a_use_that_does_not_end_in_time_is_in_doubt_once",),
+    ),
+    Mutant(
+        "gate-g2-dead",
+        "A use of a dead process is waited for.",
+        (
+            Edit(
+                _GATE + "gate.py",
+                "        if use.process is not None and is_gone(use.process):\n",
+                "        if False and use.process:\n",
+            ),
+        ),
+        (_GATES + "test_a_use_of_a_dead_process_is_in_doubt_at_once",),
+    ),
+    Mutant(
+        "gate-g2-second-process",
+        "A second process can open a gate whose uses are in memory.",
+        (Edit(_GATE + "memory.py", "busy_seconds=_BUSY_SECONDS, exclusive=True)", "busy_seconds=_BUSY_SECONDS)"),),
+        (_GATES + "test_a_second_process_on_a_gate_in_memory_fails_at_start",),
+    ),
+    Mutant(
+        "gate-g2-crash",
+        "After a crash nothing is in doubt.",
+        (Edit(_GATE + "memory.py", "        if crashed:\n", "        if False:\n"),),
+        (_GATES + "test_after_a_crash_the_keys_that_were_in_use_are_in_doubt",),
+    ),
+    Mutant(
+        "gate-g3-not-durable",
+        "A seal raises the mark in memory alone.",
+        (
+            Edit(
+                _GATE + "memory.py",
+                "        self._database.run(_SET_MARK, (key, after.epoch, limit, after.owner, after.store, self._session))\n",
+                "",
+            ),
+        ),
+        (_GATES + "test_the_mark_of_a_gate_in_memory_goes_up_over_restarts",),
+    ),
+    Mutant(
+        "gate-g4-counter",
+        "The counter of a mark in memory falls back after a restart.",
+        (
+            Edit(
+                _GATE + "memory.py", "limit = min(after.counter + RESERVED, EPOCH_LIMIT - 1)", "limit = after.counter"
+            ),
+            Edit(_GATE + "memory.py", " or mark.counter >= entry.limit:", ":"),
+        ),
+        (_GATES + "test_the_mark_of_a_gate_in_memory_goes_up_over_restarts",),
+    ),
+    Mutant(
+        "gate-g5-unreadable",
+        "A row that is not a mark is taken for one.",
+        (
+            Edit(
+                _GATE + "rows.py",
+                "    if not whole or not all(isinstance(text, str) for text in mark[2:]):\n",
+                "    if False:\n",
+            ),
+        ),
+        (_GATE_BATTERY + "TestGateInSqlite::test_g5_an_unreadable_mark_refuses_every_write",),
+    ),
+    Mutant(
+        "gate-g6-prove",
+        "`prove` does not try a use after the seal.",
+        (
+            Edit(
+                _GATE + "gate.py",
+                "            self._home.end(self._home_use(key, old))\n            raise Unfenced",
+                "            return\n            raise Unfenced",
+            ),
+        ),
+        (_GATES + "test_prove_finds_a_state_that_forgets_or_does_not_compare",),
+    ),
+    Mutant(
+        "gate-g8-unended",
+        "A use whose recording got no reply stays there.",
+        (
+            Edit(
+                _GATE + "gate.py", "                self._home.end(running)  # Ctrl-C", "                pass  # Ctrl-C"
+            ),
+        ),
+        (_GATES + "test_a_use_whose_recording_is_unknown_is_ended",),
+    ),
+    Mutant(
+        "http-g2-early-end",
+        "A use ends when the response begins.",
+        (Edit(_H + "asgi.py", 'elif kind == "http.response.trailers":', 'elif kind == "http.response.start":'),),
+        (_MIDDLEWARE + "test_a_response_that_breaks_off_is_in_doubt",),
+    ),
+    Mutant(
+        "http-g2-cancelled",
+        "A handler that was cancelled is called ended.",
+        (
+            Edit(
+                _H + "asgi.py",
+                '        doubt = "its handler was cancelled before the response had ended"\n',
+                '        doubt = ""\n',
+            ),
+        ),
+        (_MIDDLEWARE + "test_a_handler_that_is_cancelled_is_in_doubt",),
+    ),
+    Mutant(
+        "http-g2-wsgi-close",
+        "A WSGI response that is closed early is called ended.",
+        (Edit(_H + "wsgi.py", "        if self._has_ended or not self._doubt:\n", "        if True:\n"),),
+        (_MIDDLEWARE + "test_a_wsgi_response_that_is_closed_early_is_in_doubt",),
+    ),
+    Mutant(
+        "http-g5-open",
+        "A request without a lease is handled.",
+        (
+            Edit(
+                _H + "requests.py",
+                "        if key is None:\n            return None\n",
+                "        if key is None or not credentials:\n            return None\n",
+            ),
+        ),
+        (_MIDDLEWARE + "test_a_request_without_a_lease_is_refused",),
+    ),
+    Mutant(
+        "http-g8-proxy",
+        "The client takes the answer of a proxy for that of the service.",
+        (Edit(_H + "client.py", "        if response.status_code in _UNKNOWN:\n", "        if False:\n"),),
+        (_CLIENTS + "test_a_write_is_never_sent_twice",),
+    ),
+    Mutant(
+        "http-redirect",
+        "requests carries the credential to another host.",
+        (Edit(_H + "client.py", "        if response.is_redirect:\n", "        if False:\n"),),
+        (_CLIENTS + "test_no_other_host_gets_the_credential",),
+    ),
+    Mutant(
+        "http-shutdown",
+        "A server that shuts down leaves its keys in doubt.",
+        (Edit(_H + "asgi.py", "                await self._gate.aio.rest()\n", "                pass\n"),),
+        (_CLIENTS + "test_a_server_that_shuts_down_at_rest_leaves_nothing_in_doubt",),
+    ),
+    Mutant(
+        "credential-type",
+        "Another kind of token of the same key passes.",
+        (Edit("credentials.py", '        if header["typ"] != TYPE:\n', "        if False:\n"),),
+        (_CREDENTIALS + "test_another_kind_of_token_of_the_same_key_is_refused",),
+    ),
+    Mutant(
+        "credential-signature",
+        "No signature is compared.",
+        (Edit("credentials.py", "        self._check_signature(credential, known)\n", ""),),
+        (_CREDENTIALS + "test_a_changed_payload_is_refused",),
+    ),
+    Mutant(
+        "credential-scope",
+        "A credential covers every key.",
+        (Edit("credentials.py", "        if not self._covers(claims, key):\n", "        if False:\n"),),
+        (_CREDENTIALS + "test_exact_keys_cover_themselves_alone",),
+    ),
+    Mutant(
+        "credential-audience",
+        "A credential for another guard passes.",
+        (Edit("credentials.py", '        if claims["aud"] != audience:\n', "        if False:\n"),),
+        (_CREDENTIALS + "test_a_credential_for_another_audience_is_refused",),
+    ),
+    Mutant(
+        "credential-epoch",
+        "An epoch of any size is believed.",
+        (
+            Edit(
+                "credentials.py",
+                '        checks.whole(claims.get("epoch"), "epoch", least=1, most=EPOCH_LIMIT - 1)\n',
+                "",
+            ),
+        ),
+        (_CREDENTIALS + "test_an_epoch_that_cannot_be_one_is_refused_on_both_sides",),
+    ),
+    Mutant(
+        "credential-expired",
+        "A credential that was verified once is good for ever.",
+        (
+            Edit(
+                "credentials.py",
+                "        if expires is not None and self._clock.now()",
+                "        if expires is None and self._clock.now()",
+            ),
+        ),
+        (_CREDENTIALS + "test_an_expired_credential_is_not_a_stale_epoch",),
+    ),
+    Mutant(
+        "credential-stale",
+        "A lease that was lost mints.",
+        (Edit("lease/minting.py", "        self.check()\n", ""),),
+        (_CREDENTIALS + "test_a_lease_mints_while_its_epoch_is_current",),
+    ),
+)
+
+MUTANTS = (*OBJECTS, *SQL, *FILES, *GIT, *GATES)
 
 if __name__ == "__main__":
     sys.exit(main(table=MUTANTS))

@@ -18,9 +18,9 @@ import psycopg
 import pytest
 from tests.patience import PATIENCE_SECONDS
 
-from leasehold import Conflict, GuardUnavailable, InvalidArgument, NoLease, Router, StaleEpoch
+from leasehold import Conflict, GuardUnavailable, InvalidArgument, NoLease, Router, StaleEpoch, Unfenced
 from leasehold.core.clock import patience
-from leasehold.guard import Seal
+from leasehold.guard import Mark, Seal
 from leasehold.guards import Gate, Use
 from leasehold.guards.gate import memory
 from leasehold.testing import ManualClock
@@ -123,6 +123,7 @@ def test_a_seal_waits_for_an_older_use_and_refuses_others_meanwhile(opened: Open
         with pytest.raises(StaleEpoch) as refusal:
             each.begin("k", **under(OLD))
         assert (refusal.value.resource, refusal.value.current, refusal.value.owner) == ("gate:k", NEW, "owner-11")
+    assert [one.epoch for one in other._home.running("k", NEW)] == [OLD]
     assert seal.is_alive()
     use.end()
 
@@ -293,14 +294,15 @@ def child(opened: Open, epoch: int = OLD, program: str = _CHILD) -> Iterator[sub
 
 
 def test_a_use_of_a_dead_process_is_in_doubt_at_once(shared: Open) -> None:
-    """It is proved, so no seal waits."""
-    gate = shared()
+    """It is proved, so no seal waits, and the doubt says so."""
+    gate = shared(drain_seconds=1)
     with child(shared) as process:
         process.kill()
         process.wait()
         [doubt] = gate.seal("k", **under(NEW)).doubts
         assert doubt.epoch == OLD
-        assert f"process {process.pid} " in doubt.note
+        assert f"process {process.pid} on " in doubt.note
+        assert "has ended during the use" in doubt.note
 
 
 def test_a_use_of_a_stopped_process_is_waited_for_and_then_in_doubt(shared: Open) -> None:
@@ -401,13 +403,13 @@ def test_the_mark_of_a_gate_in_memory_goes_up_over_restarts(places: Places, monk
     """Its counter is in memory; the file is ahead of it. Here, so little that it is written several times."""
     monkeypatch.setattr(memory, "RESERVED", 3)
     opened = Open(places, "memory")
-    marks = []
+    marks: list[Mark | None] = []
     for _ in range(3):
         with opened() as gate:
+            marks.append(gate.seal("k", **under(OLD)).mark)
             for _ in range(10):
                 with gate.use("k", **under(OLD)):
                     marks.append(gate.mark("k"))
-            marks.append(gate.seal("k", **under(OLD)).mark)
     counters = [mark.counter for mark in marks if mark is not None]
     assert counters == sorted(set(counters))
     assert len(counters) == 33
@@ -509,7 +511,7 @@ def test_an_end_that_could_not_be_recorded_is_recorded_later(shared: Open, monke
 
 def test_a_use_whose_recording_is_unknown_is_ended(shared: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have been recorded; its block has not run, so no seal may wait for it."""
-    gate = shared()
+    gate = shared(drain_seconds=0)
     gate.begin("k", **under(OLD)).end()
     begin = gate._home.begin
 
@@ -570,6 +572,31 @@ def test_a_wrong_url_is_refused(url: Any, uses: Any, tmp_path: Path, monkeypatch
     with pytest.raises(InvalidArgument):
         Gate(url, uses=uses)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_prove_finds_a_state_that_forgets_or_does_not_compare(opened: Open) -> None:
+    """Each of the three that a gate needs: the mark is kept, a use is seen, an older one is refused."""
+    gate = opened()
+    gate.prove()
+    begin, seal = gate._home.begin, gate._home.seal
+
+    def admitting(use: Any, admit: Any) -> Any:
+        try:
+            return begin(use, admit)
+        except StaleEpoch:
+            return gate.mark(use.key)
+
+    for name, broken in (
+        ("seal", lambda key, admit: admit(gate._home.mark(key))),
+        ("begin", lambda use, admit: admit(gate._home.mark(use.key))),
+        ("begin", admitting),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gate._home, name, broken)
+            patch.setattr(gate, "_canary", f"leasehold:prove:{broken}"[:200])
+            with pytest.raises(Unfenced):
+                gate.prove()
+    assert (gate._home.begin, gate._home.seal) == (begin, seal)
 
 
 # With leases, and for async callers
@@ -642,7 +669,7 @@ def test_an_async_use_that_is_cancelled_while_it_waits_leaves_nothing_behind(ope
 def test_refusals_of_async_uses_are_counted(opened: Open) -> None:
     """Once each."""
     gate = opened()
-    gate.seal("k", **under(NEW))
+    gate.begin("k", **under(NEW)).end()
 
     async def run() -> None:
         with pytest.raises(StaleEpoch):

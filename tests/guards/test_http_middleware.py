@@ -422,8 +422,10 @@ def test_a_handler_that_is_cancelled_is_in_doubt(gate: Gate) -> None:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        assert doubts(gate) == ["its handler was cancelled before the response had ended"]
-        go_on.set()
+        try:
+            assert doubts(gate) == ["its handler was cancelled before the response had ended"]
+        finally:
+            go_on.set()
 
     asyncio.run(run())
 
