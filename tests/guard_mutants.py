@@ -514,8 +514,8 @@ FILES = (
         (
             Edit(
                 _F + "locks.py",
-                "            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
-                "            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
+                "            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+                "            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
             ),
         ),
         (_FILES + "test_a_busy_lock_is_waited_for_and_then_names_its_holder",),

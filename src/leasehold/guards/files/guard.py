@@ -29,6 +29,7 @@ from .temporary import Temporary, collect
 log = logging.getLogger("leasehold")
 
 APPEND_LIMIT = 64 * 1024 * 1024  # bytes of a file after an append, which copies it
+_SMALL = 1024 * 1024  # bytes that cost less to write than it costs every write to compare twice
 
 _README = """\
 leasehold keeps here, for each guarded file of the folder above, its mark: the newest epoch that has written it.
@@ -109,7 +110,8 @@ class FileGuard(Guard):
         key = self.canonical(key)
         with self._failures(self.resource(key), "peek"):
             try:
-                return self._path(key).read_bytes()
+                with open(self._path(key), "rb") as file:
+                    return file.read()
             except FileNotFoundError:
                 return None
 
@@ -134,9 +136,12 @@ class FileGuard(Guard):
         """
         content = _encoded(data)
         key = self.canonical(key)
-        with self._attempt(key, "write", presented) as writer, self._temporary(key, writer, "write") as new:
-            with self._failures(self.resource(key), "write"), _opened(new, "wb", None) as file:
-                file.write(content)
+        with (
+            self._attempt(key, "write", presented) as writer,
+            self._temporary(key, writer, "write", advise=len(content) > _SMALL) as new,
+        ):
+            with self._failures(self.resource(key), "write"):
+                new.write(content)
             self._commit(key, writer, "write", new)
 
     @overload
@@ -203,7 +208,7 @@ class FileGuard(Guard):
 
     def _commit(self, key: str, writer: Writer, verb: str, new: Temporary | None, again: Any = lambda: None) -> None:
         """Compare, raise the mark, and give *new* its name, or remove the file; all under the key's lock."""
-        path = str(self._path(key))
+        path = self._path(key)
         if new is not None:
             with self._failures(self.resource(key), verb):
                 with suppress(FileNotFoundError):
@@ -247,7 +252,7 @@ class FileGuard(Guard):
     def _copy(self, key: str, content: bytes, new: Temporary) -> BinaryIO | None:
         """Make *new* the file with *content* at its end; return that file, open, so that no other gets its inode."""
         try:
-            old: BinaryIO | None = self._path(key).open("rb")
+            old: BinaryIO | None = open(self._path(key), "rb")  # noqa: SIM115  # the caller closes it
         except FileNotFoundError:
             old = None
         size = 0 if old is None else os.fstat(old.fileno()).st_size
@@ -278,12 +283,12 @@ class FileGuard(Guard):
             sync_file(new.fd)
 
     @contextmanager
-    def _temporary(self, key: str, writer: Writer, verb: str) -> Iterator[Temporary]:
+    def _temporary(self, key: str, writer: Writer, verb: str, *, advise: bool = True) -> Iterator[Temporary]:
         """Yield a file for the data of a write that the mark admits so far; removed at the end if it has no name."""
         self._get_ready(key)
-        # Advice only, to spare a stale owner the work: the comparison that counts is under the lock.
-        mark = self._mark_file(key).read()
-        admit(mark, writer, resource=self.resource(key), verb=verb, strict_store=self.strict_store)
+        if advise:  # to spare a stale owner the work; the comparison that counts is under the lock
+            mark = self._mark_file(key).read()
+            admit(mark, writer, resource=self.resource(key), verb=verb, strict_store=self.strict_store)
         with self._failures(self.resource(key), verb):
             new = Temporary(self._folder_of("tmp"))
         try:
@@ -308,8 +313,8 @@ class FileGuard(Guard):
     def _folder_of(self, what: str) -> str:
         return os.path.join(self._own, what)
 
-    def _path(self, key: str) -> Path:
-        return self.folder / key
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
 
     # At the beginning
 
@@ -373,10 +378,10 @@ class FileGuard(Guard):
             with suppress(StaleEpoch):
                 self._prove_write(key, older, b"old")
                 raise Unfenced(f"{self._root}: a write under an older epoch was accepted. Do not rely on this guard.")
-            if self._path(key).read_bytes() != b"new":
+            if Path(self._path(key)).read_bytes() != b"new":
                 raise Unfenced(f"{self._root}: a refused write has changed the file. Do not rely on this guard.")
         finally:
-            for path in (str(self._path(key)), self._own_path("marks", key), self._own_path("locks", key)):
+            for path in (self._path(key), self._own_path("marks", key), self._own_path("locks", key)):
                 Path(path).unlink(missing_ok=True)
 
     def _prove_lock(self, key: str, writer: Writer) -> None:

@@ -2,8 +2,8 @@
 The lock of a key, and who holds it.
 
 It is an flock on a file of its own: the kernel releases it when its process ends, however it ends. Each use opens the
-file anew, so it also excludes threads of one process. The file names its holder while it is held, so that a process
-that waits in vain can say for whom; it is empty otherwise.
+file anew, so it also excludes threads of one process. Its first line names the holder while it is held, so that a
+process that waits in vain can say for whom; that line is empty otherwise.
 """
 
 from __future__ import annotations
@@ -54,11 +54,10 @@ class KeyLock:
         if self._process != os.getpid():
             return  # forked inside: the child's copy was closed when it began
         with suppress(OSError):  # the write has happened; a stale name in a free lock does no harm
-            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, b"\n", 0)
         # Not by closing alone: a child that was forked a moment ago may still have a copy, which would hold the lock.
         fcntl.flock(self._fd, fcntl.LOCK_UN)
-        _held.discard(self._fd)
-        os.close(self._fd)
+        self._close()
 
     def check(self) -> None:
         """Raise `GuardUnavailable` in a process that was forked inside, since the lock is not its own."""
@@ -69,23 +68,30 @@ class KeyLock:
             )
 
     def _try(self) -> bool:
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._process = os.getpid()
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # If the file was removed meanwhile, this lock excludes no one who opens the new file.
-            is_mine = os.path.samestat(os.fstat(fd), os.stat(self._path))
+            is_mine = os.path.samestat(os.fstat(self._fd), os.stat(self._path))
         except (BlockingIOError, FileNotFoundError):
             is_mine = False
-        except BaseException:
-            os.close(fd)
-            raise
         if not is_mine:
-            os.close(fd)
+            self._close()
             return False
-        self._fd, self._process = fd, os.getpid()
-        _held.add(fd)
+        _held.add(self._fd)
         self._name_holder()
         return True
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        _held.discard(fd)
+        os.close(fd)
+
+    def __del__(self) -> None:
+        # An exception from outside, such as KeyboardInterrupt, may come before `with` has entered.
+        if self._fd >= 0 and self._process == os.getpid():
+            self._close()
 
     def _name_holder(self) -> None:
         process = this_process()
@@ -96,8 +102,8 @@ class KeyLock:
             "epoch": self._writer.epoch,
             "owner": self._writer.owner,
         }
+        # Over what is there, and not truncated: that would be a change of the file system's own records each time.
         with suppress(OSError):  # on a full disk the lock holds all the same, and a waiter cannot name this process
-            os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, json.dumps(facts).encode() + b"\n", 0)
 
     def _busy(self) -> GuardUnavailable:

@@ -28,6 +28,12 @@ class Temporary:
                     return
             os.close(self.fd)  # `collect` of another process came before our lock
 
+    def write(self, content: bytes) -> None:
+        """Write *content* at the end."""
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(self.fd, rest) :]
+
     def rename(self, path: str) -> None:
         """Give the file its name, in place of the one that has it."""
         os.rename(self.path, path)
