@@ -6,8 +6,9 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +19,11 @@ from tests.worker import process_tasks as tasks
 from tests.worker.processes import kept
 
 from leasehold import InvalidArgument, Lease, Retry, Router, Status, StoreIncompatible
+from leasehold.store import Refusal
 from leasehold.testing import ManualClock
 from leasehold.worker import events
 from leasehold.worker.events import NAMES, Cancelled, Failed, Lost, Observers, Refused, Settled
+from leasehold.worker.run import Run
 
 from .staging import PATIENCE, Gate, Tampered, ended, has_looked, our_threads, until, with_status, working
 
@@ -149,8 +152,17 @@ def test_a_cancelled_job_is_lost_and_cancelled() -> None:
         assert (cancelled.refusal.moved_by, cancelled.refusal.note) == ("operator", "not needed")
 
 
-def test_two_keepers_that_learn_of_a_loss_together_tell_of_it_once() -> None:
-    """The refusal of a renewal, and that of a progress report, come from two threads."""
+class Losing(NamedTuple):
+    """A job that was cancelled while its handler runs on a thread, and what the keepers of its worker call."""
+
+    lost: Callable[[Refusal | None], None]
+    refusal: Refusal
+    heard: Heard
+
+
+@contextmanager
+def losing() -> Iterator[Losing]:
+    """Run such a job; no keeper of the worker has noticed the loss so far. At the end every event was heard."""
     clock, gate = ManualClock(), Gate()
     with Router(clock=clock) as router:
         heard = Heard(router, "lost", "cancelled")
@@ -165,24 +177,67 @@ def test_two_keepers_that_learn_of_a_loss_together_tell_of_it_once() -> None:
             [run] = worker.runner.runs.in_flight()
             router.cancel(router.job("a"), by="operator")
             [refusal] = router.store.check([("a", run.lease.epoch)])
-            second = threading.Thread(target=worker.runner.lost, args=(run, refusal))
-
-            def meanwhile(record: logging.LogRecord) -> bool:
-                if "is lost" in record.getMessage() and second.ident is None:
-                    second.start()
-                    second.join(PATIENCE)
-                return True
-
-            log = logging.getLogger("leasehold.worker")
-            log.addFilter(meanwhile)
-            try:
-                worker.runner.lost(run, refusal)
-            finally:
-                log.removeFilter(meanwhile)
-            until(lambda: "cancelled" in heard.names, "the event")
+            assert refusal is not None
+            yield Losing(partial(worker.runner.lost, run), refusal, heard)
             gate.open()
 
-        assert sorted(heard.names) == ["cancelled", "lost"]
+
+@contextmanager
+def meanwhile(text: str, call: Callable[[], None]) -> Iterator[None]:
+    """Make *call* on a second thread, once, while the first one writes a log line that contains *text*."""
+    second = threading.Thread(target=call)
+
+    def hold(record: logging.LogRecord) -> bool:
+        if text in record.getMessage() and second.ident is None:
+            second.start()
+            second.join(PATIENCE)
+            assert not second.is_alive(), "the second thread waits for the first"
+        return True
+
+    log = logging.getLogger("leasehold.worker")
+    log.addFilter(hold)
+    try:
+        yield
+    finally:
+        log.removeFilter(hold)
+    assert second.ident is not None, f"nothing was logged with {text!r}"
+
+
+def test_two_refusals_at_once_are_heard_once() -> None:
+    """The refusal of a renewal, and that of a progress report, come from two threads."""
+    with losing() as job, meanwhile("is lost", lambda: job.lost(job.refusal)):
+        job.lost(job.refusal)
+
+    assert job.heard.names == ["lost", "cancelled"]
+
+
+def test_a_deadline_is_not_heard_after_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch has seen a run that executes; before it reports the deadline, the renewer is refused."""
+    watch = threading.get_ident()
+    undecided: property = vars(Run)["is_undecided"]
+    with losing() as job, monkeypatch.context() as patch:
+        renewer = threading.Thread(target=job.lost, args=[job.refusal])
+
+        def paused(run: Run) -> bool:
+            found = bool(undecided.__get__(run))
+            if threading.get_ident() == watch and renewer.ident is None:
+                renewer.start()
+                renewer.join(PATIENCE)
+            return found
+
+        patch.setattr(Run, "is_undecided", property(paused))
+        job.lost(None)
+        assert renewer.ident is not None
+
+    assert [event.refusal for event in job.heard.of(Lost)] == [job.refusal]
+
+
+def test_a_refusal_during_the_report_of_a_deadline_is_heard_after_it() -> None:
+    """It adds the reason; a deadline after it would take the reason away."""
+    with losing() as job, meanwhile("was not renewed in time", lambda: job.lost(job.refusal)):
+        job.lost(None)
+
+    assert [event.refusal for event in job.heard.of(Lost)] == [None, job.refusal]
 
 
 def test_a_settlement_that_is_refused_is_heard(router: Router) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypedDict
@@ -61,6 +62,8 @@ class Reporter:
         self.tally = Tally()
         self._observers = observers
         self._counting = threading.Lock()  # a claim, a renewal and a settlement may report at the same time
+        self._losses: deque[tuple[Run, Exception | None]] = deque()
+        self._reporting_losses = threading.Lock()
         self._strange: set[str | None] = set()  # tasks whose jobs go back, each logged once
 
     def emit(self, event: events.Event) -> None:
@@ -136,7 +139,22 @@ class Reporter:
             log.warning("job %r %s, so it goes back for others; tasks here: %s", lease.job_id, what, known)
 
     def lost(self, run: Run, refusal: Exception | None) -> None:
-        """Report a lease that was lost while its handler worked."""
+        """Report a lease that was lost while its handler worked: once, and again only if that adds the reason."""
+        # The deadline and a refusal may come from two threads. One of them reports both, in the order in which they
+        # came. A lock around the report would block the other thread for as long as a handler of the log takes.
+        self._losses.append((run, refusal))
+        while self._losses and self._reporting_losses.acquire(blocking=False):
+            try:
+                while self._losses:
+                    self._report_loss(*self._losses.popleft())
+            finally:
+                self._reporting_losses.release()
+
+    def _report_loss(self, run: Run, refusal: Exception | None) -> None:
+        news = 1 if refusal is None else 2
+        if run.loss_reported >= news:
+            return
+        run.loss_reported = news
         self.emit(events.Lost(run.lease, refusal))
         if refusal is not None:
             self._cancelled(run.lease, refusal)

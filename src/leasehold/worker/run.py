@@ -64,6 +64,7 @@ class Run:
         "handle",
         "has_slot",
         "lease",
+        "loss_reported",
         "renew_us",
         "state",
         "stop",
@@ -98,6 +99,7 @@ class Run:
         self.stop: Stop | None = None
         self.handle: Any = None  # what its executor needs in order to stop it
         self.has_slot = False  # the dispatcher's own note
+        self.loss_reported = 0  # the reporter's own note: 1 that the lease is lost, 2 why
         self._moves = 0
         self._moved_us = now
 
