@@ -1,4 +1,4 @@
-"""No verb asks the server more than once, where nothing is out of the ordinary."""
+"""A verb makes one call to the server, where nothing is out of the ordinary; the exceptions are listed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ MORE = {
     "jobs behind one": ["read", "read"],
     "lease, its pick-up": ["read", "pick_up"],  # once for each transfer
     "queues": ["read", "read"],  # those that are paused, and those that have jobs
+    "cancel": ["override", "read"],  # then the keys of the job that guards have recorded, which are to be sealed
+    "finish": ["override", "read"],
 }
 # Of a block, the beginning with its fence is one, and the COMMIT another; neither is one of the verbs' own connections.
 BLOCKS = {"begin a transaction", "commit", "commit with a completion"}
@@ -25,7 +27,7 @@ BLOCKS = {"begin a transaction", "commit", "commit with a completion"}
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    """A store, and somebody beside who looks."""
+    """A store, and a router beside it that looks."""
     place = Place(url_of(NEWEST))
     store = place.store()
     url, schema = store.database.url, store.database.schema
