@@ -602,7 +602,7 @@ MUTANTS = (
     Mutant(
         "gone-eperm",
         "A process of another user (EPERM) counts as gone.",
-        (Edit("liveness.py", "        pass  # it exists and belongs to somebody else\n", "        return True\n"),),
+        (Edit("liveness.py", "        pass  # it exists and belongs to another user\n", "        return True\n"),),
         ("tests/core/test_liveness.py::test_a_process_of_another_user_is_not_gone",),
     ),
     Mutant(

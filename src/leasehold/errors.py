@@ -290,7 +290,7 @@ class InDoubt(LeaseholdError):
 
     @classmethod
     def of_resource(cls, resource: str, *, epoch: int, verb: str = "write", why: str) -> Self:
-        """Return the doubt about a *verb* on a guarded resource: *why* its outcome cannot be told."""
+        """Return the doubt about a *verb* on a guarded resource: *why* its outcome is unknown."""
         doubt = cls.__new__(cls)
         doubt.resource, doubt.epoch = resource, epoch
         doubt.job_id = doubt.name = doubt.key = None

@@ -46,7 +46,7 @@ def is_gone(process: Process) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        pass  # it exists and belongs to somebody else
+        pass  # it exists and belongs to another user
     state = _stat(process.pid)
     if state is None:
         return False

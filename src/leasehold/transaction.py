@@ -165,7 +165,7 @@ _here: ContextVar[tuple[Entry, ...]] = ContextVar("leasehold_transactions", defa
 
 def remember(joined: Joined) -> None:
     """Remember, in this context, a transaction that a verb has joined."""
-    # What a lease keeps stays: the router's own entry for the same connection is kept by nobody.
+    # Entries that a lease keeps stay. The router's own entry for the same connection is replaced.
     others = [
         entry for entry, found in _entries() if isinstance(entry, weakref.ref) or not _is_on(found, joined.connection)
     ]
@@ -288,7 +288,7 @@ class Transactions(Protocol):
 
     @property
     def exclusive(self) -> bool:
-        """Whether an open transaction keeps out every other writer, so that nobody takes a job over meanwhile."""
+        """Whether an open transaction keeps out every other writer, so that no job is taken over meanwhile."""
         ...
 
     def begin(self, job_id: str, epoch: int, *, idle_us: int | None = None) -> Any:
@@ -366,7 +366,7 @@ class Transactions(Protocol):
         """
         Run *program* inside the transaction that *connection* has open, and return its value.
 
-        *note* is told of the transaction, unless it is one that `begin` opened.
+        *note* is called with the transaction, unless it is one that `begin` opened.
 
         Inside a savepoint, where the library or the server knows of it, that is a `Conflict` unless *savepoint*:
         it may be rolled back, and the transaction commit without what the program wrote.

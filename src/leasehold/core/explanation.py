@@ -95,12 +95,12 @@ def _running(job: Job, now: int) -> str:
     )
     quiet = now - job.updated_us
     moved = "" if job.updated_us == job.granted_us else "progress"
-    said = f"no {'further ' if moved else ''}progress for {span(quiet)}" if quiet >= _QUIET_US else ""
-    if not said:
-        said = f"last progress {span(quiet)} ago" if moved else f"began {span(quiet)} ago"
+    pace = f"no {'further ' if moved else ''}progress for {span(quiet)}" if quiet >= _QUIET_US else ""
+    if not pace:
+        pace = f"last progress {span(quiet)} ago" if moved else f"began {span(quiet)} ago"
     done = "" if job.progress is None else f" at {job.progress:.0%}"
     note = f' ("{job.note}")' if job.note else ""
-    return f"It runs at {job.owner!r} since {_at(job.granted_us)} under epoch {job.epoch}: {lease}; {said}{done}{note}."
+    return f"It runs at {job.owner!r} since {_at(job.granted_us)} under epoch {job.epoch}: {lease}; {pace}{done}{note}."
 
 
 def _finished(job: Job) -> str:

@@ -113,7 +113,7 @@ class Bucket:
         """
         Put *content* at *key* if the object there is in the state *seen*, or if there is none (None); one request.
 
-        Raises `Refused`, `GuardUnavailable` if nothing was done, and `Unknown` if that cannot be told.
+        Raises `Refused`, `GuardUnavailable` if nothing was done, and `Unknown` if that is unknown.
         """
         mode: PutMode = "create" if seen is None else {**seen}
         try:

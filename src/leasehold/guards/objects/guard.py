@@ -149,7 +149,7 @@ class ObjectGuard(Guard):
         Replace the data of *key*: bytes, a path, an open binary file, or an iterable of bytes; long data in parts.
 
         A reader finds the old data or the new, never a part. Raises `StaleEpoch` if a newer owner has been here,
-        `NoLease` without a lease, `GuardUnavailable` if nothing was written, and `InDoubt` if that cannot be told.
+        `NoLease` without a lease, `GuardUnavailable` if nothing was written, and `InDoubt` if that is unknown.
         """
         key = self.canonical(key)
         with self._attempt(key, "write", presented) as writer, _opened(data) as content:

@@ -107,7 +107,7 @@ class Searching(Contract):
             ({"owner": "me"}, "a"),
             ({"owner": "me", "status": "running", "queue": "x"}, "a"),
             ({"owner": "me", "status": "pending"}, ""),
-            ({"owner": "nobody"}, ""),
+            ({"owner": "unknown"}, ""),
             ({"status": "pending", "queue": "x"}, "c"),
             ({"id_prefix": "a", "status": "running"}, "a"),
             ({"id_prefix": "c", "status": "running"}, ""),

@@ -192,8 +192,8 @@ class Screen:
         if facts.get("outcome") == "refused":
             reason = f", moved by {facts['reason']}" if facts.get("reason") else ""
             by = "" if facts.get("owner") is None else f" of {facts['owner']}"
-            said = f"refused   epoch {facts['presented']} is stale; it stands at {facts['current']}{by}{reason}"
-            self._echo(f"  {name:<6} {said}", fg="green")
+            verdict = f"refused   epoch {facts['presented']} is stale; it stands at {facts['current']}{by}{reason}"
+            self._echo(f"  {name:<6} {verdict}", fg="green")
         elif facts.get("outcome") == "written":
             self._echo(f"  {name:<6} ACCEPTED  it has now: {left}", fg="red")
         else:
