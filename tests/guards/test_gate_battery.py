@@ -34,7 +34,7 @@ class _GateContract(GuardContract):
     def open(self) -> FilesGate:
         """A gate on the state of this test; of a thousand, the early ones are done."""
         self.opened.append(self._opener()())
-        while len(self.opened) > 16:
+        while len(self.opened) > 4:
             self.opened.pop(0).close()
         return self.opened[-1]
 
