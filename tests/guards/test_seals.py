@@ -86,6 +86,21 @@ def test_keys_are_recorded_and_sealed_before_the_first_line(router: Router, shel
     assert done.id == job.id
 
 
+def test_keys_are_made_of_the_handlers_defaults_too(router: Router, shelf: Reference) -> None:
+    """What was left out at add is what the handler sees."""
+
+    @router.task(seals=lambda image, width: [shelf.key(f"{image}-{width}")])
+    def resize(lease: Lease, image: str, width: int = 256) -> None:
+        mark = shelf.mark(f"{image}-{width}")
+        assert mark is not None
+        assert mark.epoch == lease.epoch
+
+    resize.add("a")
+    resize.add("b", width=64)
+
+    assert [job.status for job in router.drain(raise_errors=True)] == ["done", "done"]
+
+
 def test_an_async_handler_finds_its_keys_sealed(router: Router, shelf: Reference) -> None:
     """The seal is made on a thread, so the loop goes on."""
     threads: list[threading.Thread] = []

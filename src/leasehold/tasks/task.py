@@ -182,6 +182,7 @@ class Task(Generic[C, P, R_co]):
         parameters = list(signature.parameters.values())[int(self.takes_lease) :]
         self._arguments = Arguments(self.name, self.function, parameters)
         self.seals = seals_of(settings, parameters)
+        self.defaults = {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
         self.registry = registry
         self._stored: JobSettings = {key: settings[key] for key in _STORED if key in settings}  # type: ignore[literal-required, assignment]  # by name
         if isinstance(retry := settings.get("retry"), Retry) and retry.only:

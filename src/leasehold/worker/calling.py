@@ -117,7 +117,8 @@ async def call_async(task: Task[..., ..., Any], grant: Grant, lease: Lease, hook
 def _seal(task: Task[..., ..., Any], lease: Lease, arguments: dict[str, Any]) -> None:
     """Seal the keys that the task names for these arguments, before the first line of its handler."""
     assert task.seals is not None
-    task.registry.guards.seal(keys_of(task.seals, arguments), lease)
+    # A payload has only what was passed at add: for the rest, the handler's own defaults hold.
+    task.registry.guards.seal(keys_of(task.seals, {**task.defaults, **arguments}), lease)
 
 
 def _own(error: BaseException) -> BaseException:
