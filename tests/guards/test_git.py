@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -448,3 +449,35 @@ def test_a_mark_that_has_vanished_is_not_taken_for_none(server: Path, guard: Git
     with pytest.raises(GuardUnavailable, match="has been removed"):
         guard.push(clone, "main", commit(clone, b"2", base), **under(OLD))
     assert tip(server) == base
+
+
+def test_a_child_that_ends_leaves_the_guard_of_its_parent_usable(server: Path, guard: GitGuard) -> None:
+    """The folder for marks belongs to the process that made it: a server that forks would lose it with each child."""
+    guard.seal("main", **under(OLD))
+    text = (
+        "import os, sys\n"
+        "from leasehold.guards import GitGuard\n"
+        "guard = GitGuard(sys.argv[1])\n"
+        f"guard.seal('main', epoch={OLD}, owner='a', store='store-1')\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    sys.exit(0)\n"  # with what runs at an interpreter's end
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        f"guard.seal('main', epoch={NEW}, owner='a', store='store-1')\n"
+    )
+    ran = subprocess.run([sys.executable, "-P", "-c", text, str(server)], capture_output=True, text=True, check=False)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert guard.mark("main") == Mark(NEW, 3, "a", "store-1")
+
+
+def test_a_folder_for_marks_that_was_cleaned_away_is_made_again(server: Path, guard: GitGuard, clone: Path) -> None:
+    """Systems remove what lies in the temporary folder for some days, and a worker may live longer."""
+    guard.seal("main", **under(OLD))
+    folder, _ = guard._at_remote.scratch(None)
+    shutil.rmtree(folder)
+    guard.seal("main", **under(NEW))
+    assert GitGuard(server).mark("main") == Mark(NEW, 2, "a", "store-1")
+    (Path(guard._at_remote.scratch(None)[0]) / "HEAD").unlink()
+    GitGuard(server).seal("main", **under(NEWEST))  # which this guard has to fetch
+    assert guard.mark("main") == Mark(NEWEST, 3, "a", "store-1")

@@ -38,6 +38,7 @@ class Remote:
         self._lock = threading.Lock()
         self._scratch: Objects | None = None
         self._folder = ""
+        self._process = 0  # whose folder it is
         self._marks: dict[str, GitMark] = {}  # by the ids of their commits, which say all of their content
 
     def refs(self, *names: str, resource: str) -> dict[str, str]:
@@ -68,13 +69,13 @@ class Remote:
     def _mark(self, mark_id: str, ref: str, resource: str) -> GitMark | None:
         """Return the mark with that id; None if the ref has another one by now."""
         if mark_id not in self._marks:
-            self.scratch(mark_id)
+            folder, _ = self.scratch(mark_id)
             # Into no ref: an id is enough, and a fetch into a ref would race with those of other threads.
             options = ("--quiet", "--no-tags", "--depth=1", "--no-write-fetch-head", "--no-auto-maintenance")
-            ran = self._git("fetch", *options, "--", self.url, ref, cwd=self._folder)
+            ran = self._git("fetch", *options, "--", self.url, ref, cwd=folder)
             if ran.code != 0:
                 raise unreadable(resource, f"{ref} of {self.url} cannot be fetched: {ran.why}")
-            ran = self._git("cat-file", "commit", mark_id, cwd=self._folder)
+            ran = self._git("cat-file", "commit", mark_id, cwd=folder)
             if ran.code != 0:
                 if self.refs(ref, resource=resource).get(ref) == mark_id:
                     raise unreadable(resource, f"{ref} of {self.url} is not a commit: {ran.why}")
@@ -91,15 +92,24 @@ class Remote:
     def scratch(self, like: str | None) -> tuple[str, Objects]:
         """Return a bare repository of our own, with ids of the length of *like*, and its objects."""
         with self._lock:
-            if self._scratch is None:
+            # Anew after a fork, since the parent removes its own; and after a cleaner of temporary folders.
+            is_there = self._process == os.getpid() and os.path.exists(os.path.join(self._folder, "HEAD"))
+            if self._scratch is None or not is_there:
                 folder = tempfile.mkdtemp(prefix="leasehold-git-")
-                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+                weakref.finalize(self, _remove, folder, os.getpid())
                 algorithm = "sha256" if like is not None and len(like) == 64 else "sha1"
                 ran = self._git("init", "--quiet", "--bare", f"--object-format={algorithm}", "--", ".", cwd=folder)
                 if ran.code != 0:
                     raise GuardUnavailable(f"git cannot make a repository in {folder}: {ran.why}. Nothing was written.")
-                self._folder, self._scratch = folder, Objects(os.path.join(folder, "objects"), algorithm)
+                self._folder, self._process = folder, os.getpid()
+                self._scratch = Objects(os.path.join(folder, "objects"), algorithm)
             return self._folder, self._scratch
+
+
+def _remove(folder: str, process: int) -> None:
+    """Remove a folder, in the process that has made it: its children come to their end, too."""
+    if process == os.getpid():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Push(NamedTuple):
