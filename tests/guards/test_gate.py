@@ -430,6 +430,60 @@ def test_a_gate_in_memory_forgets_keys_that_are_not_in_use(places: Places, monke
         use.end()
 
 
+def test_a_key_that_was_forgotten_is_not_taken_for_one_of_a_crash(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file names the process that used it last: this one, which is alive and knows that no use is running."""
+    monkeypatch.setattr(memory, "_ENTRIES", 3)
+    with places.opener("memory", drain_seconds=0)() as gate:
+        for _ in range(2):
+            for number in range(10):
+                gate.begin(f"{number}", **under(OLD)).end()
+        assert gate.seal("0", **under(NEW)).doubts == ()
+        assert gate.doubts() == []
+
+
+class Ahead:
+    """A lock that another thread has a moment before: *first* runs there, once."""
+
+    def __init__(self, home: Any, name: str, first: Callable[[], None]) -> None:
+        self.home, self.name, self.first = home, name, first
+        self.lock = getattr(home, name)
+        setattr(home, name, self)
+
+    def __enter__(self) -> None:
+        setattr(self.home, self.name, self.lock)
+        thread = threading.Thread(target=self.first)
+        thread.start()
+        thread.join()
+        self.lock.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.lock.__exit__(*error)
+
+
+def test_no_use_begins_unseen_when_a_gate_in_memory_has_come_to_rest(places: Places) -> None:
+    """The file would say that none is running, and a crash would leave no doubt of it."""
+    with places.opener("memory", drain_seconds=0)() as gate:
+        home: Any = gate._home
+        gate.begin("k", **under(OLD)).end()
+        Ahead(home, "_changed", gate.rest)
+        assert gate._try_begin("k", gate.writer("k", under(OLD))) is None
+        assert not home.running("k", NEW)
+
+
+@pytest.mark.parametrize("verb", ["begin", "seal"])
+def test_no_verb_passes_a_gate_in_memory_that_was_closed_meanwhile(places: Places, verb: str) -> None:
+    """The use would be unknown to the next process, and the file open again, which keeps that process out."""
+    opener = places.opener("memory", drain_seconds=0)
+    gate = opener()
+    gate.begin("k", **under(OLD)).end()
+    Ahead(gate._home, "_writing", gate.close)
+    with pytest.raises(Conflict, match="is closed"):
+        getattr(gate, verb)("another", **under(OLD))
+    assert gate._home._database._open is None  # type: ignore[attr-defined]
+
+
 def test_a_fork_of_a_gate_in_memory_is_refused(places: Places) -> None:
     """The child would not see its parent's uses, nor the parent the child's."""
     with places.opener("memory")() as gate, gate.use("k", **under(OLD)):

@@ -15,8 +15,8 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import ClassVar
 
 from ...core.clock import Clock, SystemClock
@@ -45,7 +45,8 @@ _SET_MARK = """
         store = excluded.store, session = excluded.session"""
 _FORGET = "DELETE FROM leasehold_gate_sessions WHERE session = ?"
 _SESSION = """
-    SELECT epoch, counter, owner, store, (SELECT session FROM leasehold_gate_sessions s WHERE s.session = m.session)
+    SELECT epoch, counter, owner, store,
+        (SELECT session FROM leasehold_gate_sessions s WHERE s.session = m.session AND s.session <> ?)
     FROM leasehold_gate_marks m WHERE key = ?"""
 
 
@@ -109,9 +110,11 @@ class MemoryHome(Home):
 
     def try_begin(self, use: Running, store: str) -> bool:
         """Record *use*, if the key stands at its very ownership."""
-        if self._closed or self._resting or self._generation != generation():
-            return False  # then `begin` writes to the file, or refuses
+        if self._generation != generation():
+            return False  # before the lock, which a thread of the parent may have held; `begin` refuses
         with self._changed:
+            if self._closed or self._resting:
+                return False  # then `begin` writes to the file, or refuses
             entry = self._entries.get(use.key)
             if entry is None:
                 return False
@@ -124,8 +127,7 @@ class MemoryHome(Home):
 
     def begin(self, use: Running, admit: Admit) -> Mark | None:
         """Record *use*; the file is written first if its key was not used here before, or the ownership changes."""
-        self._check()
-        with self._writing:
+        with self._turn():
             before = self._load(use.key)
             if before is not None and before.epoch < use.epoch:
                 return None
@@ -142,8 +144,7 @@ class MemoryHome(Home):
 
     def rest(self) -> None:
         """Record that no use is running, so that an end of the process before the next one is not called a crash."""
-        self._check()
-        with self._writing, self._changed:
+        with self._turn(), self._changed:
             # Held while the file is written: no use may begin between the two.
             if not self._resting and not any(entry.uses for entry in self._entries.values()):
                 self._database.run(_FORGET, (self._session,))
@@ -151,8 +152,7 @@ class MemoryHome(Home):
 
     def seal(self, key: str, admit: Admit) -> Mark:
         """Set the mark in the file, then in memory: an older use that is admitted in between is seen by the drain."""
-        self._check()
-        with self._writing:
+        with self._turn():
             return self._write(key, admit(self._load(key)), None)
 
     def _load(self, key: str) -> Mark | None:
@@ -160,7 +160,7 @@ class MemoryHome(Home):
         with self._changed:
             if (entry := self._entries.get(key)) is not None:
                 return entry.mark
-        found = self._database.run(_SESSION, (key,))
+        found = self._database.run(_SESSION, (self._session, key))
         if not found:
             return None
         mark, crashed = rows.read_mark(found[0], key), found[0][4] is not None
@@ -205,8 +205,7 @@ class MemoryHome(Home):
 
     def doubt(self, key: str, notes: Mapping[str, str]) -> None:
         """Record the doubts in the file, then forget the uses. Of two seals at once, one records a use."""
-        self._check()
-        with self._writing:
+        with self._turn():
             with self._changed:
                 entry = self._entries.get(key)
                 found = [use for use in entry.uses.values() if use.id in notes] if entry else []
@@ -237,8 +236,18 @@ class MemoryHome(Home):
         with self._opening:
             self._users -= 1
             if self._users == 0:
-                self._closed = True
-                self._shut()
+                # Held while the file is written: a use that began in between would not be in doubt.
+                with self._writing, self._changed:
+                    self._closed = True
+                    self._shut()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the lock of the thread that writes, unless the gate is closed, also in the meantime."""
+        self._check()
+        with self._writing:
+            self._check()
+            yield
 
     def _check(self) -> None:
         if self._closed:
