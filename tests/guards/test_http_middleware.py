@@ -16,7 +16,7 @@ import httpx
 import pytest
 from tests.patience import PATIENCE_SECONDS
 
-from leasehold import GuardUnavailable, InvalidArgument, StaleEpoch
+from leasehold import GuardUnavailable, InvalidArgument, StaleEpoch, UnknownJob
 from leasehold.credentials import CredentialKey, KeyRing
 from leasehold.guards import FileGuard, Gate
 from leasehold.guards.http import (
@@ -208,6 +208,18 @@ def test_safe_methods_and_requests_without_a_key_pass(site: Site, gate: Gate) ->
     assert site.request(gate, "GET", headers=under(OLD)).status_code == 200
     site.middleware["safe_methods"] = ("put",)
     assert site.request(gate, "PUT").status_code == 200
+
+
+def test_an_error_in_a_request_that_is_not_guarded_is_the_applications(site: Site, gate: Gate) -> None:
+    """It was answered as a mark that cannot be read, or a second time if the response had begun."""
+
+    def fail(place: Any) -> bytes:
+        raise UnknownJob("j")
+
+    site.handle = fail
+    for method, path in (("GET", "/k"), ("PUT", "/")):
+        with pytest.raises(UnknownJob):
+            site.request(gate, method, path)
 
 
 def test_a_gate_without_keys_is_refused(tmp_path: Path, gate: Gate) -> None:

@@ -39,13 +39,15 @@ class _Middleware:
             return None
         try:
             asked = self._asked(scope)
-            if asked is None:
-                return await self._app(scope, receive, send)
-            if asked.action is not None:
-                return await _answered(scope, receive, send, await self._act(asked))
-            admitted = await self._admit(asked)
+            acted = await self._act(asked) if asked is not None and asked.action is not None else None
+            admitted = await self._admit(asked) if asked is not None and acted is None else None
         except LeaseholdError as error:
             return await _answered(scope, receive, send, problem(error))
+        # Outside of it: an error of the application is not one of the gate, and its response may have begun.
+        if asked is None:
+            return await self._app(scope, receive, send)
+        if acted is not None:
+            return await _answered(scope, receive, send, acted)
         return await self._handle(scope, receive, send, admitted)
 
     def _watched(self, send: Send) -> Send:

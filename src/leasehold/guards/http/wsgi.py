@@ -39,13 +39,14 @@ class _Middleware:
                 [environ[_ACTION]] if _ACTION in environ else [],
                 acts=self.acts,
             )
-            if asked is None:
-                return self._app(environ, start_response)
-            if asked.action is not None:
+            if asked is not None and asked.action is not None:
                 return _answered(start_response, self._act(asked))
-            writer, use = self._admit(environ, asked)
+            admitted = None if asked is None else self._admit(environ, asked)
         except LeaseholdError as error:
             return _answered(start_response, problem(error))
+        if admitted is None:  # outside of it: an error of the application is not one of the gate
+            return self._app(environ, start_response)
+        writer, use = admitted
         return _Body(self._app, environ, start_response, writer, use)
 
     def _admit(self, environ: Environ, asked: Asked) -> tuple[Writer, Use | None]:
