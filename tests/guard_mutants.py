@@ -478,6 +478,18 @@ SQL = (
         (_SQL_PG + "test_g9_a_strict_guard_refuses_every_other_store",),
     ),
     Mutant(
+        "sql-g9-equal",
+        "PostgreSQL: an equal epoch of another store takes the key over.",
+        (Edit(_SQL + "postgres.sql", "      AND (m.store = excluded.store OR m.epoch < excluded.epoch)\n", ""),),
+        (_SQL_PG + "test_g9_an_equal_epoch_of_another_store_is_refused",),
+    ),
+    Mutant(
+        "sql-g9-equal-sqlite",
+        "SQLite: an equal epoch of another store takes the key over.",
+        (Edit(_SQL + "sqlite.py", "AND (m.store = excluded.store OR m.epoch < excluded.epoch) ", ""),),
+        (_SQL_LITE + "test_g9_an_equal_epoch_of_another_store_is_refused",),
+    ),
+    Mutant(
         "sql-g9-log",
         "SQLite: a key that passes to another store is not logged.",
         (Edit(_SQL + "sqlite.py", "CASE WHEN m.store <> excluded.store THEN", "CASE WHEN false THEN"),),

@@ -18,7 +18,8 @@ G5.   If the mark cannot be read, the write is refused with `GuardUnavailable`.
 G6.   `prove` shows on the real resource that the fence bites, or raises `Unfenced`.
 G8.   After an unknown outcome the guard reads back: the write happened, or it was refused, or it raises `InDoubt`.
 G9.   A mark carries the id of the store that issued its epoch. An epoch of another store is compared all the same;
-      above the mark it takes the key over, and that is logged. With `strict_store` every other store is refused.
+      above the mark it takes the key over, and that is logged. An equal one is refused: it is another owner's. With
+      `strict_store` every other store is refused.
 G10.  When a job ends without a successor, its keys are sealed above its last owner's epoch, as far as they can be
       reached.
 

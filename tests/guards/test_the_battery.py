@@ -105,6 +105,7 @@ BROKEN: list[tuple[type[Reference], str]] = [
     (reference.GuessesStale, "test_g8_it_is_recognised_after_the_seal_of_a_new_owner"),
     (reference.SilentTakeovers, "test_g9_a_higher_epoch_of_another_store_takes_the_key_over_and_is_logged"),
     (reference.NoForeigners, "test_g9_a_higher_epoch_of_another_store_takes_the_key_over_and_is_logged"),
+    (reference.SilentTakeovers, "test_g9_an_equal_epoch_of_another_store_is_refused"),
     (reference.AnyStore, "test_g9_a_strict_guard_refuses_every_other_store"),
 ]
 

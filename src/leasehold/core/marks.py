@@ -74,12 +74,13 @@ def admit(mark: Mark | None, writer: Writer, *, resource: str, verb: str = "writ
     """
     Return the mark that the key has after *writer*; raise `StaleEpoch` if it admits only newer owners.
 
-    Equal epochs are admitted. An epoch of another store is compared all the same, since a later store begins above an
-    earlier one; with *strict_store* it is refused.
+    Equal epochs of one store are admitted: they are one owner's. An epoch of another store is compared all the same,
+    since a later store begins above an earlier one, and has to be above the mark; with *strict_store* it is refused.
     """
     if mark is None:
         return Mark(writer.epoch, 1, writer.owner, writer.store)
-    if writer.epoch < mark.epoch or (strict_store and writer.store != mark.store):
+    is_foreign = writer.store != mark.store
+    if writer.epoch < mark.epoch or (is_foreign and (strict_store or writer.epoch == mark.epoch)):
         raise refusal(mark, writer, resource=resource, verb=verb)
     return Mark(writer.epoch, mark.counter + 1, writer.owner, writer.store)
 
@@ -88,11 +89,12 @@ def refusal(mark: Mark, writer: Writer, *, resource: str, verb: str = "write") -
     """Return the refusal of *writer* by a key that stands at *mark*."""
     if writer.store == mark.store:
         why = f"the key stands at epoch {mark.epoch} (owner {mark.owner!r}). Stop working on it"
-    elif writer.epoch < mark.epoch:
+    elif writer.epoch <= mark.epoch:
+        strict = "" if writer.epoch < mark.epoch else ", and the guard is without strict_store"
         why = (
             f"the key stands at epoch {mark.epoch} of another store (owner {mark.owner!r}, store {mark.store}), and "
-            f"this epoch is of store {writer.store}. If that store has replaced the other, raise its counter with "
-            f"`leasehold store advance URL --above {mark.epoch}`"
+            f"this epoch is of store {writer.store}. If that store has replaced the other{strict}, raise its counter "
+            f"with `leasehold store advance URL --above {mark.epoch}`"
         )
     else:
         why = (

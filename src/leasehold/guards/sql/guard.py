@@ -17,7 +17,7 @@ from ...aio import Facade, require_awaited, threaded
 from ...connections import Connection, Program, driver_error, is_async, recognise, recognise_async
 from ...core import checks
 from ...core.clock import patience
-from ...core.marks import Mark, Writer, refusal
+from ...core.marks import Mark, Writer, admit, refusal
 from ...errors import (
     GuardUnavailable,
     InDoubt,
@@ -535,11 +535,11 @@ def _read_again(guard: SqlGuard | None, key: str, writer: Writer, resource: str)
     except LeaseholdError as error:
         log.info("could not read the mark of %s after a serialization failure: %s", resource, error)
         return None
-    if known is None or (
-        known.mark.epoch <= writer.epoch and not (guard.strict_store and known.mark.store != writer.store)
-    ):
-        return None
-    return refusal(known.mark, writer, resource=resource, verb="write")
+    try:
+        admit(known and known.mark, writer, resource=resource, strict_store=guard.strict_store)
+    except StaleEpoch as found:
+        return found
+    return None
 
 
 finders.append(find)

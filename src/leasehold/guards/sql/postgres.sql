@@ -46,6 +46,7 @@ BEGIN
         epoch = excluded.epoch, counter = m.counter + 1, owner = excluded.owner, store = excluded.store,
         recent = (excluded.recent || m.recent)[1:16]
     WHERE m.epoch <= excluded.epoch AND m.epoch > 0 AND m.counter > 0
+      AND (m.store = excluded.store OR m.epoch < excluded.epoch)
       AND (m.store = excluded.store OR NOT (p->>'strict')::boolean)
     RETURNING m.* INTO v_mark;
     IF NOT FOUND THEN

@@ -43,7 +43,8 @@ class Sqlite(Dialect):
             "m.epoch || char(31) || m.counter || char(31) || m.owner || char(31) || m.store END "
             "WHERE typeof(m.epoch) = 'integer' AND typeof(m.counter) = 'integer' AND typeof(m.owner) = 'text' "
             "AND typeof(m.store) = 'text' AND m.epoch > 0 AND m.counter > 0 "
-            "AND m.epoch <= excluded.epoch AND (m.store = excluded.store OR NOT ?) "
+            "AND m.epoch <= excluded.epoch AND (m.store = excluded.store OR m.epoch < excluded.epoch) "
+            "AND (m.store = excluded.store OR NOT ?) "
             "RETURNING epoch, counter, owner, store, passed_from"
         )
         self._read = f"SELECT {', '.join(_FIELDS)} FROM {table} WHERE key = ?"

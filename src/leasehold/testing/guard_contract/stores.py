@@ -50,6 +50,18 @@ class Stores(Battery):
         assert OTHER_STORE in str(refusal)
         assert self.value(guard, key) == NEWS
 
+    def test_g9_an_equal_epoch_of_another_store_is_refused(self, guard: Guard) -> None:
+        """It is another owner's: if both were admitted, each could overwrite the other for ever."""
+        key = self.key()
+        self.write(guard, key, NEWS, **under(NEW))
+        before = self.mark(guard, key)
+
+        for verb in ((self.write, guard, key, OLDS), (guard.seal, key)):
+            self.refused(*verb, **under(NEW, store=OTHER_STORE))
+        assert (self.value(guard, key), self.mark(guard, key)) == (NEWS, before)
+        self.write(guard, key, FIRST, **under(NEW))
+        assert self.value(guard, key) == FIRST
+
     def test_g9_a_strict_guard_refuses_every_other_store(self) -> None:
         """Above the mark too, for a write and for a seal; its own store goes on."""
         key, guard = self.key(), self.strict()
