@@ -20,7 +20,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .core.clock import Clock
-from .core.job import Added, Counts, Effect, Job, JobOptions, JobSettings, NewJob, Status
+from .core.counts import Counts
+from .core.effects import Effect
+from .core.job import Added, Job, NewJob, Status
 from .core.observations import Observation, ObservationKind
 from .core.ownership import Ending, Event, Ownership, Process, Reason
 from .core.parking import Parked
@@ -28,6 +30,7 @@ from .core.queues import Queue
 from .core.retention import Retention
 from .core.retry import Retry
 from .core.search import Page, Search
+from .core.settings import JobOptions, JobSettings
 from .core.workers import WorkerStatus
 from .errors import (
     Conflict,

@@ -37,7 +37,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
-from .core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Renewal, Settlement, Status
+from .core.counts import Counts
+from .core.effects import Effect
+from .core.job import Added, Grant, Job, NewJob, Progress, Renewal, Settlement, Status
 from .core.ownership import Event, Note, Ownership, Process
 from .core.queues import Queue
 from .core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention

@@ -9,18 +9,8 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.job import (
-    PRIORITY_LIMIT,
-    Grant,
-    Job,
-    NewJob,
-    Outcome,
-    Settlement,
-    Status,
-    child_name,
-    new_child,
-    new_job,
-)
+from leasehold.core.children import child_name, new_child
+from leasehold.core.job import PRIORITY_LIMIT, Grant, Job, NewJob, Outcome, Settlement, Status, new_job
 from leasehold.core.options import Options
 from leasehold.core.ownership import Reason
 from leasehold.core.retry import DEFAULT_RETRY, Retry

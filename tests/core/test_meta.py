@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from leasehold.core import meta
-from leasehold.core.job import as_root, new_child, new_job
+from leasehold.core.children import as_root, new_child
+from leasehold.core.job import new_job
 from leasehold.errors import InvalidArgument
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from leasehold import StaleEpoch
-from leasehold.core.job import Grant, NewJob, Outcome, Progress, Settlement, new_child, new_job
+from leasehold.core.children import new_child
+from leasehold.core.job import Grant, NewJob, Outcome, Progress, Settlement, new_job
 from leasehold.core.ownership import Note, NoteKind
 from leasehold.store import Refusal, Renewal
 from leasehold.stores.postgres import PostgresStore

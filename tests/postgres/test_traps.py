@@ -12,7 +12,8 @@ from psycopg import sql
 
 import leasehold.stores.postgres.owning as owning
 from leasehold import Conflict, NotInTransaction, Router, Settled, StaleEpoch, StoreUnavailable
-from leasehold.core.job import Grant, NewJob, Outcome, Progress, Settlement, Status, new_child, new_job
+from leasehold.core.children import new_child
+from leasehold.core.job import Grant, NewJob, Outcome, Progress, Settlement, Status, new_job
 from leasehold.lease import Lease
 from leasehold.liveness import this_process
 from leasehold.store import Renewal

@@ -14,7 +14,8 @@ from tests.stateful.beside import Beside, Sqlite
 from tests.stateful.draws import GIVEN, OWNERS, POOL, SECOND, WORKERS, Aim, Saying
 from tests.stateful.promises import Ledger, Snapshot, Step
 
-from leasehold.core.job import Grant, NewJob, Outcome, Settlement, Status, new_child
+from leasehold.core.children import new_child
+from leasehold.core.job import Grant, NewJob, Outcome, Settlement, Status
 from leasehold.core.lifecycle import FINISHED
 from leasehold.core.ownership import Process, Reason
 from leasehold.core.workers import WorkerReport

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
-from leasehold.core.job import Added, Counts, Effect, Grant, Job, Status
+from leasehold.core.counts import Counts
+from leasehold.core.effects import Effect
+from leasehold.core.job import Added, Grant, Job, Status
 from leasehold.core.lifecycle import FINISHED
 from leasehold.core.ownership import Event, Ownership, Reason
 from leasehold.core.queues import Queue

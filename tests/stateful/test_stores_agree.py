@@ -64,7 +64,8 @@ from tests.stateful.draws import (
     specs,
 )
 
-from leasehold.core.job import NewJob, Progress, Settlement, Status, new_child, new_job
+from leasehold.core.children import new_child
+from leasehold.core.job import NewJob, Progress, Settlement, Status, new_job
 from leasehold.core.ownership import Reason
 from leasehold.core.queues import Queue
 from leasehold.core.workers import WorkerReport

@@ -23,8 +23,9 @@ from sqlalchemy.pool import NullPool
 
 import leasehold
 from leasehold import InvalidArgument, Lease, NewJob, Retry, Router, StaleEpoch, Unsupported
-from leasehold.core.job import JobOptions, JobSettings, child_name
+from leasehold.core.children import child_name
 from leasehold.core.retry import DEFAULT_RETRY
+from leasehold.core.settings import JobOptions, JobSettings
 from leasehold.tasks.signature import TaskSettings
 from leasehold.tasks.task import Kind, Task
 from leasehold.testing import ManualClock

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple
 
 from ..errors import InvalidArgument
 from . import checks, documents, failure, instants
@@ -20,6 +18,7 @@ from .ownership import Process, Reason
 from .parking import Parked
 from .retention import KEPT_FOR_EVER
 from .retry import Retry
+from .settings import JobOptions
 
 PRIORITY_LIMIT = 2**31 - 1
 BY_POLICY: Final[Any] = ...  # keep_seconds was not passed: the retention policy decides
@@ -89,33 +88,6 @@ class NewJob(NamedTuple):
     def due(self, now: int) -> int:
         """Return the instant from which the job may be claimed, if it is added at *now*."""
         return self.run_us if self.run_us is not None else now + self.delay_us
-
-
-Child = NewJob | Mapping[str, Any]
-
-
-class JobSettings(TypedDict, total=False):
-    """What a job may be given beside its id, its payload and its task."""
-
-    queue: str
-    priority: int
-    delay_seconds: float | None
-    run_at: datetime | None
-    lock: str | None
-    unique: str | None
-    retry: Retry | None
-    lease_seconds: float | None
-    stall_seconds: float | None
-    start_within_seconds: float | None
-    run_seconds: float | None
-    meta: Mapping[str, Any] | None
-    keep_seconds: float | None  # after its end; None for ever. Not given: as the retention policy says
-
-
-class JobOptions(JobSettings, total=False):
-    """What every way of adding a job takes, beside its id and payload."""
-
-    task: str | None
 
 
 def new_job(
@@ -193,57 +165,6 @@ def unknown_options(wish: Mapping[str, Any]) -> str:
     near = [found for name in unknown for found in difflib.get_close_matches(name, known, 1)]
     meant = f" Did you mean {near[0]!r}?" if near else ""
     return f"{', '.join(map(repr, unknown))}: it takes {', '.join(known)}.{meant}"
-
-
-def as_root(job: NewJob) -> NewJob:
-    """Return *job* as it is kept if no owner adds it: without a parent, and with nothing inherited."""
-    if job.parent == DETACHED or job.meta == metas.DETACHED:
-        return job._replace(parent=job.parent or None, meta=job.meta or None)
-    return job
-
-
-def new_child(parent: str, child: NewJob, nth: int, meta: str | None = None) -> NewJob:
-    """
-    Return *child* with its parent, whose *meta* it inherits, and the id that the parent gives it: the *nth* of its name
-    in this run.
-
-    The id depends on the parent, the name and *nth* alone, so a second run of the parent asks for the same ids
-    and makes no duplicates.
-    """
-    own = child.id.replace("%", "%25").replace("/", "%2F").replace("#", "%23")  # so that no two children share an id
-    name = f"{parent}/{own}" + (f"#{nth}" if nth > 1 else "")
-    if len(name) > checks.NAME_LIMIT:
-        name = "child:" + hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
-    child = child._replace(id=name, chosen=False)
-    if child.parent == DETACHED:
-        return as_root(child)
-    return child._replace(parent=parent, meta=metas.inherited(meta, child.meta))
-
-
-def child_name(task: str | None, document: str) -> str:
-    """Return the name of a child that was given none: its task and a digest of its payload."""
-    return f"{task or 'job'}:{hashlib.blake2b(document.encode(), digest_size=8).hexdigest()}"
-
-
-def as_child(item: Child) -> tuple[NewJob, str]:
-    """Return the wish for a child, and the name that it is counted by; "" for a detached job with an id of its own."""
-    if isinstance(item, NewJob):
-        if item.parent == DETACHED and item.id:
-            return item, ""
-        name = item.id or child_name(item.task, item.document)
-        return item.like(name, item.document), name
-    if not isinstance(item, Mapping):
-        raise InvalidArgument(f"a child is a mapping with the names of add()'s arguments, or a NewJob, not {item!r}.")
-    wish = dict(item)
-    named = wish.pop("id", None) is not None
-    child = as_new_job({**wish, "id": item["id"] if named else "child"})
-    name = child.id if named else child_name(child.task, child.document)
-    return child._replace(id=name), name
-
-
-def effect_key(store_id: uuid.UUID, job_id: str, name: str) -> str:
-    """Return the idempotency key of an effect: the same for every owner, another for every store, job and name."""
-    return str(uuid.uuid5(store_id, f"{job_id}\0{name}"))
 
 
 class Grant(NamedTuple):
@@ -337,17 +258,6 @@ class Progress(NamedTuple):
             return self
         fraction = earlier.fraction if self.fraction is None else self.fraction
         return self._replace(fraction=fraction, note=earlier.note if self.note is None else self.note)
-
-
-class Effect(NamedTuple):
-    """A named effect of a job: begun under an epoch, and its outcome once that is known."""
-
-    job_id: str
-    name: str
-    key: str
-    epoch: int
-    known: bool
-    outcome: str | None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -528,32 +438,3 @@ class Added(NamedTuple):
     def id(self) -> str:
         """The id of the job."""
         return self.job.id
-
-
-class Counts(NamedTuple):
-    """
-    How many jobs stand where; `queues` splits the unfinished ones.
-
-    `parked` has those of the pending ones that are parked behind a task, by the task's name ("" for jobs without one)
-    and queue: a worker claimed from the queue and did not know the task.
-    """
-
-    pending: int
-    running: int
-    done: int
-    failed: int
-    cancelled: int
-    queues: Mapping[str, Mapping[str, int]]
-    parked: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-
-    @classmethod
-    def of(
-        cls,
-        by_status: Mapping[Status, int],
-        queues: Mapping[str, Mapping[str, int]],
-        parked: Mapping[str, Mapping[str, int]],
-    ) -> Counts:
-        """Return the counts, queues and tasks in alphabetical order."""
-        pending, running, done, failed, cancelled = (by_status.get(status, 0) for status in Status)
-        tasks = {task: dict(sorted(queues.items())) for task, queues in sorted(parked.items())}
-        return cls(pending, running, done, failed, cancelled, dict(sorted(queues.items())), tasks)

@@ -10,9 +10,11 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 from ..aio import Facade, abandonable, threaded, warn_on_loops
 from ..core import documents, inputs
-from ..core.job import Effect
+from ..core.effects import Effect
 from ..transaction import Block, inside
 from .block import commit, roll_back_elsewhere
+from .effects import begin_effect, end_effect
+from .joining import joined_here, refuse_beside
 from .keep import Keeper, checked
 from .lease import IDLE_SECONDS, Lease
 
@@ -28,7 +30,7 @@ def _beside_connection(
 
     @functools.wraps(verb)
     async def call(self: AsyncLease, *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._sync._joined_here() is not None:
+        if joined_here(self._sync) is not None:
             return verb(self._sync, *args, **kwargs)
         return await elsewhere(self, *args, **kwargs)
 
@@ -64,18 +66,18 @@ class AsyncLease(Facade):
         def clear(begun: Effect) -> None:
             # Cancelled before the call was made: so nothing is in doubt, unless it was before.
             if not begun.known and in_doubt == "raise":
-                lease._conclude(name, None)
+                end_effect(lease, name, None)
 
-        effect = await abandonable(lambda _: lease._begin(name, call, in_doubt, undone), clear)
+        effect = await abandonable(lambda _: begin_effect(lease, name, call, in_doubt, undone), clear)
         outcome = effect.outcome
         if not effect.known:
             try:
                 value = await call(effect.key)
             except undone:
-                await asyncio.to_thread(lease._conclude, name, None)
+                await asyncio.to_thread(end_effect, lease, name, None)
                 raise
             outcome = documents.encode(value, f"the outcome of effect {name!r}")
-            await asyncio.to_thread(lease._conclude, name, outcome)
+            await asyncio.to_thread(end_effect, lease, name, outcome)
         return documents.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
 
     @asynccontextmanager
@@ -95,7 +97,7 @@ class AsyncLease(Facade):
         lease: Lease = self._sync
         verbs = lease._transactions("lease.aio.transaction()")
         idle = inputs.idle_us(idle_seconds)
-        await asyncio.to_thread(lease._refuse_beside)
+        await asyncio.to_thread(refuse_beside, lease)
         await asyncio.to_thread(lease._flush)
         # On threads of their own: the shared ones may all be waiting for the lock that is to be let go here.
         connection = await abandonable(

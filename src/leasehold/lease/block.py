@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LeaseholdError, StoreUnavailable
 from ..store import Transactions
@@ -13,18 +11,6 @@ from ..transaction import Block, End
 
 if TYPE_CHECKING:
     from .lease import Lease
-
-
-T = TypeVar("T")
-
-
-async def unless_lost(lease: Lease, reply: Coroutine[Any, Any, T]) -> T:
-    """Await the reply of a verb on an async connection, as `Lease._unless_lost` does for the others."""
-    try:
-        return await reply
-    except StoreUnavailable as error:
-        await asyncio.to_thread(lease._check_lost, error)
-        raise
 
 
 def commit(lease: Lease, verbs: Transactions, block: Block) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..core.job import Added, Child, NewJob, as_child, as_root, new_child
+from ..core.children import Child, as_child, as_root, new_child
+from ..core.job import Added, NewJob
 from ..errors import InvalidArgument
 from ..transaction import End, Joined
 

@@ -6,30 +6,18 @@ import inspect
 import logging
 import random
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
-from ..aio import alone, joined, transactions_of
+from ..aio import transactions_of
 from ..core import checks, documents, inputs, instants
-from ..core.job import (
-    Added,
-    Child,
-    Effect,
-    Grant,
-    JobOptions,
-    NewJob,
-    Outcome,
-    Settlement,
-    as_child,
-    completion,
-    handed_back,
-)
+from ..core.children import Child, as_child
+from ..core.job import Added, Grant, NewJob, Outcome, Settlement, completion, handed_back
+from ..core.settings import JobOptions
 from ..errors import (
     Conflict,
-    InDoubt,
     InvalidArgument,
     NotInTransaction,
     Settled,
@@ -40,11 +28,13 @@ from ..errors import (
     Unsupported,
 )
 from ..store import Program, Renewal, Store, Transactions
-from ..transaction import Block, End, Joined, block_of, inside, is_anything_open, remember
+from ..transaction import Block, Joined, inside, is_anything_open
+from . import joining
 from .adding import added_alone, added_in
-from .block import commit, roll_back, unless_lost
-from .children import Children, Within
+from .block import commit, roll_back
+from .children import Children
 from .current import _current
+from .effects import begin_effect, end_effect
 from .keep import Keeping
 from .minting import Minting
 from .progress import Reports
@@ -53,14 +43,12 @@ if TYPE_CHECKING:
     from .aio import AsyncLease
 
 T = TypeVar("T")
-_Run = Callable[..., Any]  # runs a program in a transaction, as `Block.run` does
 
 log = logging.getLogger("leasehold")
 
 IDLE_SECONDS = 3600.0  # of `lease.transaction()`: only a stopped process is silent for that long
 _LOOK_SECONDS = 1.0
 _making = threading.Lock()  # held for an instant, by a lease that begins to count its children
-_remembering = threading.Lock()  # held for an instant, by a lease that becomes part of a transaction
 
 
 class Lease(Minting, Keeping):
@@ -156,7 +144,7 @@ class Lease(Minting, Keeping):
 
     def check(self) -> None:
         """Return if this is still the current epoch; the answer may be old at once. Raises `StaleEpoch` otherwise."""
-        if (run := self._run_here()) is not None:
+        if (run := joining.run_here(self)) is not None:
             self._check_inside(run)
         self._check_store()
 
@@ -165,7 +153,7 @@ class Lease(Minting, Keeping):
         if refusal is not None:
             raise self._note_refusal(refusal)
 
-    def _check_inside(self, run: _Run) -> None:
+    def _check_inside(self, run: joining.Run) -> None:
         """Raise the refusal if the transaction has settled the lease: for its verbs that counts before it commits."""
         with suppress(NotInTransaction, StoreUnavailable):
             self._noting(lambda: run(lambda verbs: verbs.check(self.job_id, self.epoch), savepoint=True))
@@ -194,14 +182,14 @@ class Lease(Minting, Keeping):
 
     def _renewed_inside(self, renewal: Renewal) -> int | None:
         """Renew as part of an open transaction, where one keeps every other writer out; else return None."""
-        if (run := self._run_here()) is None:
+        if (run := joining.run_here(self)) is None:
             return None
         if not self._transactions().exclusive:
             self._check_inside(run)
             return None
         # Even in a savepoint: rolled back, the lease is what it was before.
         expires_us = int(self._noting(lambda: run(lambda verbs: verbs.renew(renewal), savepoint=True)))
-        if (block := self._block()) is not None:
+        if (block := joining.block_here(self)) is not None:
             block.renewed = renewal.lease_us or 0
         return expires_us
 
@@ -226,7 +214,7 @@ class Lease(Minting, Keeping):
         if isinstance(name, NewJob) and (payload is not None or options):
             raise InvalidArgument("a NewJob brings its payload and options along: pass it alone.")
         child, name = as_child(name if isinstance(name, NewJob) else {"id": name, "payload": payload, **options})
-        within = self._within(connection)
+        within = joining.within(self, connection)
         return self._write(
             connection,
             savepoint,
@@ -234,20 +222,6 @@ class Lease(Minting, Keeping):
             lambda: added_alone(self, name, child),
             note=within.join,
         )
-
-    def _within(self, connection: Any) -> Within:
-        block = self._block()
-        if block is not None and connection in (None, block.connection):
-            return Within(block.number, lambda _: block.ended)
-        return Within(id(connection), self._end_of)
-
-    def _end_of(self, joined_: Joined | None) -> End:
-        """Return how a transaction of the caller's own has ended, as far as that can be known."""
-        if joined_ is not None and joined_.is_open():
-            return End.NOT_YET
-        number = None if joined_ is None else joined_.number
-        is_undone = number is not None and self._transactions().is_rolled_back(number)
-        return End.ROLLED_BACK if is_undone else End.UNKNOWN
 
     def _is_stored(self, job_id: str) -> bool:
         try:
@@ -282,31 +256,17 @@ class Lease(Minting, Keeping):
         """
         if inspect.iscoroutinefunction(call):
             raise InvalidArgument("once() calls a plain function; await lease.aio.once(…) for an async one.")
-        effect = self._begin(name, call, in_doubt, undone)
+        effect = begin_effect(self, name, call, in_doubt, undone)
         outcome = effect.outcome
         if not effect.known:
             try:
                 value = call(effect.key)
             except undone:
-                self._conclude(name, None)
+                end_effect(self, name, None)
                 raise
             outcome = documents.encode(value, f"the outcome of effect {name!r}")
-            self._conclude(name, outcome)
+            end_effect(self, name, outcome)
         return documents.decode(outcome)  # type: ignore[no-any-return]  # as typed as JSON is
-
-    def _begin(self, name: str, call: object, in_doubt: str, undone: object) -> Effect:
-        # Looked at before the intent is recorded: a slip must not leave an effect in doubt that was never tried.
-        again = inputs.effect(name, call, in_doubt, undone)
-        effect, fresh = self._noting(
-            lambda: self._refuse_beside().begin_effect(self.job_id, self.epoch, name, again=again)
-        )
-        if not (effect.known or fresh):
-            raise InDoubt(self.job_id, name, key=effect.key, epoch=effect.epoch)
-        return effect
-
-    def _conclude(self, name: str, outcome: str | None) -> None:
-        # Beside a transaction that the call has left open, the effect stays in doubt: it may be among those rows.
-        self._noting(lambda: self._refuse_beside().end_effect(self.job_id, self.epoch, name, outcome))
 
     def complete(
         self, result: object = None, *, then: Iterable[Child] = (), connection: Any = None, savepoint: bool = False
@@ -398,7 +358,7 @@ class Lease(Minting, Keeping):
         verbs, idle = self._transactions("lease.transaction()"), inputs.idle_us(idle_seconds)
         connection = block = None
         try:
-            self._refuse_beside()
+            joining.refuse_beside(self)
             self._flush()
             connection = self._noting(lambda: verbs.begin(self.job_id, self.epoch, idle_us=idle))
             verbs.entered(connection)
@@ -420,7 +380,7 @@ class Lease(Minting, Keeping):
         database; `Unsupported` for a connection or store that cannot join. On PostgreSQL the refusal may come from your
         COMMIT instead, as the driver's exception: `StaleEpoch.find` converts it.
         """
-        return self._join(connection, lambda verbs: verbs.fence(self.job_id, self.epoch), savepoint=savepoint)
+        return joining.join(self, connection, lambda verbs: verbs.fence(self.job_id, self.epoch), savepoint=savepoint)
 
     def _write(
         self,
@@ -437,12 +397,12 @@ class Lease(Minting, Keeping):
         *note* is called with the transaction of a connection of the caller's own.
         """
         if connection is not None or self._joined or is_anything_open():
-            block = self._block()
+            block = joining.block_here(self)
             if block is not None and connection in (None, block.connection):
-                return self._unless_lost(lambda: block.run(program, savepoint=savepoint))
+                return joining.unless_lost(self, lambda: block.run(program, savepoint=savepoint))
             if connection is not None:
-                return self._join(connection, program, savepoint=savepoint, note=note)
-            self._refuse_beside()
+                return joining.join(self, connection, program, savepoint=savepoint, note=note)
+            joining.refuse_beside(self)
         reply = self._noting(separately)
         if isinstance(reply, Exception):
             raise self._note_refusal(reply)
@@ -450,89 +410,6 @@ class Lease(Minting, Keeping):
 
     def _transactions(self, what: str = "connection=…") -> Transactions:
         return transactions_of(self._store, what)
-
-    def _run_here(self) -> _Run | None:
-        """Return what runs a program in the transaction that this lease is part of here, or None."""
-        if (block := self._block()) is not None and block.open:
-            return block.run
-        joined_ = self._joined_here()
-        return None if joined_ is None else partial(self._join, joined_.connection)
-
-    def _joined_here(self) -> Joined | None:
-        return next((one for one in self._joined if one.is_usable_here()), None)
-
-    def _block(self) -> Block | None:
-        return block_of((self.job_id, self.epoch), lambda: self._transactions().database)
-
-    def _join(
-        self,
-        connection: Any,
-        program: Callable[[Transactions], Program[T]],
-        *,
-        savepoint: bool = False,
-        note: Callable[[Joined], None] | None = None,
-    ) -> T:
-        def remember_it(one: Joined) -> None:
-            self._remember(one)
-            if note is not None:
-                note(one)
-
-        reply = self._unless_lost(
-            lambda: joined(
-                self._store,
-                connection,
-                lambda verbs: self._marked(program(verbs)),
-                savepoint=savepoint,
-                note=remember_it,
-            )
-        )
-        # With an async connection it is a coroutine, for the async form of the verb.
-        return cast(T, unless_lost(self, reply)) if inspect.iscoroutine(reply) else reply
-
-    def _unless_lost(self, verb: Callable[[], T]) -> T:
-        """Run a verb in a transaction. If its connection is gone since the job was taken over, raise the refusal."""
-        try:
-            return self._noting(verb)
-        except StoreUnavailable as error:
-            self._check_lost(error)
-            raise
-
-    def _check_lost(self, error: StoreUnavailable) -> None:
-        """Raise the refusal if the session is gone and the job was taken over, which may be why."""
-        if error.outcome_unknown and not self._transactions().exclusive:
-            with suppress(StoreUnavailable):
-                self._check_store()
-
-    def _remember(self, one: Joined) -> None:
-        """Keep in mind that this lease is part of a transaction that the caller will end."""
-        remember(one)
-        with _remembering:
-            # One whose connection was lost stays, even if it has ended: `StaleEpoch.find` may have to ask about it.
-            others = (
-                other for other in self._joined if other.connection not in (None, one.connection) or other.is_lost()
-            )
-            self._joined = (*others, one)
-
-    def _refuse_beside(self) -> Store:
-        """Return the store, for a verb that commits by itself; refuse it while this lease is part of a transaction."""
-        # Of another thread or task, too: after a settlement of its own, the rows of that transaction would be lost.
-        if alone(self._store) and self._has_open_transaction():
-            raise Conflict(
-                f"job {self.job_id!r} is part of a transaction of yours that is still open: pass connection=… to make "
-                "this call part of it, or end it first. By itself this call would commit at once, and that "
-                "transaction could still roll back, or be refused. Nothing was changed."
-            )
-        return self._store
-
-    def _has_open_transaction(self) -> bool:
-        # None is forgotten here: another thread may join one while the server is asked.
-        return any(one.is_open() for one in self._joined)
-
-    def _marked(self, program: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-        try:
-            return (yield from program)
-        except (StaleEpoch, UnknownJob) as refusal:
-            raise self._note_refusal(refusal) from refusal.__cause__
 
     # Shared
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import Conflict
 from .current import _current
+from .joining import has_open_transaction
 
 if TYPE_CHECKING:
     from ..core.job import Grant, Progress
@@ -78,7 +79,7 @@ def leave_transactions(lease: Lease) -> None:
     """Let go of the connections of such transactions; raise `Conflict` if one was left open."""
     if not lease._joined:
         return
-    is_open = lease._has_open_transaction()
+    is_open = has_open_transaction(lease)
     lease._joined = ()
     if is_open:
         raise Conflict(

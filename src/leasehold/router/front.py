@@ -13,16 +13,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, 
 from ..core import checks, inputs, redaction, suggestions
 from ..core.clock import Clock, SystemClock
 from ..core.explanation import waits_for
-from ..core.job import (
-    Added,
-    Job,
-    JobOptions,
-    NewJob,
-    as_new_job,
-    new_job,
-    unknown_options,
-)
+from ..core.job import Added, Job, NewJob, as_new_job, new_job, unknown_options
 from ..core.retention import DEFAULT_RETENTION, Retention
+from ..core.settings import JobOptions
 from ..errors import InvalidArgument, NotFinished
 from ..lease import Lease
 from ..store import Store

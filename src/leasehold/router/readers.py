@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core import checks, inputs
-from ..core.job import Counts, Effect, Job, Status
+from ..core.counts import Counts
+from ..core.effects import Effect
+from ..core.job import Job, Status
 from ..core.ownership import Event, Ownership
 
 if TYPE_CHECKING:  # which has these functions as its methods

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from ..aio import Facade, alone, joined, threaded
 from ..core import ids
+from ..core.children import as_root
 from ..core.clock import Clock
-from ..core.job import Added, NewJob, as_root
+from ..core.job import Added, NewJob
 from ..store import Program, Store, Transactions
 from .main_guard import refuse_in_an_import
 from .unknown_tasks import UnknownTasks

@@ -26,8 +26,9 @@ from uuid import UUID
 
 from ..aio import warn_if_it_blocks
 from ..core import checks, documents, suggestions
-from ..core.job import DETACHED, Added, JobSettings, NewJob, as_new_job
+from ..core.job import DETACHED, Added, NewJob, as_new_job
 from ..core.retry import Retry
+from ..core.settings import JobSettings
 from ..errors import InvalidArgument
 from ..lease import Lease, lease_here
 from .adder import Adder

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...core.job import PRUNED, Effect, Grant, Job, NewJob, Settlement, Status, completion
+from ...core.effects import Effect
+from ...core.job import PRUNED, Grant, Job, NewJob, Settlement, Status, completion
 from ...core.lifecycle import ending, no_effect
 from ...core.ownership import Ending, Ownership, Reason
 from ...core.parking import Parked

@@ -9,7 +9,9 @@ import weakref
 from collections.abc import Collection, Iterator, Sequence
 
 from ...core.clock import Clock
-from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key
+from ...core.counts import Counts
+from ...core.effects import Effect, effect_key
+from ...core.job import Added, Grant, Job, NewJob, Outcome, Progress, Settlement, Status
 from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, unique_taken
 from ...core.ownership import Event, Note, NoteKind, Ownership, Process, Reason, draw_epochs
 from ...core.parking import known_tasks

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ...core.job import Added, Effect, Job, NewJob, Progress, Settlement
+from ...core.effects import Effect
+from ...core.job import Added, Job, NewJob, Progress, Settlement
 from ...core.ownership import Ownership
 from ...errors import LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
 from ...store import Refusal, Renewal

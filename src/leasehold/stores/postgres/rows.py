@@ -9,7 +9,8 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from ...core.job import Added, Counts, Grant, NewJob, Outcome, Settlement, Status, new_state
+from ...core.counts import Counts
+from ...core.job import Added, Grant, NewJob, Outcome, Settlement, Status, new_state
 from ...core.lifecycle import Verb, after, ending, lock_held, no_effect, only_its_id, unique_taken
 from ...core.options import encode
 from ...core.ownership import Ending, Event, Ownership, Process, Reason

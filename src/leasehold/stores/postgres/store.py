@@ -10,19 +10,9 @@ from typing import Any
 
 from ...core import checks
 from ...core.clock import Clock, SystemClock
-from ...core.job import (
-    Added,
-    Counts,
-    Effect,
-    Grant,
-    Job,
-    NewJob,
-    Progress,
-    Settlement,
-    Status,
-    effect_key,
-    new_state,
-)
+from ...core.counts import Counts
+from ...core.effects import Effect, effect_key
+from ...core.job import Added, Grant, Job, NewJob, Progress, Settlement, Status, new_state
 from ...core.lifecycle import Verb
 from ...core.ownership import Event, Note, Ownership, Process, sane
 from ...core.queues import Queue

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...connections import Statement
-from ...core.job import Added, Effect, Job, NewJob, Outcome, Progress, Settlement, Status, effect_key, new_state
+from ...core.effects import Effect, effect_key
+from ...core.job import Added, Job, NewJob, Outcome, Progress, Settlement, Status, new_state
 from ...core.lifecycle import FINISHED, FREED_BY, RECORDED_AS, after, no_effect, setback
 from ...core.options import encode
 from ...core.ownership import Note, NoteKind

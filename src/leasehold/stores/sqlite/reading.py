@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core import documents
-from ...core.job import Counts, Effect, Grant, Job, Status
+from ...core.counts import Counts
+from ...core.effects import Effect
+from ...core.job import Grant, Job, Status
 from ...core.lifecycle import FINISHED, no_lease
 from ...core.ownership import Event, Ownership, Reason
 from ...core.queues import Queue

@@ -12,7 +12,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from ...core import checks
 from ...core.clock import Clock, Countdown, SystemClock
-from ...core.job import Added, Counts, Effect, Grant, Job, NewJob, Progress, Settlement, Status
+from ...core.counts import Counts
+from ...core.effects import Effect
+from ...core.job import Added, Grant, Job, NewJob, Progress, Settlement, Status
 from ...core.lifecycle import Verb, reclaimed_in_part
 from ...core.ownership import RECOVERY_EVERY_US, Event, Note, Ownership, Process
 from ...core.parking import known_tasks

@@ -20,7 +20,8 @@ from ...core.job import Job, Outcome, Settlement
 from ...errors import InvalidArgument, StoreIncompatible, UnknownJob
 from ...router import Router
 from .judge import Accepted, EffectRow, Ended, Finding, Issued, Judge
-from .owners import Orders, Ticks, hunt_in
+from .owners import hunt_in
+from .party import Orders, Ticks
 from .tables import Tables, tables_of
 
 PROCESSES = 3

@@ -39,8 +39,10 @@ _TOPICS = (
     "support",
     "tending",
     "transactions",
+    "transactions_progress",
     "transitions",
     "waiting",
+    "workers",
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{topic}" for topic in _TOPICS))
 
@@ -66,8 +68,10 @@ from .starting import Starting  # noqa: E402
 from .support import AlarmClock  # noqa: E402
 from .tending import Tending  # noqa: E402
 from .transactions import InTransactions  # noqa: E402
+from .transactions_progress import ProgressInTransactions  # noqa: E402
 from .transitions import Transitions  # noqa: E402
 from .waiting import Waiting  # noqa: E402
+from .workers import Workers  # noqa: E402
 
 __all__ = ["AlarmClock", "StoreContract"]
 
@@ -86,6 +90,7 @@ class StoreContract(
     Effects,
     Operating,
     Pausing,
+    Workers,
     PickingUp,
     Transitions,
     Reclaiming,
@@ -96,5 +101,6 @@ class StoreContract(
     Reading,
     Searching,
     InTransactions,
+    ProgressInTransactions,
 ):
     """Every clause of the contract; a subclass named `Test…` says how to `open` its store."""

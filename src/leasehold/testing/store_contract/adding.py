@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ...core import documents, instants
-from ...core.job import Outcome, Settlement, Status, new_child, new_job
+from ...core.children import new_child
+from ...core.job import Outcome, Settlement, Status, new_job
 from ...core.retry import Retry
 from ...store import Store
 from .support import AlarmClock, Contract, completed, failed, ids, in_threads, one, settle

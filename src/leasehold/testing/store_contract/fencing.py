@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 
-from ...core.job import Grant, Outcome, Progress, Settlement, Status, new_child, new_job
+from ...core.children import new_child
+from ...core.job import Grant, Outcome, Progress, Settlement, Status, new_job
 from ...core.ownership import STORE, Reason
 from ...core.retry import Retry
 from ...errors import Conflict, Settled, StaleEpoch, UnknownJob

@@ -8,8 +8,9 @@ from functools import partial
 
 import pytest
 
+from ...core.children import new_child
 from ...core.instants import as_datetime
-from ...core.job import Grant, NewJob, Outcome, Progress, Settlement, Status, new_child, new_job
+from ...core.job import Grant, NewJob, Outcome, Progress, Settlement, Status, new_job
 from ...core.retry import Retry
 from ...errors import Conflict, LeaseholdError, NoLease, Settled, StaleEpoch, UnknownJob
 from ...store import Renewal, Store

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ...core.job import NewJob, Progress, new_child, new_job
+from ...core.children import new_child
+from ...core.job import NewJob, Progress, new_job
 from ...errors import StaleEpoch
 from ...store import Renewal, Store
 from .support import SECOND, AlarmClock, Contract, expire, ids, one, released, settle

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from ...core.job import Grant, NewJob, Progress, Settlement, Status, new_child, new_job
+from ...core.children import new_child
+from ...core.job import Grant, NewJob, Progress, Settlement, Status, new_job
 from ...core.ownership import Reason
 from ...core.retry import Retry
 from ...errors import Settled, StaleEpoch

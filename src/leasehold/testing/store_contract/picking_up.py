@@ -1,4 +1,4 @@
-"""C59 to C62: the workers that a store knows, to which of them a transfer goes, and how it is picked up."""
+"""C60 to C62: to which worker a transfer goes, and how it is picked up."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from ...core.job import Grant, Progress, Status, new_job
-from ...core.ownership import Process, Reason
+from ...core.ownership import Reason
 from ...core.retry import Retry
-from ...core.workers import WorkerReport, WorkerStatus
 from ...errors import Conflict, StaleEpoch
 from ...store import Renewal, Store
 from .support import (
@@ -29,17 +28,7 @@ from .support import (
     released,
     settle,
 )
-
-_DAY = 86_400
-_PROCESS = Process("host", "boot", "namespace", 7, 12)
-
-
-def reported(store: Store, name: str, given_name: str = "shop", **facts: object) -> WorkerReport:
-    """Have a worker report, and return the report."""
-    usual = WorkerReport(name, given_name, None, None, (), 16, 0, 0)
-    report = usual._replace(**facts)  # type: ignore[arg-type]  # the tests name its fields
-    store.report(report)
-    return report
+from .workers import PROCESS, reported
 
 
 def handed(store: Store, to: str = "b", job_id: str = "a") -> Grant:
@@ -79,82 +68,7 @@ MOVES: dict[str, Callable[[Store, AlarmClock, Grant], object]] = {
 
 
 class PickingUp(Contract):
-    """Workers report, and transfers reach their owners."""
-
-    # Workers
-
-    def test_c59_a_worker_is_listed_as_it_reports_itself(self, store: Store, clock: AlarmClock) -> None:
-        """By name, with when it was started and seen on the store's clock; a later report replaces the earlier one."""
-        clock.advance(100)
-        started = clock.now() - 5 * SECOND
-        reported(store, "b", given_name="other")
-        reported(store, "a", process=_PROCESS, queues=("mail", "x"), tasks=("send",), running=1, up_us=5 * SECOND)
-        clock.advance(10)
-        reported(store, "a", tasks=("send", "sweep"), concurrency=4, running=3, up_us=99 * SECOND)
-
-        listed = store.workers()
-
-        assert [worker.name for worker in listed] == ["a", "b"]
-        assert listed[0] == WorkerStatus(
-            "a", "shop", None, None, ("send", "sweep"), 4, 3, started, clock.now(), alive=True
-        )
-        assert (listed[1].given_name, listed[1].seen_us) == ("other", clock.now() - 10 * SECOND)
-        reported(store, "a", process=_PROCESS, queues=("mail", "x"))
-        assert (store.workers()[0].process, store.workers()[0].queues) == (_PROCESS, ("mail", "x"))
-
-    def test_c59_a_worker_is_alive_for_thirty_seconds(self, store: Store, clock: AlarmClock) -> None:
-        """After its last report, on the store's clock."""
-        reported(store, "a")
-        clock.advance(29.999999)
-        assert [worker.alive for worker in store.workers()] == [True]
-
-        clock.advance(0.000001)
-        assert [worker.alive for worker in store.workers()] == [False]
-
-        reported(store, "a")
-        assert [worker.alive for worker in store.workers()] == [True]
-
-    def test_c59_a_worker_that_retires_is_gone(self, store: Store) -> None:
-        """And only that one; to retire one that is not known changes nothing."""
-        reported(store, "a"), reported(store, "b")
-
-        store.retire("a")
-        store.retire("a")
-
-        assert [worker.name for worker in store.workers()] == ["b"]
-
-    def test_c59_upkeep_forgets_a_dead_worker_after_a_day(self, store: Store, clock: AlarmClock) -> None:
-        """And no other."""
-        reported(store, "a")
-        clock.advance(60)
-        reported(store, "b")
-        clock.advance(_DAY - 60.000001)
-        store.tend()
-        assert [worker.name for worker in store.workers()] == ["a", "b"]
-
-        clock.advance(60)
-        store.tend()
-
-        assert [worker.name for worker in store.workers()] == ["b"]
-
-    def test_c59_a_report_wakes_no_claim(self, store: Store, clock: AlarmClock) -> None:
-        """Nor ends its wait; an add does."""
-        waiter = Waiter(store, clock)
-
-        reported(store, "a")
-        store.retire("a")
-
-        assert waiter.is_waiting()
-        store.add([new_job("a")])
-        assert ids(waiter.result()) == ["a"]
-
-    def test_c59_a_second_store_lists_them_too(self, store: Store, another: Store) -> None:
-        """Whichever process they are of."""
-        reported(store, "a"), reported(another, "b")
-
-        assert (
-            [worker.name for worker in store.workers()] == [worker.name for worker in another.workers()] == ["a", "b"]
-        )
+    """Transfers reach their owners."""
 
     # To whom a transfer goes
 
@@ -322,10 +236,10 @@ class PickingUp(Contract):
         grant = store.transfer("a", 0, to="b", by="ops")
         clock.advance(15)
 
-        [accepted] = store.accept("b", [("a", grant.epoch)], claim_id="mine", process=_PROCESS)
+        [accepted] = store.accept("b", [("a", grant.epoch)], claim_id="mine", process=PROCESS)
 
         expires = clock.now() + 30 * SECOND
-        assert accepted == grant._replace(claim_id="mine", process=_PROCESS, expires_us=expires)
+        assert accepted == grant._replace(claim_id="mine", process=PROCESS, expires_us=expires)
         assert store.claimed("mine") == [accepted]
         assert store.lease("a", "b") == accepted
         clock.advance(15)
@@ -350,10 +264,10 @@ class PickingUp(Contract):
     def test_c62_the_same_call_again_answers_the_same(self, store: Store, clock: AlarmClock) -> None:
         """After a lost reply; its lease lasts from the last call."""
         grant = handed(store)
-        [first] = store.accept("b", [("a", grant.epoch)], claim_id="mine", process=_PROCESS)
+        [first] = store.accept("b", [("a", grant.epoch)], claim_id="mine", process=PROCESS)
         clock.advance(5)
 
-        [again] = store.accept("b", [("a", grant.epoch)], claim_id="mine", process=_PROCESS)
+        [again] = store.accept("b", [("a", grant.epoch)], claim_id="mine", process=PROCESS)
 
         assert again == first._replace(expires_us=clock.now() + 30 * SECOND)
         assert len(store.ownerships("a")) == 1
@@ -390,7 +304,7 @@ class PickingUp(Contract):
         MOVES[move](store, clock, grant)
         before = store.job("a"), store.ownerships("a")
 
-        assert store.accept("b", [("a", grant.epoch)], claim_id="mine", process=_PROCESS) == []
+        assert store.accept("b", [("a", grant.epoch)], claim_id="mine", process=PROCESS) == []
 
         assert (store.job("a"), store.ownerships("a")) == before
         assert store.claimed("mine") == []

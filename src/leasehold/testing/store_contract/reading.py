@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ...core.job import Counts, Status, new_child, new_job
+from ...core.children import new_child
+from ...core.counts import Counts
+from ...core.job import Status, new_job
 from ...errors import UnknownJob
 from ...store import Store
 from .support import AlarmClock, Contract, completed, expire, failed, one, settle

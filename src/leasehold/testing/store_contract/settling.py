@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from ...core.children import new_child
 from ...core.failure import written
-from ...core.job import Outcome, Settlement, Status, new_child, new_job
+from ...core.job import Outcome, Settlement, Status, new_job
 from ...core.ownership import Reason
 from ...core.retry import Retry
 from ...errors import Settled, StaleEpoch

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ...core.job import NewJob, Status, new_child, new_job
+from ...core.children import new_child
+from ...core.job import NewJob, Status, new_job
 from ...core.lifecycle import NOT_STARTED
 from ...core.ownership import Reason
 from ...store import Store

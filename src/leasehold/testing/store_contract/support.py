@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from ...core import checks
-from ...core.job import Effect, Grant, Job, NewJob, Outcome, Settlement, new_job
+from ...core.effects import Effect
+from ...core.job import Grant, Job, NewJob, Outcome, Settlement, new_job
 from ...core.ownership import Event, Ownership, Process
 from ...errors import StaleEpoch
 from ...liveness import identify

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ...core.job import NewJob, Settlement, new_child, new_job
+from ...core.children import new_child
+from ...core.job import NewJob, Settlement, new_job
 from ...core.ownership import Reason
 from ...core.retention import Retention
 from ...errors import UnknownJob
