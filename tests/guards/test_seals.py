@@ -16,6 +16,7 @@ from tests.guards.reference import CarelessShelf, Reference
 
 from leasehold import Conflict, GuardUnavailable, InvalidArgument, Job, Lease, Retry, Router, StaleEpoch, Unfenced
 from leasehold.cli.app import run
+from leasehold.core.search import Search
 from leasehold.guard import Doubt, GuardKey, Seal, Writer
 from leasehold.testing import ManualClock
 
@@ -306,13 +307,41 @@ def test_a_job_that_fails_for_good_is_sealed(router: Router, shelf: Reference) -
 
     heard = threading.Event()
     job = work.add().job
+    router.on("failed")(lambda event: heard.set())  # after the one that seals
     with router.worker(concurrency=1):
-        router.on("failed")(lambda event: heard.set())  # after the one that seals
         assert heard.wait(60)
 
     assert router.job(job.id).status == "failed"
     with pytest.raises(StaleEpoch):
         shelf.write("a", b"after", lease=leases[0])
+
+
+def test_a_job_that_fails_as_it_is_taken_back_by_hand_is_sealed(
+    router: Router, shelf: Reference, clock: ManualClock
+) -> None:
+    """No worker hears of it, and its owner may only have been paused."""
+    router.add("j", retry=Retry(max_reclaims=0))
+    lease = router.claim("paused")
+    assert lease is not None
+    router._registry.guards.seal([shelf.key("a")], lease)
+    clock.advance(3600)
+
+    assert [one.job_id for one in router.reclaim()] == ["j"]
+
+    assert router.job("j").status == "failed"
+    with pytest.raises(StaleEpoch):
+        shelf.write("a", b"after", lease=lease)
+
+
+def test_a_job_that_is_taken_back_and_has_not_ended_is_not_sealed(
+    router: Router, shelf: Reference, clock: ManualClock
+) -> None:
+    """Its next owner does that."""
+    lease = zombie(router, shelf)
+    before = shelf.mark("a")
+    clock.advance(3600)
+    assert [one.job_id for one in router.reclaim()] == [lease.job_id]
+    assert shelf.mark("a") == before
 
 
 def test_a_replayed_job_writes_again(router: Router, shelf: Reference) -> None:
@@ -363,6 +392,19 @@ def test_a_key_that_cannot_be_reached_is_named_and_tried_again(router: Router, t
     assert router.seal(lease.job_id, by="bob").sealed == (("away", "a"),)
     with pytest.raises(StaleEpoch):
         guard.write("a", b"late", lease=lease)
+
+
+def test_a_bulk_action_names_the_keys_that_could_not_be_reached(router: Router, tmp_path: Path) -> None:
+    """Of each job, as the verb on one job does."""
+    guard = router.guard("away", Unreachable(tmp_path))
+    guard.away = False
+    lease = zombie(router, guard)
+    guard.away = True
+
+    outcome = router.bulk("cancel", Search(id_prefix=lease.job_id), expect=1, by="ann")
+
+    assert (outcome.done, outcome.moved) == (1, ())
+    assert outcome.unsealed == {lease.job_id: ("away:a (reference:a: the server is away.)",)}
 
 
 def test_a_process_without_the_guards_says_so(router: Router, tmp_path: Path, shelf: Reference) -> None:

@@ -6,7 +6,7 @@ import functools
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -79,11 +79,7 @@ class _Attempt:
             unsealed = self._ended.unsealed if isinstance(self._ended, Job) else ()
         if unsealed:
             facts["unsealed"] = list(unsealed)
-            click.echo(
-                f"leasehold: these guarded keys could not be reached: {', '.join(unsealed)}. Try again: "
-                f"leasehold guard seal {shlex.quote(id)} --app MODULE:ROUTER",
-                err=True,
-            )
+            _warn_of_unsealed(id, unsealed)
         show_one(facts, self.output)
         return 0
 
@@ -114,6 +110,14 @@ class _Attempt:
             f"Nothing was done. If this is the state that you mean to change, run:\n  {shlex.join(again)}", err=True
         )
         return 2
+
+
+def _warn_of_unsealed(job_id: str, keys: Sequence[str]) -> None:
+    click.echo(
+        f"leasehold: these guarded keys of job {job_id!r} could not be reached: {', '.join(keys)}. Try again: "
+        f"leasehold guard seal {shlex.quote(job_id)} --app MODULE:ROUTER",
+        err=True,
+    )
 
 
 def _arguments() -> list[str]:
@@ -295,12 +299,15 @@ def _apply(
 def _show_outcome(outcome: BulkOutcome, output: Output) -> None:
     moved = [{"id": one.id, "why": str(one.error)} for one in outcome.moved]
     if output.is_for_programs:
-        click.echo(json.dumps({"verb": outcome.verb, "done": outcome.done, "moved": moved}, ensure_ascii=False))
+        facts = {"verb": outcome.verb, "done": outcome.done, "moved": moved, "unsealed": dict(outcome.unsealed)}
+        click.echo(json.dumps(facts, ensure_ascii=False))
         return
     past = {"cancel": "cancelled", "replay": "replayed", "requeue": "requeued"}[outcome.verb]
     click.echo(f"{outcome.done} {past}" + (f", {len(moved)} left alone:" if moved else ""))
     for one in moved:
         click.echo(f"  {one['id']}: {one['why']}")
+    for job_id, keys in outcome.unsealed.items():
+        _warn_of_unsealed(job_id, keys)
 
 
 cancel = _one_or_many(

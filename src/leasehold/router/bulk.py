@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..core import checks, inputs
@@ -29,11 +30,16 @@ class Moved(NamedTuple):
 
 
 class BulkOutcome(NamedTuple):
-    """How a bulk action ended: how many jobs it was done to, and those that it was not."""
+    """
+    How a bulk action ended: how many jobs it was done to, and those that it was not.
+
+    *unsealed* has, by the id of a job that it was done to, the guarded keys that could not be reached.
+    """
 
     verb: Action
     done: int
     moved: tuple[Moved, ...]
+    unsealed: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     @property
     def refused(self) -> bool:
@@ -84,13 +90,15 @@ def bulk(
         raise Conflict(
             f"{len(seen)} jobs fit, and {expect} were expected: look again, and decide. Nothing was changed."
         )
-    act: Callable[..., Any] = getattr(router, verb)
-    done, moved = 0, []
+    act: Callable[..., Job] = getattr(router, verb)
+    done, moved, unsealed = 0, list[Moved](), dict[str, tuple[str, ...]]()
     try:
         for number, (job_id, epoch) in enumerate(seen, 1):
             try:
-                act(job_id, epoch=epoch, by=by, note=note)
+                after = act(job_id, epoch=epoch, by=by, note=note)
                 done += 1
+                if after.unsealed:
+                    unsealed[job_id] = after.unsealed
             except (StaleEpoch, Conflict, UnknownJob) as error:
                 moved.append(Moved(job_id, error))
             if on_each is not None:
@@ -98,7 +106,7 @@ def bulk(
     finally:
         if seen:
             _record(router, verb, wanted, len(seen), done, len(moved), by, note)
-    return BulkOutcome(verb, done, tuple(moved))
+    return BulkOutcome(verb, done, tuple(moved), unsealed)
 
 
 def _record(

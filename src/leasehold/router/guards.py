@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..core import checks
 from ..core.job import Job
-from ..errors import Conflict, LeaseholdError
+from ..core.ownership import Ownership
+from ..errors import Conflict, LeaseholdError, UnknownJob
+from ..tasks.guarded import SEALER
 
 if TYPE_CHECKING:  # `Router` has these functions as its methods
     from ..guard import Guard
@@ -52,6 +54,16 @@ def seal(router: Router, job: Job | str, *, by: str) -> Sealed:
             "owner seals them."
         )
     return router._registry.guards.seal_ended(found, by=checks.name(by, "by"))
+
+
+def seal_failed(router: Router, ended: Ownership) -> None:
+    """Seal the keys of a job that has failed for good with this ownership: no later owner will do it."""
+    try:
+        job = router.job(ended.job_id)
+    except UnknownJob:  # removed meanwhile
+        return
+    if job.finished_us is not None:
+        sealed(router, job, SEALER)
 
 
 def sealed(router: Router, ended: Job, by: str) -> Job:

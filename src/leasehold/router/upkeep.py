@@ -9,6 +9,7 @@ from ..core import checks
 from ..core.ownership import CLOCK_LIMIT, Ownership
 from ..core.retention import KEEP_IDS_US
 from ..store import Pruned
+from .guards import seal_failed
 
 if TYPE_CHECKING:  # which has these functions as its methods
     from .front import Router
@@ -18,9 +19,12 @@ def reclaim(router: Router) -> list[Ownership]:
     """
     Take back what expired, stalled, or whose process is gone. Return the ended ownerships.
 
-    Then do the rest of the upkeep that workers do: prune what `retention` no longer keeps.
+    The guarded keys of a job that fails for good with it are sealed; those that cannot be reached are logged and
+    recorded. Then do the rest of the upkeep that workers do: prune what `retention` no longer keeps.
     """
     ended = alone(router.store).reclaim()
+    for one in ended:
+        seal_failed(router, one)
     while alone(router.store).tend(router._retention):
         pass
     return ended

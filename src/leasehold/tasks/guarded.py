@@ -33,7 +33,7 @@ Keys = Callable[..., Any]  # of the handler's arguments; returns `GuardKey`s
 PROVE_SECONDS = 600.0
 _MOST_KEYS = 1_000
 _MOST_PENDING = 1_000
-_SEALER = "leasehold"  # who seals the keys of a job that upkeep or its owner has failed
+SEALER = "leasehold"  # who seals the keys of a job that upkeep or its owner has failed
 
 
 class Unsealed(LeaseholdError):
@@ -118,7 +118,7 @@ class Guards:
 
     # After the end
 
-    def seal_ended(self, job: Job, *, by: str = _SEALER) -> Sealed:
+    def seal_ended(self, job: Job, *, by: str = SEALER) -> Sealed:
         """
         Seal the recorded keys of *job*, which was read after its end; tell which could not be reached.
 
