@@ -504,3 +504,23 @@ def test_connections_to_a_file_can_come_from_anywhere(tmp_path: Path) -> None:
         mark = guard.mark("k")
         assert mark is not None
         assert mark.counter == 2 * number + 2
+
+
+def test_a_connection_to_another_database_than_the_guards_is_not_fenced(tmp_path: Path) -> None:
+    """Seals are in the guard's own: a stale owner would pass where none of them is seen."""
+    guard = SqlGuard(f"sqlite:///{tmp_path / 'app.db'}")
+    guard.seal("k", epoch=9, owner="new", store="s")
+    for name in (str(tmp_path / "other.db"), ":memory:"):
+        with closing(sqlite3.connect(name, isolation_level=None)) as connection:
+            connection.execute("attach ? as app", (str(tmp_path / "app.db"),))
+            connection.execute("begin")
+            with pytest.raises(InvalidArgument, match="would see no seal"):
+                guard.fence(connection, "k", epoch=5, owner="old", store="s")
+    (tmp_path / "linked.db").symlink_to(tmp_path / "app.db")
+    with closing(sqlite3.connect(tmp_path / "linked.db", isolation_level=None)) as connection:
+        connection.execute("begin")
+        guard.fence(connection, "k", epoch=9, owner="new", store="s")
+        connection.execute("commit")
+        connection.execute("begin")
+        with pytest.raises(InvalidArgument, match="is to sqlite"):
+            SqlGuard("postgresql://localhost/app").fence(connection, "k", epoch=5, owner="old", store="s")

@@ -27,6 +27,8 @@ class Source(ABC):
     """Makes connections, and takes them back."""
 
     where: str  # for messages, without secrets
+    vendor: str | None = None  # and the file of SQLite, where they are known before the first connection
+    file: str | None = None
 
     @abstractmethod
     def open(self) -> Any:
@@ -127,6 +129,8 @@ class Factory(Source):
 class SqliteFile(Source):
     """A file; each use has a connection of its own."""
 
+    vendor = "sqlite"
+
     def __init__(self, url: str, busy_seconds: float) -> None:
         self.path = unquote(urlsplit(url).path[1:])
         if not url.startswith("sqlite:///") or not self.path or self.path.endswith(":memory:"):
@@ -134,7 +138,7 @@ class SqliteFile(Source):
                 f"{url!r} names no file: write sqlite:///app.db for a file in the current folder, "
                 "sqlite:////var/lib/app.db for an absolute path."
             )
-        self.where = self.path
+        self.where = self.file = self.path
         self._busy_seconds = busy_seconds
 
     def open(self) -> Any:
@@ -153,6 +157,8 @@ class SqliteFile(Source):
 
 class PostgresUrl(Source):
     """A server; a few idle connections are kept, for the process that made them."""
+
+    vendor = "postgresql"
 
     def __init__(self, url: str, busy_seconds: float) -> None:
         self._url = url

@@ -97,9 +97,8 @@ class SqlGuard(Guard):
         self._busy_seconds = checks.microseconds(busy_seconds, "busy_seconds", zero=True) / 1_000_000
         self._source: Source = source_of(connect, self._busy_seconds)
         self._schema = schema
-        self._dialects: dict[str, Dialect] = {
-            dialect.vendor: dialect for dialect in (Postgres(schema, self.kind), Sqlite(schema, self.kind))
-        }
+        dialects = (Postgres(schema, self.kind), Sqlite(schema, self.kind, self._source.file))
+        self._dialects: dict[str, Dialect] = {dialect.vendor: dialect for dialect in dialects}
         self._token = uuid.uuid4().hex
         self._installed = False
         self._installing = threading.Lock()
@@ -130,7 +129,8 @@ class SqlGuard(Guard):
         Its COMMIT raises their marks. Raises `StaleEpoch` if a newer owner has been there; on PostgreSQL that may come
         from your COMMIT instead, as the driver's exception, and `StaleEpoch.find` converts it. Raises
         `NotInTransaction` if none is open; `Conflict` inside a savepoint, unless *savepoint*; `StaleSnapshot` if a
-        SQLite transaction has to be run again; `GuardUnavailable` if a mark cannot be read.
+        SQLite transaction has to be run again; `GuardUnavailable` if a mark cannot be read; `InvalidArgument` for a
+        connection to another SQLite file than the guard's URL, or another kind of database.
 
         A fence is not a seal: seal the keys before you read what you are going to change.
         """
@@ -403,6 +403,11 @@ class SqlGuard(Guard):
         found.require_transaction()
         if not savepoint:
             found.require_no_savepoint()
+        if self._source.vendor not in (None, found.vendor):
+            raise InvalidArgument(
+                f"that connection is to {found.vendor}, and the marks of this guard are in {self._source.where}: a "
+                "fence there would see no seal. Make the guard with the URL of the database that you write to."
+            )
         return self._dialect(found)
 
     def _dialect(self, connection: Connection) -> Dialect:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...connections import Program, driver_error
 from ...core import checks
 from ...core.marks import Mark
-from ...errors import GuardUnavailable, LeaseholdError, StaleSnapshot
+from ...errors import GuardUnavailable, InvalidArgument, LeaseholdError, StaleSnapshot
 from .dialect import RECENT, Dialect, Fenced, Known, Request, known_of, mark_of
 
 _FIELDS = ("epoch", "counter", "owner", "store", "recent")
@@ -24,8 +25,9 @@ class Sqlite(Dialect):
 
     vendor = "sqlite"
 
-    def __init__(self, schema: str, kind: str) -> None:
+    def __init__(self, schema: str, kind: str, file: str | None = None) -> None:
         checks.name(schema, "schema")
+        self._file = file  # which the guard's own connections open, if that is known
         table = '"' + f"{schema}_marks".replace('"', '""') + '"'
         self._kind = kind
         self._table = (
@@ -63,6 +65,9 @@ class Sqlite(Dialect):
 
     def fence(self, request: Request, style: str) -> Program[Fenced]:
         """Raise the marks now: they are committed, or rolled back, with the caller's rows."""
+        if self._file is not None:
+            databases = yield "PRAGMA database_list", (), False  # which reads nothing from the file
+            _check_file(self._file, str(databases[0][2] or ""), request.keys[0])
         before, refused = dict[str, Mark](), set[str]()
         for key in request.keys:
             passed, mark = yield from self._admit(key, request)
@@ -120,6 +125,18 @@ class Sqlite(Dialect):
         """Return None: a COMMIT in this process has a reply."""
         yield "SELECT 1", (), False
         return None
+
+
+def _check_file(own: str, callers: str, key: str) -> None:
+    """Raise `InvalidArgument` if a transaction to be fenced is of another file, where no seal is seen."""
+    with suppress(OSError):
+        if callers and os.path.samefile(own, callers):
+            return
+    raise InvalidArgument(
+        f"that connection has {callers or 'a database in memory'!r} open, and the marks of this guard are in {own!r}: "
+        f"a fence of {key!r} there would see no seal. Make the guard with the URL of the database that you write to, "
+        "which must be the connection's main one."
+    )
 
 
 def _passed(text: str, resource: str) -> Mark:
