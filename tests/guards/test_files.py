@@ -872,3 +872,27 @@ def test_the_folder_of_the_marks_says_what_it_is(guard: FileGuard) -> None:
     facts, checksum = (guard.folder / ".leasehold/marks/q3.csv.mark").read_text().split()
     assert json.loads(facts)["epoch"] == OLD
     assert len(checksum) == 8
+
+
+def test_a_mark_that_is_written_in_part_is_not_kept(tmp_path: Path) -> None:
+    """At a limit of the size of files, a write ends early without an error: half a mark would lock every owner out."""
+    text = (
+        "import resource, signal, sys\n"
+        "from leasehold import GuardUnavailable\n"
+        "from leasehold.guards import FileGuard\n"
+        "guard = FileGuard(sys.argv[1])\n"
+        "guard.seal('other', epoch=7, owner='a', store='s')\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "try:\n"
+        "    guard.write('k', b'short', epoch=7, owner='a', store='s')\n"
+        "except GuardUnavailable as error:\n"
+        "    print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-P", "-c", text, str(tmp_path)], capture_output=True, text=True, check=False)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "File too large" in ran.stdout
+    guard = FileGuard(tmp_path)
+    assert (guard.mark("k"), guard.peek("k")) == (None, None)
+    guard.write("k", b"rightful", epoch=7, owner="a", store="s")

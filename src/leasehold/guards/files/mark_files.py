@@ -52,19 +52,26 @@ class MarkFile:
                 fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
                 try:
                     if os.fstat(fd).st_size == SECTOR:
-                        os.pwrite(fd, content, 0)
+                        _write(fd, content)
                         sync_content(fd)
                         return
                 finally:
                     os.close(fd)
         new = Temporary(self._temporary)
         try:
-            os.pwrite(new.fd, content, 0)
+            _write(new.fd, content)
             sync_file(new.fd)
             new.rename(self._path)
             sync_folder(os.path.dirname(self._path))
         finally:
             new.discard()
+
+
+def _write(fd: int, content: bytes) -> None:
+    """Write all of it: at a limit of the file's size, the system writes a part and reports no error."""
+    written = 0
+    while written < len(content):
+        written += os.pwrite(fd, content[written:], written)
 
 
 def _record(mark: Mark) -> bytes:
