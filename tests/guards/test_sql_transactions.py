@@ -524,3 +524,32 @@ def test_a_connection_to_another_database_than_the_guards_is_not_fenced(tmp_path
         connection.execute("begin")
         with pytest.raises(InvalidArgument, match="is to sqlite"):
             SqlGuard("postgresql://localhost/app").fence(connection, "k", epoch=5, owner="old", store="s")
+
+
+def test_a_temporary_table_does_not_hide_the_marks(tmp_path: Path) -> None:
+    """SQLite looks there first: a fence would compare with marks that no other connection has."""
+    guard = SqlGuard(f"sqlite:///{tmp_path / 'app.db'}")
+    guard.seal("k", epoch=9, owner="new", store="s")
+    with closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as connection:
+        [(text,)] = connection.execute("select sql from sqlite_master where name = 'leasehold_guard_marks'")
+        connection.execute(text.replace("CREATE TABLE", "CREATE TEMP TABLE", 1))
+        connection.execute("begin")
+        with pytest.raises(StaleEpoch):
+            guard.fence(connection, "k", epoch=5, owner="old", store="s")
+
+
+def test_a_commit_that_meets_a_reader_is_unavailable(tmp_path: Path) -> None:
+    """Without a write-ahead log, COMMIT waits for readers; the driver's own error would not tell what to do."""
+    guard = SqlGuard(f"sqlite:///{tmp_path / 'app.db'}", busy_seconds=0)
+    with closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as reader:
+        reader.execute("create table t (x)")
+        reader.execute("begin")
+        assert reader.execute("select * from t").fetchall() == []
+        with (
+            pytest.raises(GuardUnavailable, match="another connection that is reading"),
+            guard.transaction("k", epoch=9, owner="new", store="s") as connection,
+        ):
+            connection.execute("insert into t values (1)")
+        reader.execute("commit")
+        assert reader.execute("select * from t").fetchall() == []
+    assert guard.mark("k") is None

@@ -209,6 +209,12 @@ class SqlGuard(Guard):
         found = StaleEpoch.find(error)
         if found is not None:
             raise found from error
+        if sqlite.is_busy(error):
+            raise GuardUnavailable(
+                f"{self.resource(fence.keys[0])}: its COMMIT waited {self._busy_seconds:g} s (busy_seconds) for "
+                "another connection that is reading. Nothing was written: try again; with PRAGMA journal_mode = WAL "
+                "readers are not in the way."
+            ) from error
         if not postgres.is_lost(error):
             explained = postgres.explained(error, self.resource(fence.keys[0]), self._schema)
             raise explained or error from error

@@ -28,7 +28,8 @@ class Sqlite(Dialect):
     def __init__(self, schema: str, kind: str, file: str | None = None) -> None:
         checks.name(schema, "schema")
         self._file = file  # which the guard's own connections open, if that is known
-        table = '"' + f"{schema}_marks".replace('"', '""') + '"'
+        # Of the main database: a temporary table of that name would hide it from the caller's connection.
+        table = 'main."' + f"{schema}_marks".replace('"', '""') + '"'
         self._kind = kind
         self._table = (
             f"CREATE TABLE IF NOT EXISTS {table} (key TEXT PRIMARY KEY NOT NULL, epoch INTEGER NOT NULL, "
@@ -50,7 +51,7 @@ class Sqlite(Dialect):
             "RETURNING epoch, counter, owner, store, passed_from"
         )
         self._read = f"SELECT {', '.join(_FIELDS)} FROM {table} WHERE key = ?"
-        self._exists = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+        self._exists = "SELECT count(*) FROM main.sqlite_master WHERE type = 'table' AND name = ?"
         self._name = f"{schema}_marks"
         self._delete = f"DELETE FROM {table} WHERE key = ? AND key LIKE 'leasehold prove %'"
 
@@ -149,6 +150,12 @@ def is_missing(error: BaseException) -> bool:
     return "no such table" in str(driver_error(error))
 
 
+def is_busy(error: BaseException) -> bool:
+    """Return whether another connection was in the way for too long."""
+    code = getattr(driver_error(error), "sqlite_errorcode", 0)
+    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
 def explained(error: BaseException, resource: str, file: Callable[[], str | None]) -> LeaseholdError | None:
     """Return SQLite's *error* about a guard in leasehold's words; None if it is another one."""
     inner = driver_error(error)
@@ -160,7 +167,7 @@ def explained(error: BaseException, resource: str, file: Callable[[], str | None
             "your transaction had read before another one wrote, so SQLite lets it write no more (BUSY_SNAPSHOT). "
             "Nothing was changed: roll it back and run it again, beginning with BEGIN IMMEDIATE or with the fence."
         )
-    if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    if is_busy(inner):
         path = file()
         held = "another connection" if path is None else _holder(path)
         return GuardUnavailable(
