@@ -418,6 +418,30 @@ def test_a_process_without_the_guards_says_so(router: Router, tmp_path: Path, sh
     assert ended.unsealed == ("shelf:a (no guard of that name is registered in this process)",)
 
 
+def test_a_worker_without_guards_records_what_it_could_not_seal(
+    router: Router, shelf: Reference, clock: ManualClock
+) -> None:
+    """Upkeep is for all queues of a store, so it may be another application's worker that fails a job for good."""
+    if router.url is None:
+        pytest.skip("a memory store has no second application")
+    router.add("j", retry=Retry(max_reclaims=0))
+    lease = router.claim("paused")
+    assert lease is not None
+    router._registry.guards.seal([shelf.key("a")], lease)
+    clock.advance(3600)
+    with Router(router.url, clock=clock) as other:
+        heard = threading.Event()
+        other.on("failed")(lambda event: heard.set())
+        with other.worker(concurrency=1):
+            assert heard.wait(60)
+
+    [unsealed] = router.events("j", kind="unsealed")
+    assert [key[:2] for key in unsealed.facts["keys"]] == [["shelf", "a"]]
+    router.seal("j", by="ann")
+    with pytest.raises(StaleEpoch):
+        shelf.write("a", b"late", lease=lease)
+
+
 def test_only_what_has_ended_is_sealed_by_hand(router: Router, shelf: Reference) -> None:
     """A running job has an owner, who has sealed its keys."""
     lease = zombie(router, shelf)

@@ -312,7 +312,15 @@ class Router:
 
         registry = self._registry
         registry.load()
-        return Shop(self._store, registry.tasks, registry.hooks, self._listeners, self._lease_us, self._retention)
+        return Shop(
+            self._store,
+            registry.tasks,
+            registry.hooks,
+            self._listeners,
+            self._lease_us,
+            self._retention,
+            registry.guards.on_taken_back,
+        )
 
     def around(self, hook: Hook) -> Hook:
         """

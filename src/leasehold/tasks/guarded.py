@@ -165,6 +165,15 @@ class Guards:
         """Seal the keys of a job that has failed for good: a listener of the worker's event `failed`."""
         self.seal_ended(event.job)
 
+    def on_taken_back(self, event: Any) -> None:
+        """
+        Record that the keys of a job which upkeep has failed cannot be sealed here, where no guard is known.
+
+        With a guard, `on_failed` seals them. Without one it is not called, and it may be another application's job.
+        """
+        if not self:
+            self.seal_ended(event.job)
+
     # Refusals
 
     def _refused(self, guard: Guard, key: str, writer: Writer, refusal: StaleEpoch) -> None:

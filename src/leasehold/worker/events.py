@@ -126,9 +126,12 @@ class Observers:
     final failure of that kind is logged here. If they fall behind by 10,000 events, further ones are dropped.
     """
 
-    def __init__(self, store: Store, listeners: Mapping[str, Sequence[Listener]]) -> None:
+    def __init__(
+        self, store: Store, listeners: Mapping[str, Sequence[Listener]], on_taken_back: Listener | None = None
+    ) -> None:
         self._store = store
         self._listeners = listeners
+        self._on_taken_back = on_taken_back
         self._queue: SimpleQueue[Event | _Ended | None] = SimpleQueue()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -184,6 +187,8 @@ class Observers:
         while (item := self._queue.get()) is not None:
             event = self._failed(item) if isinstance(item, _Ended) else item
             if event is not None:
+                if isinstance(item, _Ended) and item.taken_back and self._on_taken_back is not None:
+                    self._call(self._on_taken_back, event)
                 for listener in tuple(self._listeners.get(NAMES[type(event)], ())):
                     self._call(listener, event)
 

@@ -21,3 +21,4 @@ class Shop(NamedTuple):
     listeners: Mapping[str, Sequence[Listener]]
     lease_us: int
     retention: Retention = DEFAULT_RETENTION
+    on_taken_back: Listener | None = None  # called with `Failed` for a job that upkeep has failed for good

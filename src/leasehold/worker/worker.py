@@ -73,7 +73,7 @@ class Worker:
         self._store = shop.store
         self._grace_us = checks.microseconds(grace_seconds, "grace_seconds", zero=True)
         self._steady = steady or SteadyClock()
-        self._observers = Observers(shop.store, shop.listeners)
+        self._observers = Observers(shop.store, shop.listeners, shop.on_taken_back)
         self._reporter = Reporter(self._observers)
         self._stopping = threading.RLock()  # held by the one that stops it
         self.runner = Runner(shop, self.concurrency, self._steady, self._reporter)
