@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from tests.patience import PATIENCE_SECONDS
 from tests.postgres.fixtures import NEWEST, Place, url_of
-from tests.worker.staging import PATIENCE, Gate, Tampered, ended, our_threads, until, working
+from tests.support import until
+from tests.worker.staging import PATIENCE, Gate, Tampered, ended, our_threads, working
 
 from leasehold import InvalidArgument, Lease, Router, StaleEpoch, StoreUnavailable
 from leasehold.lease import keep

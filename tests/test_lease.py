@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_SECONDS
+from tests.support import claimed, overtaken
 
 from leasehold import (
     Conflict,
@@ -58,19 +59,6 @@ def lease(router: Router) -> Lease:
     """A lease on job "p"."""
     router.add("p", {"total": 10}, task="send", queue="mail", retry=Retry(max_errors=2, jitter=False), stall_seconds=60)
     return claimed(router)
-
-
-def claimed(router: Router, owner: str = "worker-0") -> Lease:
-    """Claim the next job."""
-    lease = router.claim(owner)
-    assert lease is not None
-    return lease
-
-
-def overtaken(router: Router, clock: ManualClock) -> Lease:
-    """Let every lease run out, and claim the job anew."""
-    clock.advance(31)
-    return claimed(router, "worker-1")
 
 
 # What is held

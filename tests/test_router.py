@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_SECONDS
+from tests.support import claimed
 
 from leasehold import (
     Conflict,
@@ -51,13 +52,6 @@ def router(url: str | None, clock: ManualClock) -> Iterator[Router]:
     with Router(url, clock=clock, lease_seconds=20) as router:
         yield router
         assert router.store.verify() == []
-
-
-def claimed(router: Router, owner: str = "worker-0", **options: Any) -> Lease:
-    """Claim the next job."""
-    lease = router.claim(owner, **options)
-    assert lease is not None
-    return lease
 
 
 def seconds_of(lease: Lease) -> float:

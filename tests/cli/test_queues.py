@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.working import until
+from tests.support import until
 
 from leasehold import Router
 from leasehold.cli.app import run

@@ -14,17 +14,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.cli.working import APP, Working, begun, until
+from tests.cli.working import APP, Working, begun
+from tests.support import until
 
 from leasehold import Retry, Router, Status
 from leasehold.cli.app import run
-
-
-@pytest.fixture
-def router(tmp_path: Path) -> Iterator[Router]:
-    """The store that the command works on."""
-    with Router(f"sqlite:///{tmp_path}/jobs.db") as router:
-        yield router
 
 
 def add(router: Router, task: str, count: int = 1, **payload: object) -> list[str]:

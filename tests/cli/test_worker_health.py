@@ -8,7 +8,6 @@ import re
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ import click
 import pytest
 from tests.cli.command import leasehold
 from tests.cli.test_worker import held
-from tests.cli.working import APP, Working, begun, until
+from tests.cli.working import APP, Working, begun
 from tests.patience import PATIENCE_SECONDS
+from tests.support import until
 
 from leasehold import Router
 from leasehold.cli.app import run
@@ -28,12 +28,6 @@ HANGING = APP + (
     "@router.task(run_seconds=0.05)\ndef hang() -> None:\n"
     "    while not pathlib.Path('gate').exists():\n        time.sleep(0.02)\n"
 )
-
-
-@pytest.fixture
-def router(tmp_path: Path) -> Iterator[Router]:
-    with Router(f"sqlite:///{tmp_path}/jobs.db") as router:
-        yield router
 
 
 def health(working: Working, path: str = "/") -> tuple[int, dict[str, Any]]:

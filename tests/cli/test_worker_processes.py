@@ -5,20 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from tests.cli.working import APP, Working, begun, until
+from tests.cli.working import APP, Working, begun
+from tests.support import until
 
 from leasehold import Router, Status
 from leasehold.liveness import _stat
-
-
-@pytest.fixture
-def router(tmp_path: Path) -> Iterator[Router]:
-    with Router(f"sqlite:///{tmp_path}/jobs.db") as router:
-        yield router
 
 
 def is_alive(pid: int) -> bool:

@@ -6,14 +6,13 @@ import os
 import re
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from tests.cli.command import COMMAND, environment
 from tests.patience import PATIENCE_SECONDS
+from tests.support import until
 
 APP = '''
 import pathlib, threading, time
@@ -32,16 +31,6 @@ def gated(gate: str) -> None:
     while not pathlib.Path(gate).exists():
         time.sleep(0.02)
 '''
-
-
-def until(holds: Callable[[], Any], what: str = "the condition") -> Any:
-    """Wait until *holds* returns something true, and return it."""
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < give_up:
-        if found := holds():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"{what} did not come about in {PATIENCE_SECONDS} s")
 
 
 def begun(folder: Path) -> int:

@@ -17,9 +17,9 @@ from typing import Any
 import psycopg
 import pytest
 from tests.patience import PATIENCE_SECONDS
+from tests.support import until
 
 from leasehold import Conflict, GuardUnavailable, InvalidArgument, NoLease, Router, StaleEpoch, Unfenced
-from leasehold.core.clock import patience
 from leasehold.guard import Mark, Seal
 from leasehold.guards import Gate, Use
 from leasehold.guards.gate import memory
@@ -93,14 +93,6 @@ class Call(threading.Thread):
         if self.error is not None:
             raise self.error
         return self.value
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition that another thread or process brings about."""
-    left, pause = patience(PATIENCE_SECONDS), threading.Event()
-    while not condition():
-        assert left() > 0, "it did not happen"
-        pause.wait(0.005)
 
 
 def sealing(gate: Gate, epoch: int = NEW, key: str = "k") -> Call:

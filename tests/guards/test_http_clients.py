@@ -17,6 +17,7 @@ import httpx
 import pytest
 import requests
 from tests.patience import PATIENCE_SECONDS
+from tests.support import until
 
 from leasehold import (
     CredentialExpired,
@@ -29,7 +30,6 @@ from leasehold import (
     Router,
     StaleEpoch,
 )
-from leasehold.core.clock import patience
 from leasehold.credentials import ENVIRONMENT, CredentialKey, KeyRing
 from leasehold.guards import HttpGuard
 from leasehold.guards.http import HEADER
@@ -313,14 +313,6 @@ def test_a_url_with_dots_is_not_the_key_that_it_looks_like(service: Service, lea
 
 
 # The service under signals
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another process brings about."""
-    left, pause = patience(PATIENCE_SECONDS), threading.Event()
-    while not condition():
-        assert left() > 0, "it did not happen"
-        pause.wait(0.005)
 
 
 def write(service: Service, key: str, value: bytes, epoch: int, query: str = "") -> httpx.Response:

@@ -15,7 +15,9 @@ from typing import Any, Generic, TypeVar
 import psycopg
 from psycopg import sql
 from tests.patience import PATIENCE_SECONDS
+from tests.support import until
 
+from leasehold import Router
 from leasehold.stores.postgres import PostgresStore
 
 T = TypeVar("T")
@@ -87,14 +89,10 @@ class Call(Generic[T]):
         return self._value  # type: ignore[return-value]  # set by the thread, which has ended
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Ask again and again until *condition* holds, which it must before long."""
-    pause = threading.Event()
-    for _ in range(PATIENCE_SECONDS * 100):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it did not become true")
+def store_of(router: Router) -> PostgresStore:
+    """Return the store of *router*, as what it is."""
+    assert isinstance(router.store, PostgresStore)
+    return router.store
 
 
 def blocked(store: PostgresStore) -> bool:

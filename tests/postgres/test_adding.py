@@ -10,11 +10,10 @@ import psycopg
 import pytest
 
 from leasehold import Router, StoreUnavailable
-from leasehold.stores.postgres import PostgresStore
 from leasehold.testing import elsewhere
 
 from .fixtures import Place
-from .staging import Call, until_blocked
+from .staging import Call, store_of, until_blocked
 
 KEPT = (
     r"^another transaction holds a lock that this call needs \(a row, or the id or unique key of a new "
@@ -38,12 +37,6 @@ def router(place: Place) -> Iterator[Router]:
     with Router(store.database.url, schema=store.database.schema) as made:
         yield made
         assert made.verify() == []
-
-
-def store_of(router: Router) -> PostgresStore:
-    """The store of *router*."""
-    assert isinstance(router.store, PostgresStore)
-    return router.store
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from tests.support import until
 
 from leasehold import Conflict, Parked, StaleEpoch
 from leasehold.core.job import Outcome, Progress, new_job
@@ -25,7 +26,7 @@ from leasehold.stores.postgres.rows import as_json, settlement_json
 
 from .fixtures import Place
 from .owners import DONE, OWNERS, PATIENCE_MS, one, refused, settling, transfer
-from .staging import Call, Session, session, until, until_blocked
+from .staging import Call, Session, session, until_blocked
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
 

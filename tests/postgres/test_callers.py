@@ -14,14 +14,14 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
+from tests.support import lease_of
 
-from leasehold import Conflict, InvalidArgument, Lease, NotInTransaction, Router, Settled, StaleEpoch, Unsupported
-from leasehold.stores.postgres import PostgresStore
+from leasehold import Conflict, InvalidArgument, NotInTransaction, Router, Settled, StaleEpoch, Unsupported
 from leasehold.stores.postgres.fenced import FencedConnection
 from leasehold.testing import elsewhere
 
 from .fixtures import Place, path_of, without_path
-from .staging import entered_elsewhere
+from .staging import entered_elsewhere, store_of
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
 
@@ -38,20 +38,6 @@ def router(place: Place) -> Iterator[Router]:
     with Router(store.database.url, schema=store.database.schema) as router:
         yield router
         assert router.verify() == []
-
-
-def store_of(router: Router) -> PostgresStore:
-    """The store, as what it is."""
-    assert isinstance(router.store, PostgresStore)
-    return router.store
-
-
-def lease_of(router: Router, job_id: str = "a") -> Lease:
-    """A lease on a new job."""
-    router.add(job_id)
-    lease = router.claim("worker")
-    assert lease is not None
-    return lease
 
 
 def engine_of(router: Router, driver: str, make: Callable[..., Any], **options: Any) -> Any:

@@ -11,8 +11,9 @@ import pytest
 from django.core.cache import cache
 from django.db import DatabaseError, connection, connections, transaction
 from tests.django_connection import django_connection
+from tests.support import lease_of
 
-from leasehold import Conflict, InvalidArgument, Lease, NotInTransaction, Router, StaleEpoch, Unsupported
+from leasehold import Conflict, InvalidArgument, NotInTransaction, Router, StaleEpoch, Unsupported
 from leasehold.stores.postgres import PostgresStore
 from leasehold.testing import elsewhere
 
@@ -29,14 +30,6 @@ def router(place: Place) -> Iterator[Router]:
     with Router(store.database.url, schema=store.database.schema) as router, django_of(store.database.url):
         yield router
         assert router.verify() == []
-
-
-def lease_of(router: Router) -> Lease:
-    """A lease on a new job."""
-    router.add("a")
-    lease = router.claim("worker")
-    assert lease is not None
-    return lease
 
 
 def unended(router: Router) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import waiting
+from tests.support import until
 
 from leasehold import Router, StoreUnavailable
 from leasehold.core.job import new_job
@@ -24,7 +25,7 @@ from leasehold.stores.postgres.connection import Connection, Unanswered
 from leasehold.testing import elsewhere
 
 from .fixtures import Place
-from .staging import Call, entered_elsewhere, until
+from .staging import Call, entered_elsewhere
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 from psycopg import sql
+from tests.support import until
 
 import leasehold.stores.postgres.database as database
 from leasehold import InDoubt, Lease, Router, StaleEpoch, StoreUnavailable
@@ -17,7 +18,6 @@ from leasehold.core.job import Outcome, Settlement
 from leasehold.liveness import this_process
 from leasehold.store import Renewal
 from leasehold.stores.policy import Pass
-from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.database import REPLY_SECONDS
 from leasehold.stores.postgres.errors import sqlstate_of
 from leasehold.stores.postgres.rights import KINDS
@@ -25,7 +25,7 @@ from leasehold.testing import elsewhere
 
 from .fixtures import NEWEST, Place, path_of, url_of, with_path
 from .proxy import Proxy, Where
-from .staging import Call, entered_elsewhere, session, until
+from .staging import Call, entered_elsewhere, session, store_of
 from .verbs import VERBS, Stage, Verb
 
 
@@ -50,7 +50,7 @@ def shared(proxy: Proxy) -> Iterator[Stage]:
             Router(direct.database.url, schema=schema) as seen,
         ):
             made = Stage(router, seen)
-            store_of(made).database.prepare_threshold = None  # the proxy knows a request by its text
+            store_of(router).database.prepare_threshold = None  # the proxy knows a request by its text
             yield made
     finally:
         proxy.heal()
@@ -65,12 +65,6 @@ def stage(proxy: Proxy, shared: Stage) -> Iterator[Stage]:
     proxy.heal()
     assert shared.seen.verify() == []
     shared.empty()
-
-
-def store_of(stage: Stage) -> PostgresStore:
-    """The store that things happen to."""
-    assert isinstance(stage.router.store, PostgresStore)
-    return stage.router.store
 
 
 def attempt(verb: Verb, stage: Stage, made: object) -> StoreUnavailable | None:
@@ -168,7 +162,7 @@ def test_upkeep_that_is_cut_while_it_prunes_is_for_the_next_one(
     proxy: Proxy, stage: Stage, asks: str, where: Where
 ) -> None:
     """What a portion has removed stays removed, and nothing else is."""
-    store = store_of(stage)
+    store = store_of(stage.router)
     store.upkeep.portions = Pass()  # as if a minute had passed
     stage.lease().complete()
     proxy.cut(where, asks)
@@ -226,7 +220,7 @@ def test_a_connection_that_is_cut_again_and_again(
 def test_a_lost_reply_and_then_a_refusal(proxy: Proxy, stage: Stage) -> None:
     """What the second try says of itself is not said of the first."""
     lease = stage.lease()
-    store = store_of(stage)
+    store = store_of(stage.router)
 
     def exhaust(what: str) -> None:
         if what == "settle" and proxy.cuts:
@@ -252,12 +246,12 @@ def test_a_server_that_says_nothing_is_given_up(proxy: Proxy, stage: Stage, name
     """Its connection is open, its machine answers pings, and it never replies: the verb ends all the same."""
     verb = next(verb for verb in VERBS if verb.name == name)
     made = verb.prepare(stage)
-    store_of(stage).database.reply_seconds = 0.3
+    store_of(stage.router).database.reply_seconds = 0.3
     proxy.cut(Where.NEVER, verb.asks)
     try:
         error = attempt(verb, stage, made)
     finally:
-        store_of(stage).database.reply_seconds = REPLY_SECONDS
+        store_of(stage.router).database.reply_seconds = REPLY_SECONDS
 
     assert proxy.cuts == 1
     assert (error is None) is verb.unheard, error
@@ -272,7 +266,7 @@ def test_a_black_hole_that_swallows_new_connections_too(
     """Then there is nobody to ask again, and the verb ends once it has tried to connect."""
     monkeypatch.setattr(database, "AGAIN_SECONDS", 0.1)
     lease = stage.lease()
-    store = store_of(stage)
+    store = store_of(stage.router)
     store.database.reply_seconds = 0.3
     store.database._settings["connect_timeout"] = 1
     proxy.cut(Where.NEVER, "", times=1_000)
@@ -290,7 +284,7 @@ def test_a_black_hole_that_swallows_new_connections_too(
 
 def test_a_long_reply_is_not_silence(proxy: Proxy, stage: Stage) -> None:
     """What counts is how long nothing is heard, and not how long it takes."""
-    store = store_of(stage)
+    store = store_of(stage.router)
     store.database.reply_seconds = 1.2  # so that a machine that stands still for a second does not count either
     try:
         rows = store.database.read(
@@ -328,7 +322,7 @@ def test_an_owner_is_told_that_it_lost_its_job_with_its_connection(stage: Stage)
 def test_a_refused_transactions_connection_is_lent_to_one_at_a_time(stage: Stage) -> None:
     """It goes back to the others once, though both the commit and the end of the block give it back."""
     lost, kept = stage.lease("a"), stage.lease("b")
-    store_of(stage).upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that COMMIT refuses
+    store_of(stage.router).upkeep.end_fenced = lambda epochs: None  # type: ignore[method-assign]  # so that COMMIT refuses
     stage.seen.store.upkeep.end_fenced = lambda epochs: None  # type: ignore[attr-defined]  # the same
 
     def outlived() -> None:
@@ -340,7 +334,7 @@ def test_a_refused_transactions_connection_is_lent_to_one_at_a_time(stage: Stage
         with pytest.raises(StaleEpoch):
             outlived()
     finally:
-        del store_of(stage).upkeep.end_fenced
+        del store_of(stage.router).upkeep.end_fenced
         del stage.seen.store.upkeep.end_fenced  # type: ignore[attr-defined]  # the same
 
     with kept.transaction() as first, entered_elsewhere(kept.transaction()) as second:
@@ -498,7 +492,7 @@ ASKED_AGAIN: dict[str, tuple[str, Callable[[Lease], object], Callable[[Stage], o
 @contextmanager
 def taken_over(proxy: Proxy, stage: Stage, then: Callable[[Lease], object] = lambda lease: None) -> Iterator[None]:
     """Have the job taken over after the cut, before leasehold asks again by itself; the new owner does *then*."""
-    store = store_of(stage)
+    store = store_of(stage.router)
     left = [1]
 
     def take(what: str) -> None:
@@ -626,7 +620,7 @@ def test_a_batch_of_which_a_part_failed_does_not_say_that_nothing_was_changed(st
     """The others are done."""
     stage.lease("a")
     stage.lease("b")
-    store = store_of(stage)
+    store = store_of(stage.router)
     said = [Settlement(job.id, job.epoch, Outcome.RELEASE) for job in stage.seen.jobs(status="running")]
 
     def fail(what: str) -> None:
@@ -654,7 +648,7 @@ def test_a_batch_of_which_a_part_failed_does_not_say_that_nothing_was_changed(st
 
 def test_a_sweep_that_fails_on_the_way_does_not_say_that_nothing_was_changed(stage: Stage) -> None:
     """What it has taken back before stays so."""
-    lease, store = stage.lease("a"), store_of(stage)
+    lease, store = stage.lease("a"), store_of(stage.router)
     store.renew([Renewal(lease.job_id, lease.epoch, 1)])
 
     def fail(what: str) -> None:
@@ -675,7 +669,7 @@ def test_a_sweep_that_fails_on_the_way_does_not_say_that_nothing_was_changed(sta
 
 def test_short_waits_for_notifications_are_not_silence(stage: Stage) -> None:
     """The driver may come by many times in an instant, and each time nothing was to be read."""
-    with store_of(stage).database.connection() as connection:
+    with store_of(stage.router).database.connection() as connection:
         for _ in range(20):
             assert list(connection.notifies(timeout=0.005)) == []
         assert connection.is_alive()

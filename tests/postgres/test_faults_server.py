@@ -13,13 +13,14 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from tests.support import until
 
 import leasehold.stores.postgres.database as database
 from leasehold import Router, StoreUnavailable
 
 from .fixtures import NEWEST, started
 from .server import Server
-from .staging import Call, until
+from .staging import Call
 from .verbs import VERBS, Stage, Verb
 
 

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from tests.patience import PATIENCE_SECONDS
+from tests.support import until
 
 import leasehold.stores.postgres.database as database
 from leasehold import Router, Status, StoreUnavailable
@@ -22,7 +23,7 @@ from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.connection import Connection
 
 from .fixtures import NEWEST, Place, path_of, url_of, without_path
-from .staging import Call, until
+from .staging import Call, store_of
 from .verbs import READERS, VERBS, Stage, Verb
 
 
@@ -44,12 +45,6 @@ def seen(place: Place) -> Iterator[Router]:
         connection.execute("create table results (name text)")
     with Router(store.database.url, schema=store.database.schema) as router:
         yield router
-
-
-def store_of(router: Router) -> PostgresStore:
-    """The store of *router*."""
-    assert isinstance(router.store, PostgresStore)
-    return router.store
 
 
 def set_up(seen: Router, **settings: str) -> Router:

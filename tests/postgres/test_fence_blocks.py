@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel, sql
 from psycopg.types.numeric import FloatLoader
+from tests.support import until
 
 from leasehold import (
     Conflict,
@@ -35,7 +36,7 @@ from leasehold.stores.postgres.schema import functions
 from leasehold.testing import elsewhere
 
 from .fixtures import Place
-from .staging import ISOLATIONS, Call, entered_elsewhere, session, until, until_blocked
+from .staging import ISOLATIONS, Call, entered_elsewhere, session, until_blocked
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from itertools import product
 import psycopg
 import pytest
 from psycopg import IsolationLevel
+from tests.support import until
 
 from leasehold import StaleEpoch
 from leasehold.core.job import Grant, Progress, new_job
@@ -18,7 +19,7 @@ from leasehold.testing import elsewhere
 
 from .fixtures import Place
 from .libraries import LIBRARIES, Transaction, transaction
-from .staging import ISOLATIONS, Call, until
+from .staging import ISOLATIONS, Call
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
 

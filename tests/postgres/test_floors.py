@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from tests.support import until
 
 from leasehold.core.job import Grant, Outcome, Settlement, completion, new_job
 from leasehold.errors import Settled
@@ -18,7 +19,7 @@ from leasehold.stores.postgres.rows import Claim
 from leasehold.testing import ManualClock
 
 from .fixtures import Place
-from .staging import session, until
+from .staging import session
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import psycopg
 import pytest
 from psycopg import sql
+from tests.support import until
 
 from leasehold.core.job import Grant, Outcome, Settlement, new_job
 from leasehold.stores.postgres import PostgresStore
 
 from .fixtures import Place
-from .staging import Call, blocked, until
+from .staging import Call, blocked
 
 _GRANTED: dict[str, Callable[[PostgresStore], Grant]] = {
     "claim": lambda store: store.claim("second")[0],

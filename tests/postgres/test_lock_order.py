@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import IsolationLevel, sql
+from tests.support import until
 
 from leasehold.core.job import Outcome, Settlement, Status, new_job
 from leasehold.liveness import this_process
@@ -20,7 +21,7 @@ from leasehold.stores.postgres.owning import PATIENCE_MS
 from leasehold.testing import ManualClock
 
 from .fixtures import Place
-from .staging import Call, Session, session, until
+from .staging import Call, Session, session
 
 OPERATORS = ["cancel", "finish", "requeue", "transfer", "resolve"]
 

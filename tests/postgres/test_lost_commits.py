@@ -8,8 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.support import lease_of, until
 
-from leasehold import Conflict, Lease, Router, StaleEpoch, StoreUnavailable
+from leasehold import Conflict, Router, StaleEpoch, StoreUnavailable
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.fenced import FencedConnection
 from leasehold.testing import elsewhere
@@ -17,7 +18,6 @@ from leasehold.testing import elsewhere
 from .fixtures import Place, path_of, with_path
 from .libraries import Transaction, transaction
 from .proxy import Proxy, Where
-from .staging import until
 
 LIBRARIES = ["psycopg", "sqlalchemy", "sqlalchemy async", "django"]
 CUTS = [Where.BEFORE, Where.AFTER]
@@ -42,14 +42,6 @@ def proxy(server_url: str) -> Iterator[Proxy]:
 def url_through(proxy: Proxy, store: PostgresStore) -> str:
     """The caller's URL, through the proxy."""
     return with_path(proxy.url, path_of(store.database.url))
-
-
-def lease_of(router: Router) -> Lease:
-    """A lease on a new job."""
-    router.add("a")
-    lease = router.claim("worker")
-    assert lease is not None
-    return lease
 
 
 def rows(store: PostgresStore) -> int:

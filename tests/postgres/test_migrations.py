@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from tests.patience import PATIENCE_SECONDS
+from tests.support import until
 
 from leasehold import Router, StoreIncompatible
 from leasehold.stores.postgres import PostgresStore
@@ -21,7 +22,7 @@ from leasehold.stores.postgres.schema import first, functions, in_schema, latest
 
 from .fixtures import SERVERS, url_of
 from .next_release import COLUMN, NEXT, Release, next_release, this_release
-from .staging import Call, until
+from .staging import Call
 from .test_schema import described, nowhere
 
 __all__ = ["nowhere"]  # a fixture

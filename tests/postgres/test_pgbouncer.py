@@ -15,6 +15,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from tests.patience import PATIENCE_SECONDS
+from tests.support import until
 
 from leasehold import Router, StaleEpoch
 from leasehold.core.job import new_job
@@ -24,7 +25,7 @@ from leasehold.stores.postgres.connection import Connection
 
 from .fixtures import NEWEST, Place, url_of, without_path
 from .server import unprivileged
-from .staging import Call, until
+from .staging import Call
 
 SESSIONS = 2  # of the server, for everybody
 

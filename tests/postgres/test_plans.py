@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from tests.support import until
 
 from leasehold.core.job import Grant, Outcome, Progress, Settlement, completion, new_job
 from leasehold.liveness import this_process
@@ -20,7 +21,6 @@ from leasehold.stores.postgres.claiming import Floors
 from leasehold.testing import ManualClock
 
 from .fixtures import Place, each_version
-from .staging import until
 
 FEW, MANY = (4_000, 2_000, 1_000), (1_000_000, 1_000_000, 100_000)  # pending, done, blocked behind one key
 

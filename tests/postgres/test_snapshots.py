@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from tests.support import until
 
 from leasehold import Conflict, Settled
 from leasehold.core.job import Grant, Outcome, Progress, new_job
@@ -22,7 +23,7 @@ from leasehold.stores.postgres import PostgresStore
 
 from .fixtures import Place
 from .owners import OWNERS, one, refused, settling
-from .staging import Call, session, until, until_blocked
+from .staging import Call, session, until_blocked
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
 

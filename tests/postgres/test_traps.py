@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from tests.support import until
 
 import leasehold.stores.postgres.owning as owning
 from leasehold import Conflict, NotInTransaction, Router, Settled, StaleEpoch, StoreUnavailable
@@ -21,7 +22,7 @@ from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.rows import as_json, settlement_json
 
 from .fixtures import Place
-from .staging import ISOLATIONS, Call, blocked, session, until, until_blocked
+from .staging import ISOLATIONS, Call, blocked, session, until_blocked
 
 pytestmark = pytest.mark.usefixtures("kept_sessions")
 

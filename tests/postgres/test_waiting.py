@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from tests.patience import PATIENCE_SECONDS
+from tests.support import until
 
 import leasehold.stores.postgres.claiming as waiting
 from leasehold import StoreUnavailable
@@ -15,7 +16,7 @@ from leasehold.core.job import new_job
 from leasehold.stores.postgres import PostgresStore
 
 from .fixtures import Place
-from .staging import Call, session, until
+from .staging import Call, session
 
 LONG_US = 3 * PATIENCE_SECONDS * 1_000_000  # a claim that is not woken outlasts the test's patience
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from tests.support import until
 
 from leasehold import Lease, Router
 from leasehold.core.clock import SystemClock
@@ -22,8 +23,6 @@ from leasehold.core.workers import WorkerReport
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.claiming import Floors
 from leasehold.testing import ManualClock
-
-from .staging import until
 
 ANSWERS, RAISES = True, False
 LONG_SECONDS = 60.0

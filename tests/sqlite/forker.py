@@ -17,8 +17,9 @@ from collections.abc import Callable
 from contextvars import Context
 
 from tests.patience import PATIENCE_SECONDS
+from tests.support import claimed
 
-from leasehold import Lease, Router, StoreUnavailable
+from leasehold import Router, StoreUnavailable
 from leasehold.stores.sqlite import SqliteStore
 
 LIFE_SECONDS = 110  # of each side: if the other one dies, nobody may wait for ever
@@ -54,13 +55,6 @@ def fork(child: Callable[[], None]) -> int:
 def join(pid: int) -> None:
     """Wait for a child, which must have ended well."""
     assert os.waitpid(pid, 0)[1] == 0, "the child failed"
-
-
-def claimed(router: Router, owner: str) -> Lease:
-    """Claim one job."""
-    lease = router.claim(owner)
-    assert lease is not None
-    return lease
 
 
 def refused(call: Callable[[], object], why: str) -> None:

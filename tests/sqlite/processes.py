@@ -7,7 +7,6 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -57,17 +56,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
-
-
-def until(look: Callable[[], T | None], what: str, seconds: float = PATIENCE_SECONDS) -> T:
-    """Return what *look* returns once it is something; fail if that takes too long."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = look()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
-        time.sleep(0.005)
 
 
 def is_stopped(process: subprocess.Popen[bytes]) -> bool:

@@ -39,6 +39,7 @@ from tests.sqlite.joining import (
     Watchable,
     in_thread,
 )
+from tests.support import claimed, overtaken
 
 from leasehold import (
     Conflict,
@@ -116,19 +117,6 @@ def watched(request: pytest.FixtureRequest, path: str) -> Caller:
     """Somebody whose connection can be looked at without keeping it alive, which a plain sqlite3 one cannot."""
     kind: type[Caller] = request.param
     return kind(path)
-
-
-def claimed(router: Router, owner: str) -> Lease:
-    """Claim the one job that is due."""
-    lease = router.claim(owner)
-    assert lease is not None
-    return lease
-
-
-def overtaken(router: Router, clock: ManualClock) -> Lease:
-    """Let the lease run out, and give the job to a successor of the same name."""
-    clock.advance(31)
-    return claimed(router, "worker-0")
 
 
 def rows(path: str) -> list[str]:
@@ -318,7 +306,7 @@ def test_a_stale_owner_is_refused_and_its_row_is_never_committed(
     verb: str, caller: Caller, router: Router, lease: Lease, clock: ManualClock, path: str
 ) -> None:
     """The refusal has the facts, and leaves the caller's block like any exception."""
-    successor = overtaken(router, clock)
+    successor = overtaken(router, clock, "worker-0")
     before = router.snapshot()
 
     async def body() -> None:
@@ -342,7 +330,7 @@ def test_a_refusal_that_the_caller_swallows_is_recorded_once_and_apart(
     caller: Caller, router: Router, lease: Lease, clock: ManualClock, path: str
 ) -> None:
     """The caller commits its row all the same, unfenced as it then is; nothing of the job moved."""
-    successor = overtaken(router, clock)
+    successor = overtaken(router, clock, "worker-0")
 
     async def body() -> None:
         async with caller.transaction() as connection:
@@ -362,7 +350,7 @@ def test_a_refusal_that_rolls_back_is_recorded_once_and_apart(
     caller: Caller, router: Router, lease: Lease, clock: ManualClock, path: str
 ) -> None:
     """What the refused transaction wrote is gone, the record of it is not: the next owner's write carries it."""
-    successor = overtaken(router, clock)
+    successor = overtaken(router, clock, "worker-0")
 
     async def body() -> None:
         async with caller.transaction() as connection:
@@ -382,7 +370,7 @@ def test_a_refusal_is_recorded_when_the_router_is_closed(path: str, clock: Manua
     with Router(f"sqlite:///{path}", clock=clock) as router:
         router.add("a")
         lease = claimed(router, "worker-0")
-        overtaken(router, clock)
+        overtaken(router, clock, "worker-0")
         with pytest.raises(StaleEpoch), lease.transaction():
             pass
 
@@ -868,7 +856,7 @@ def test_a_verb_without_connection_after_a_refused_fence_is_told_at_once(
 ) -> None:
     """The transaction has the write lock all the same."""
     caller = watched
-    successor = overtaken(router, clock)
+    successor = overtaken(router, clock, "worker-0")
 
     async def body() -> None:
         async with caller.transaction() as connection:
@@ -969,7 +957,7 @@ def test_a_child_that_was_rolled_back_is_not_counted(router: Router, lease: Leas
 
 def test_a_stale_owner_never_enters_the_block(router: Router, lease: Lease, clock: ManualClock) -> None:
     """So it cannot even read what it would then act upon."""
-    successor = overtaken(router, clock)
+    successor = overtaken(router, clock, "worker-0")
     entered = False
     with pytest.raises(StaleEpoch) as refused, lease.transaction():
         entered = True
@@ -1161,7 +1149,7 @@ def test_the_async_block_commits_rolls_back_and_refuses(
 
     for name in ("a/mail", "first"):
         router.cancel(router.job(name), by="operator")
-    successor = overtaken(router, clock)
+    successor = overtaken(router, clock, "worker-0")
     with pytest.raises(StaleEpoch):
         asyncio.run(body(lease, "stale"))
     assert lease.lost
@@ -1243,7 +1231,7 @@ def test_find_digs_the_refusal_out_of_whatever_wraps_it(lease: Lease) -> None:
 
 def test_find_asks_the_store_if_the_error_does_not_say(router: Router, lease: Lease, clock: ManualClock) -> None:
     """A connection that was hung up has no facts; the store has them. A job that is gone is no refusal to be found."""
-    successor = overtaken(router, clock)
+    successor = overtaken(router, clock, "worker-0")
     found = StaleEpoch.find(ConnectionError("hung up"), lease)
     assert found is not None
     assert (found.presented, found.current) == (lease.epoch, successor.epoch)
@@ -1258,7 +1246,7 @@ def test_a_refusal_raised_inside_an_orms_hook_is_found(
     router: Router, lease: Lease, clock: ManualClock, path: str
 ) -> None:
     """A fence in `before_commit`, where a session keeps it for every commit."""
-    overtaken(router, clock)
+    overtaken(router, clock, "worker-0")
     engine = create_engine(f"sqlite:///{path}", poolclass=NullPool)
     with Session(engine) as session:
         event.listen(session, "before_commit", lease.fence)

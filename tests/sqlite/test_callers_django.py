@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from django.db import connection, transaction
 from tests.django_connection import django_connection
+from tests.support import lease_of
 
-from leasehold import Conflict, Lease, NotInTransaction, Router, StaleEpoch
+from leasehold import Conflict, NotInTransaction, Router, StaleEpoch
 
 
 @pytest.fixture
@@ -24,14 +25,6 @@ def router(tmp_path: Path) -> Iterator[Router]:
             cursor.execute("create table results (what text)")
         yield router
         assert router.verify() == []
-
-
-def lease_of(router: Router) -> Lease:
-    """A lease on a new job."""
-    router.add("a")
-    lease = router.claim("worker")
-    assert lease is not None
-    return lease
 
 
 def written() -> int:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 from tests.sqlite.processes import end, hear, logged, start, tell
+from tests.support import claimed
 
 from leasehold import Conflict, Lease, Router, StaleEpoch, StoreIncompatible, StoreUnavailable, UnknownJob
 from leasehold.testing import ManualClock
@@ -298,13 +299,6 @@ def test_advance_goes_above_everything(path: Path) -> None:
 
 
 # Every verb notices
-
-
-def claimed(router: Router) -> Lease:
-    """Claim one job, which must be there."""
-    lease = router.claim("worker-0")
-    assert lease is not None
-    return lease
 
 
 def _in_transaction(router: Router, lease: Lease) -> None:

@@ -29,7 +29,8 @@ from pathlib import Path
 import pytest
 from tests.patience import PATIENCE_SECONDS
 from tests.sqlite.forker import CASES
-from tests.sqlite.processes import end, hear, is_stopped, start, tell, until
+from tests.sqlite.processes import end, hear, is_stopped, start, tell
+from tests.support import claimed, until
 
 from leasehold import Lease, Router, Settled, StoreUnavailable
 from leasehold.core.ownership import Reason
@@ -61,13 +62,6 @@ def database(router: Router) -> Database:
     """The file of a Router."""
     assert isinstance(router.store, SqliteStore)
     return router.store.database
-
-
-def claimed(router: Router) -> Lease:
-    """Claim one job, which must be there."""
-    lease = router.claim("worker-0")
-    assert lease is not None
-    return lease
 
 
 # The first start

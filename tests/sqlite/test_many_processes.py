@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 import pytest
 from tests.patience import PATIENCE_SECONDS
-from tests.sqlite.processes import Line, end, hear, is_stopped, logged, read_log, start, until
+from tests.sqlite.processes import Line, end, hear, is_stopped, logged, read_log, start
+from tests.support import until
 
 from leasehold import Job, Retry, Router
 

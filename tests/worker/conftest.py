@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.postgres.fixtures import place, server_url
+from tests.support import until
 
 from leasehold import Router
 
-from .staging import our_threads, until
+from .staging import our_threads
 
 __all__ = ["any_router", "place", "router", "server_url", "sqlite_router"]
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import PATIENCE_SECONDS
+from tests.support import until
 from tests.worker import process_tasks as tasks
 
 from leasehold import Job, Status
-from leasehold.core.clock import patience
 from leasehold.testing import ManualClock
 from leasehold.worker.worker import Worker
 
@@ -31,15 +29,6 @@ def kept(url: str | None, folder: Path, schema: str = "leasehold") -> Iterator[N
         patch.setenv("LEASEHOLD_TEST_FOLDER", str(folder))
         with router.override(url, schema=schema):
             yield
-
-
-def until(holds: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
-    """Wait until something holds, and return it."""
-    left, pause = patience(seconds), threading.Event()
-    while not (found := holds()):
-        assert left() > 0, "waited in vain"
-        pause.wait(0.01)
-    return found
 
 
 def renewed(worker: Worker, clock: ManualClock, id: str, times: int = 1) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from tests.patience import PATIENCE_SECONDS
+from tests.support import until
 
 from leasehold import Clock, Job, Router, Status
 from leasehold.store import Store
@@ -117,15 +117,6 @@ def working(
         worker.stop(grace_seconds=0)
         raise
     worker.stop()
-
-
-def until(look: Callable[[], T | None], what: str, seconds: float = PATIENCE) -> T:
-    """Return what *look* returns once it is something; fail if that takes too long."""
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"
-        time.sleep(0.002)
-    return found
 
 
 def has_looked(worker: Worker, steady: Clock) -> bool:

@@ -8,11 +8,12 @@ import time
 from typing import Any
 
 import pytest
+from tests.support import until
 
 from leasehold import Router, Status, StoreUnavailable
 from leasehold.testing import ManualClock
 
-from .staging import PATIENCE, Gate, Most, Tampered, ended, has_looked, made, until, with_status, working
+from .staging import PATIENCE, Gate, Most, Tampered, ended, has_looked, made, with_status, working
 
 
 @pytest.mark.parametrize("kinds", [("thread",), ("loop",), ("thread", "loop")], ids="+".join)

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import until
 
 from leasehold import Lease, Reason, Retry, Router, StaleEpoch, Status, StoreUnavailable
 from leasehold.testing import ManualClock
 
-from .staging import PATIENCE, Gate, Tampered, ended, has_looked, until, with_status, working
+from .staging import PATIENCE, Gate, Tampered, ended, has_looked, with_status, working
 
 HERE = Path(__file__).parent
 

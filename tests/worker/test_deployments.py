@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import pytest
 from tests.postgres.fixtures import NEWEST, Place, url_of
+from tests.support import until
 
 from leasehold import Router, Status
-
-from .staging import until
 
 HERE = Path(__file__).parent
 JOBS = 100

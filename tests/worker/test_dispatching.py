@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from tests.support import until
 
 from leasehold import Router, Status
 from leasehold.lease import worker_side
@@ -15,7 +16,7 @@ from leasehold.testing import ManualClock
 from leasehold.worker.dispatching import Dispatcher
 from leasehold.worker.run import Run, Runs, State
 
-from .staging import PATIENCE, Gate, Tampered, ended, has_looked, until, with_status, working
+from .staging import PATIENCE, Gate, Tampered, ended, has_looked, with_status, working
 
 
 class Noted:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from tests.patience import PATIENCE_SECONDS
 from tests.postgres.fixtures import NEWEST, Place, url_of
+from tests.support import until
 from tests.worker import process_tasks as tasks
 from tests.worker.processes import kept
 
@@ -25,7 +26,7 @@ from leasehold.worker import events
 from leasehold.worker.events import NAMES, Cancelled, Failed, Lost, Observers, Refused, Settled
 from leasehold.worker.run import Run
 
-from .staging import PATIENCE, Gate, Tampered, ended, has_looked, our_threads, until, with_status, working
+from .staging import PATIENCE, Gate, Tampered, ended, has_looked, our_threads, with_status, working
 
 ONCE = Retry(max_errors=1)
 

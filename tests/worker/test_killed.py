@@ -23,10 +23,9 @@ from typing import NamedTuple
 import pytest
 from tests.patience import PATIENCE_SECONDS
 from tests.postgres.fixtures import NEWEST, Place, path_of, url_of
+from tests.support import until
 
 from leasehold import Retry, Router, Status
-
-from .staging import until
 
 HERE = Path(__file__).parent
 WORKERS = 4

@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import pytest
+from tests.support import until
 
 from leasehold import Lease, Retry, Router, StaleEpoch, Status
 from leasehold.testing import ManualClock
@@ -13,7 +14,7 @@ from leasehold.worker.calling import released
 from leasehold.worker.run import State, Stop
 from leasehold.worker.worker import Worker
 
-from .staging import PATIENCE, Gate, ended, has_looked, until, with_status, working
+from .staging import PATIENCE, Gate, ended, has_looked, with_status, working
 
 
 def pass_time(worker: Worker, clock: ManualClock, seconds: float) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support import until
 
 from leasehold import Lease, Router, StaleEpoch, Status, StoreUnavailable
 from leasehold.testing import ManualClock
 
-from .staging import PATIENCE, Gate, Tampered, ended, has_looked, until, with_status, working
+from .staging import PATIENCE, Gate, Tampered, ended, has_looked, with_status, working
 
 
 def transfer(router: Router) -> None:

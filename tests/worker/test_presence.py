@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support import until
 
 from leasehold import Conflict, Job, Lease, Reason, Retry, Router, Status, StoreUnavailable, WorkerStatus
 from leasehold.liveness import this_process
 from leasehold.testing import ManualClock
 from leasehold.worker.worker import Worker
 
-from .staging import PATIENCE, Gate, Tampered, ended, has_looked, made, until, with_status, working
+from .staging import PATIENCE, Gate, Tampered, ended, has_looked, made, with_status, working
 
 
 def listed(router: Router, count: int = 1) -> list[WorkerStatus]:

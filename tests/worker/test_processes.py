@@ -12,8 +12,9 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
+from tests.support import until
 from tests.worker import process_tasks as tasks
-from tests.worker.processes import done, is_running, kept, named, now, renewed, router, until
+from tests.worker.processes import done, is_running, kept, named, now, renewed, router
 from tests.worker.staging import has_looked, working
 
 from leasehold import Retry, Status, StoreUnavailable

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from tests.postgres.fixtures import NEWEST, Place, url_of
+from tests.support import until
 from tests.worker import process_hooks  # noqa: F401  # gives the router a hook
 from tests.worker import process_tasks as tasks
-from tests.worker.processes import done, kept, named, now, router, until
+from tests.worker.processes import done, kept, named, now, router
 
 from leasehold import Status
 from leasehold.worker.worker import Worker

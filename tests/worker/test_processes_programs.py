@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from tests.patience import PATIENCE_SECONDS
+from tests.support import until
 from tests.worker import process_tasks as tasks
-from tests.worker.processes import done, is_running, kept, named, renewed, router, until
+from tests.worker.processes import done, is_running, kept, named, renewed, router
 from tests.worker.staging import working
 
 from leasehold import Reason, Router, Status, StoreUnavailable

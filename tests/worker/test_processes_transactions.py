@@ -10,8 +10,9 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.postgres.fixtures import NEWEST, Place, url_of
+from tests.support import until
 from tests.worker import process_tasks as tasks
-from tests.worker.processes import done, is_running, kept, named, router, until
+from tests.worker.processes import done, is_running, kept, named, router
 from tests.worker.staging import working
 
 from leasehold import Router, Status, UnknownJob

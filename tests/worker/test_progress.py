@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.postgres.fixtures import Place
+from tests.support import until
 from tests.worker import process_tasks as tasks
 from tests.worker.processes import kept
 
@@ -18,7 +19,7 @@ from leasehold.core.job import Progress
 from leasehold.testing import ManualClock
 from leasehold.worker.worker import Worker
 
-from .staging import PATIENCE, Gate, Tampered, ended, until, with_status, working
+from .staging import PATIENCE, Gate, Tampered, ended, with_status, working
 
 
 class Stage:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import until
 
 from leasehold import Lease, Reason, Router, StoreUnavailable
 from leasehold.testing import ManualClock
 from leasehold.worker.worker import Worker
 
-from .staging import PATIENCE, Gate, Tampered, ended, has_looked, until, working
+from .staging import PATIENCE, Gate, Tampered, ended, has_looked, working
 
 
 def renewed_over_two_leases(router: Router, worker: Worker, store: Tampered, clock: ManualClock) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC
 from pathlib import Path
 
 import pytest
+from tests.support import until
 from tests.worker import process_tasks as tasks
 from tests.worker.processes import done, kept
 
@@ -17,7 +18,7 @@ from leasehold.testing import ManualClock
 from leasehold.worker.reporting import Tally
 from leasehold.worker.until_empty import UntilEmpty
 
-from .staging import until, working
+from .staging import working
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from tests.support import until
 
 from leasehold import InvalidArgument, Lease, Retry, Router, Status, StoreUnavailable
 
-from .staging import ended, until, with_status, working
+from .staging import ended, with_status, working
 
 
 def deeper() -> NoReturn:

@@ -10,10 +10,11 @@ from datetime import date
 from typing import Any
 
 import pytest
+from tests.support import until
 
 from leasehold import Job, Lease, Parked, Retry, Router, Status, StoreUnavailable, current_lease
 
-from .staging import Tampered, ended, until, with_status, working
+from .staging import Tampered, ended, with_status, working
 
 local: contextvars.ContextVar[str] = contextvars.ContextVar("local", default="nothing")
 

@@ -12,12 +12,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.support import until
 
 from leasehold import Lease, Retry, Router, Settled, StaleEpoch, Status, StoreUnavailable
 from leasehold.core.job import Outcome
 from leasehold.testing import ManualClock
 
-from .staging import PATIENCE, Gate, Tampered, ended, has_looked, until, with_status, working
+from .staging import PATIENCE, Gate, Tampered, ended, has_looked, with_status, working
 
 
 def has_length(things: list[Any], least: int) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import until
 
 from leasehold import (
     Conflict,
@@ -38,7 +39,6 @@ from .staging import (
     has_looked,
     made,
     our_threads,
-    until,
     with_status,
     working,
 )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
+from tests.support import claimed
 
 import leasehold
 from leasehold import InvalidArgument, Lease, NewJob, Retry, Router, StaleEpoch, Unsupported
@@ -78,13 +79,6 @@ def router(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -
     with Router(url, clock=clock) as router:
         yield router
         assert router.verify() == []
-
-
-def claimed(router: Router) -> Lease:
-    """Claim the next job."""
-    lease = router.claim("worker-0")
-    assert lease is not None
-    return lease
 
 
 # What a task is

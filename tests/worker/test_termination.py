@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from tests.cli.working import Working, begun, until
+from tests.cli.working import Working, begun
 from tests.patience import PATIENCE_SECONDS
+from tests.support import until
 
 from leasehold import Reason, Router, Status
 

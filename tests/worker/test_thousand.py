@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import until
 
 from leasehold import Router
 from leasehold.testing import ManualClock
 
-from .staging import PATIENCE, Most, Tampered, has_looked, until, working
+from .staging import PATIENCE, Most, Tampered, has_looked, working
 
 MANY = 1000
 

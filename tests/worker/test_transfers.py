@@ -14,10 +14,11 @@ from typing import NamedTuple
 import pytest
 from tests.patience import PATIENCE_SECONDS
 from tests.postgres.fixtures import NEWEST, Place, url_of
+from tests.support import until
 
 from leasehold import Conflict, Reason, Router, Status, WorkerStatus
 
-from .staging import ended, until, with_status
+from .staging import ended, with_status
 
 HERE = Path(__file__).parent
 
