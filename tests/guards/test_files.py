@@ -756,6 +756,26 @@ def test_a_lock_file_that_was_removed_excludes_no_one_less(tmp_path: Path) -> No
     os.close(fd)
 
 
+@pytest.mark.parametrize("step", ["locked", "marked"])
+def test_a_lock_file_that_is_removed_while_it_is_held_ends_the_write(tmp_path: Path, step: str) -> None:
+    """The next owner takes a new file for the lock, and would find its own data replaced."""
+    old, new = FileGuard(tmp_path), FileGuard(tmp_path)
+
+    def removed(now: str) -> None:
+        if now == step:
+            (tmp_path / ".leasehold" / "locks" / "k.lock").unlink()
+            new.write("k", b"new", epoch=9, owner="b", store="s")
+
+    old.at = removed
+    with pytest.raises(GuardUnavailable, match="was removed while this process held it"):
+        old.write("k", b"old", epoch=7, owner="a", store="s")
+
+    assert new.peek("k") == b"new"
+    mark = new.mark("k")
+    assert mark is not None
+    assert mark.epoch == 9
+
+
 def test_an_interruption_on_the_way_into_a_lock_leaves_it_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """KeyboardInterrupt may come at any time, even between the lock and the block that would release it."""
     path, writer = str(tmp_path / "lock"), Writer(OLD, "a", "s")

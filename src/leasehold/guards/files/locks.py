@@ -60,12 +60,23 @@ class KeyLock:
         self._close()
 
     def check(self) -> None:
-        """Raise `GuardUnavailable` in a process that was forked inside, since the lock is not its own."""
+        """Raise `GuardUnavailable` if the lock excludes no one: after a fork, and if its file was removed."""
         if self._process != os.getpid():
             raise GuardUnavailable(
                 f"{self._resource}: this process was forked inside a write, whose lock belongs to process "
                 f"{self._process}. Nothing was written by this one."
             )
+        if not self._is_at_its_path():
+            raise GuardUnavailable(
+                f"{self._resource}: the file of its lock, {self._path}, was removed while this process held it, so "
+                "another one may have written meanwhile. The file was not changed; try again."
+            )
+
+    def _is_at_its_path(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.stat(self._path))
+        except FileNotFoundError:
+            return False
 
     def _try(self) -> bool:
         self._process = os.getpid()
@@ -73,8 +84,8 @@ class KeyLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # If the file was removed meanwhile, this lock excludes no one who opens the new file.
-            is_mine = os.path.samestat(os.fstat(self._fd), os.stat(self._path))
-        except (BlockingIOError, FileNotFoundError):
+            is_mine = self._is_at_its_path()
+        except BlockingIOError:
             is_mine = False
         if not is_mine:
             self._close()
