@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
-import os
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -29,7 +26,7 @@ from ...transaction import is_inside, refuse_inside
 from .._versions import Migrated
 from ..policy import EVENTS, IDS, PORTION, WORKERS, Pass, Place
 from ..reclaimed import Reclaimed
-from . import claiming, moving, owning, reading
+from . import claiming, forks, moving, owning, reading
 from .connection import Changes
 from .database import Database
 from .programs import Program, Session, statements
@@ -57,20 +54,20 @@ class SqliteStore:
         self._clock = clock or SystemClock()
         sql = statements(schema)
         self._schema = schema
-        self.database = Database(
+        self.database: Database = Database(
             path, sql, schema, clock=self._clock, busy_seconds=busy_seconds, synchronous=synchronous
         )
         self._session = Session(sql, trace=trace)
         self._changes = Changes()
         self._joined = self._session.joined()
         # A lambda, since a forked child gets another `Changes`.
-        self.transactions = SqliteTransactions(
+        self.transactions: SqliteTransactions = SqliteTransactions(
             self.database, self._clock, self._session, self._joined, lambda: self._changes.notify()
         )
         self._recovered_us = 0
         self._reclaimed = Reclaimed()
         self._pass = Pass()
-        _stores.add(self)
+        forks.stores.add(self)
 
     # Running programs
 
@@ -443,25 +440,3 @@ class SqliteStore:
         self._session.deferred.clear()  # the parent records them
         self.transactions.forked_child()
         self.database.forked_child()
-
-
-_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
-
-
-def _for_each_store(step: Callable[[SqliteStore], object]) -> Callable[[], None]:
-    def every() -> None:
-        for store in list(_stores):
-            step(store)
-
-    return every
-
-
-atexit.register(_for_each_store(lambda store: store.transactions.record_all()))
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        # No connection may be carried into a forked child.
-        before=_for_each_store(lambda store: store.database.before_fork()),
-        after_in_parent=_for_each_store(lambda store: store.database.forked_parent()),
-        after_in_child=_for_each_store(SqliteStore.forked_child),
-    )
