@@ -8,7 +8,9 @@ candidate by candidate, and at most `LOOKS_AT` candidates are looked at for one 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ from .wording import shown
 
 LOOKS_AT = 20_000  # candidates for one page
 _AT_ONCE = 1_000  # candidates that are read as whole jobs, to be compared in Python
+_NUMBER = re.compile(r"[0-9]{1,18}")  # which every database takes for a whole number
 _SCALARS = (str, int, float, bool, type(None))
 
 Key = tuple[int | str, ...]  # where a job stands in its order
@@ -200,11 +203,10 @@ def decode_cursor(cursor: str | None, order: Order) -> Key | None:
     kind, _, rest = cursor.partition(":") if isinstance(cursor, str) else ("", "", "")
     if kind == order and rest:
         if order is Order.ID:
-            return (rest,)
+            with suppress(InvalidArgument):
+                return (checks.name(rest, "an id"),)
         parts = rest.split(":")
-        if len(parts) == (2 if order is Order.END else 1) and all(
-            part.isascii() and part.isdecimal() for part in parts
-        ):
+        if len(parts) == (2 if order is Order.END else 1) and all(map(_NUMBER.fullmatch, parts)):
             return tuple(map(int, parts))
     raise InvalidArgument(
         f"{shown(cursor)} is not a cursor of this search: pass the one that a page of the same search has returned."

@@ -201,6 +201,25 @@ class Searching(Contract):
         assert listed(store, status="running") == ["job-05", "job-04", "job-03"]
         assert listed(store, status="failed") == ["job-02", "job-01", "job-00"]
 
+    @pytest.mark.parametrize(
+        ("search", "cursor"),
+        [
+            ({}, "seq:" + "9" * 19),
+            ({}, "seq:" + "9" * 5_000),
+            ({"status": "failed"}, "end:1:" + "9" * 30),
+            ({"id_prefix": "a"}, "id:\0"),
+            ({"id_prefix": "a"}, "id:\ud800"),
+            ({"id_prefix": "a"}, "id:" + "a" * 300),
+        ],
+        ids=["number", "digits", "instant", "nul", "surrogate", "length"],
+    )
+    def test_c65_a_cursor_that_no_database_takes_is_refused(
+        self, store: Store, search: dict[str, Any], cursor: str
+    ) -> None:
+        """It comes back from a client, who may have changed it: not as an error of the driver."""
+        with pytest.raises(InvalidArgument, match="is not a cursor of this search"):
+            store.search(checked(**search), limit=1, cursor=cursor)
+
     @pytest.mark.parametrize("cursor", ["", "x", "seq:", "seq:x", "end:1:2", "id:a", "seq:1:2", "seq:-1", 7])
     def test_c65_a_cursor_of_another_search_is_refused(self, store: Store, cursor: Any) -> None:
         """It would begin anywhere."""
