@@ -86,6 +86,7 @@ class Views:
                 "progress": job.progress,
                 "error": job.error_message,
                 "error_type": job.error_type,
+                "meta": job.meta,
                 "created_at": _iso(job.created_at),
                 "run_at": _iso(job.run_at),
                 "updated_at": _iso(job.updated_at),
@@ -102,7 +103,6 @@ class Views:
             **self._redaction.apply(
                 {
                     "payload": job.payload,
-                    "meta": job.meta,
                     "result": job.result,
                     "checkpoint": job.checkpoint,
                     "note": job.note,
@@ -204,7 +204,8 @@ class Views:
             "name": worker.name,
             "given_name": worker.given_name,
             "alive": worker.alive,
-            "idle": worker.running == 0,
+            "idle": not held and worker.running == 0,
+            "holding": len(held),  # now; `running` is what it reported last, up to 10 seconds ago
             "running": worker.running,
             "concurrency": worker.concurrency,
             "queues": None if worker.queues is None else list(worker.queues),

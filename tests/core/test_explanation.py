@@ -56,12 +56,14 @@ def test_a_paused_queue_comes_before_everything_else() -> None:
 
 
 def test_a_job_that_is_due_later_says_when_and_after_what() -> None:
-    """A retry names the error."""
+    """A retry names the error, and a release why the worker could not begin it."""
     later = job(run_us=NOW + 90 * SECOND, errors=3, last_error="no route")
+    unfit = job(run_us=NOW + 90 * SECOND, last_error="the payload has no 'year'.")
 
     assert (
         explain(later, NOW) == "It is due at 2027-01-15T08:01:30+00:00, in 1 min 30 s, after error 3 of 5 (no route)."
     )
+    assert explain(unfit, NOW).endswith(", in 1 min 30 s; its last error was: the payload has no 'year'.")
 
 
 def test_a_lock_names_its_holder() -> None:

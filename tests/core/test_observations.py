@@ -89,3 +89,19 @@ def test_a_worker_whose_slots_are_all_stuck_is_observed() -> None:
     moving = (running(quiet=700), running("b", quiet=1))
     assert kinds(seen(*moving, workers=(worker(),))) == [("not-moving", "a")]
     assert kinds(seen(running(quiet=700), workers=(worker(),))) == [("not-moving", "a")], "a slot is free"
+
+
+def test_a_task_that_no_worker_of_its_queue_knows_is_observed_at_once() -> None:
+    """Waiting does not help it; even if the first job of the queue is due later."""
+    backlog = Backlog("q", 3, NOW + SECOND, False, {"charge": 2, "": 1})
+    knows = replace(worker("w-2", queues=("q",)), tasks=("charge",))
+
+    [found] = seen(
+        backlogs=(backlog,), workers=(worker(), replace(knows, queues=("other",)), replace(knows, alive=False))
+    )
+
+    assert (found.kind, found.subject) == ("no-consumer", "q")
+    assert found.sentence == "No live worker of queue 'q' knows the task 'charge', for which 2 jobs wait."
+    assert found.command == "leasehold workers --fields name,queues,tasks"
+    assert seen(backlogs=(backlog,), workers=(worker(), knows)) == []
+    assert seen(backlogs=(backlog._replace(paused=True),), workers=(worker(),)) == []

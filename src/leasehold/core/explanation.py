@@ -49,10 +49,11 @@ def waits_for(
             note = f': "{queue.paused_note}"' if queue.paused_note else ""
             return f"Its queue {queue.name!r} is paused by {queue.paused_by!r} since {_at(queue.paused_us)}{note}."
     if job.run_us > now:
-        after = ""
+        after, message = "", job.error_message or ""
         if job.errors:
-            message = job.error_message or ""
             after = f", after error {job.errors} of {job.retry.max_errors}" + (f" ({message[:80]})" if message else "")
+        elif message:  # its arguments do not fit the handler, or its keys could not be sealed
+            after = f"; its last error was: {message.rstrip('.')[:200]}"
         return f"It is due at {_at(job.run_us)}, in {span(job.run_us - now)}{after}."
     if job.parked is not None and job.parked.kind == LOCK:
         held = "which another job holds"

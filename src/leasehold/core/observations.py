@@ -24,7 +24,7 @@ class ObservationKind(StrEnum):
 
     NOT_MOVING = "not-moving"  # a job is renewed, and makes no progress
     SILENT = "silent"  # an owner neither renews its job nor reports
-    NO_CONSUMER = "no-consumer"  # due jobs, and no live worker that serves their queue
+    NO_CONSUMER = "no-consumer"  # due jobs, and no live worker that serves their queue or knows their task
     OLD_BACKLOG = "old-backlog"  # the oldest due job waits for longer than it should
     NEVER_SETTLES = "never-settles"  # every slot of a worker is held by a job that does not move
 
@@ -60,6 +60,7 @@ class Backlog(NamedTuple):
     pending: int
     oldest_us: int | None  # when its oldest job became due
     paused: bool
+    parked: Mapping[str, int] = {}  # by task: jobs that workers have passed over, since they do not know it
 
 
 def observe(
@@ -76,6 +77,7 @@ def observe(
     found = [one for job in jobs if (one := _job(now, job, bounds)) is not None]
     for backlog in backlogs:
         found += _backlog(now, backlog, list(live.values()), bounds)
+        found += _unknown_tasks(now, backlog, list(live.values()))
     found += _workers(now, jobs, live, bounds)
     return sorted(found, key=lambda one: (one.kind, one.subject))
 
@@ -97,7 +99,7 @@ def _backlog(now: int, backlog: Backlog, live: list[WorkerStatus], bounds: Bound
         return []
     waits, name, found = now - backlog.oldest_us, backlog.queue, []
     listed = f"leasehold jobs --status pending --queue {name} --oldest"
-    if not any(worker.queues is None or name in worker.queues for worker in live):
+    if not _serving(name, live):
         jobs = counted(backlog.pending, "pending job", "pending jobs")
         sentence = f"No live worker serves queue {name!r}, which has {jobs}."
         found.append(Observation(ObservationKind.NO_CONSUMER, name, backlog.oldest_us, sentence, "leasehold workers"))
@@ -105,6 +107,24 @@ def _backlog(now: int, backlog: Backlog, live: list[WorkerStatus], bounds: Bound
         sentence = f"The oldest due job of queue {name!r} has waited for {span(waits)}; {backlog.pending} are pending."
         found.append(Observation(ObservationKind.OLD_BACKLOG, name, backlog.oldest_us, sentence, listed))
     return found
+
+
+def _unknown_tasks(now: int, backlog: Backlog, live: list[WorkerStatus]) -> list[Observation]:
+    """Observe at once what no waiting helps: jobs that every worker of their queue passes over."""
+    name, found = backlog.queue, []
+    serving = [] if backlog.paused else _serving(name, live)
+    since = now if backlog.oldest_us is None else min(backlog.oldest_us, now)
+    for task, count in backlog.parked.items():
+        if serving and task and not any(task in worker.tasks for worker in serving):
+            jobs = counted(count, "job waits", "jobs wait")
+            sentence = f"No live worker of queue {name!r} knows the task {task!r}, for which {jobs}."
+            command = "leasehold workers --fields name,queues,tasks"
+            found.append(Observation(ObservationKind.NO_CONSUMER, name, since, sentence, command))
+    return found
+
+
+def _serving(queue: str, live: list[WorkerStatus]) -> list[WorkerStatus]:
+    return [worker for worker in live if worker.queues is None or queue in worker.queues]
 
 
 def _workers(now: int, running: list[Job], live: Mapping[str, WorkerStatus], bounds: Bounds) -> list[Observation]:
@@ -116,10 +136,12 @@ def _workers(now: int, running: list[Job], live: Mapping[str, WorkerStatus], bou
     for name, jobs in held.items():
         since = max(job.updated_us for job in jobs)
         if len(jobs) >= live[name].concurrency and now - since >= bounds.quiet_us:
-            sentence = (
-                f"Worker {name!r} settles nothing: all of its {live[name].concurrency} slots hold jobs without "
-                f"progress for {span(now - since)}."
+            slots = (
+                "its only slot holds a job"
+                if len(jobs) == 1
+                else f"all of its {live[name].concurrency} slots hold jobs"
             )
+            sentence = f"Worker {name!r} settles nothing: {slots} without progress for {span(now - since)}."
             command = f"leasehold jobs --owner {name}"
             found.append(Observation(ObservationKind.NEVER_SETTLES, name, since, sentence, command))
     return found

@@ -30,9 +30,16 @@ def observations(
     )
     store = router.store
     paused = {queue.name for queue in store.queues() if queue.paused}
+    counts = store.counts()
     backlogs = [
-        Backlog(name, counted["pending"], _oldest(router, name), name in paused)
-        for name, counted in store.counts().queues.items()
+        Backlog(
+            name,
+            counted["pending"],
+            _oldest(router, name),
+            name in paused,
+            {task: found[name] for task, found in counts.parked.items() if name in found},
+        )
+        for name, counted in counts.queues.items()
         if counted["pending"]
     ]
     return observe(
