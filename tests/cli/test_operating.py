@@ -415,3 +415,72 @@ def test_the_doctor_is_silent_about_a_store_that_is_well(tmp_path: Path, capsys:
         "Nothing was found: the work moves, and the invariants hold.\n",
         "",
     )
+
+
+# What an operator must not have to look for
+
+
+def test_a_history_is_not_cut(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why a job moved is what the table is read for: it goes on in the next line."""
+    monkeypatch.setenv("COLUMNS", "100")
+    why = "worker-1 hangs in a call to the bank, and the bank does not answer before noon"
+    assert run(["transfer", "first", "--to", "worker-3", "--epoch", str(epoch(url, "first")), "--note", why]) == 0
+    for call in (("history", "first"), ("events", "--job", "first")):
+        capsys.readouterr()
+        _, out, _ = called(capsys, *call)
+        assert why in " ".join(line[out.splitlines()[0].index("WHAT") :].strip() for line in out.splitlines())
+        assert max(map(len, out.splitlines())) <= 100
+        assert "…" not in out
+
+
+def test_the_newest_events_can_be_listed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a store that has recorded much, the last ones are those that matter; with filters too."""
+    every = [row["number"] for row in answer(capsys, "events")["rows"]]
+    for number in range(40):
+        run(["queues", "pause" if number % 2 else "resume", "mail"])
+    capsys.readouterr()
+    numbers = [row["number"] for row in answer(capsys, "events", "--limit", "1000")["rows"]]
+    assert len(numbers) > len(every) + 20
+
+    for count in (1, 2, 7, 39, 1000):
+        assert [row["number"] for row in answer(capsys, "events", "--last", str(count))["rows"]] == numbers[-count:]
+    failed = [row["number"] for row in answer(capsys, "events", "--kind", "failed")["rows"]]
+    assert len(failed) == 3
+    assert [row["number"] for row in answer(capsys, "events", "--kind", "failed", "--last", "2")["rows"]] == failed[1:]
+    assert answer(capsys, "events", "--job", "none", "--last", "2")["rows"] == []
+
+
+def test_reclaims_are_listed_where_there_are_any(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that kills its workers has no errors."""
+    assert "RECLAIMS" not in called(capsys, "jobs")[1]
+    with Router(url) as router:
+        router.add("deadly", retry=Retry(max_reclaims=0))
+        router.claim("worker-4", lease_seconds=0.001, process=None)
+        while router.job("deadly").status == "running":
+            router.reclaim()
+
+    lines = called(capsys, "jobs", "--status", "failed")[1].splitlines()
+
+    assert lines[0].split()[6:8] == ["ERRORS", "RECLAIMS"]
+    assert next(line for line in lines if "deadly" in line).split()[6:8] == ["0", "1"]
+
+
+def test_meta_can_be_listed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is where producers sign; redacted like anywhere else."""
+    assert answer(capsys, "jobs", "--status", "failed", "--fields", "id,meta", "--limit", "1")["rows"] == [
+        {"id": "mail-2", "meta": {"tenant": "acme"}}
+    ]
+
+
+def test_an_alarm_is_printed_once(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is logged as well as raised; a reader sees one line."""
+    code, _, err = called(capsys, "cancel", "first", "--epoch", str(epoch(url, "first") + 10**9))
+
+    assert (code, err.count("the store knows this job at")) == (3, 1)
+
+
+def test_the_store_of_the_environment_is_checked(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As by every other command."""
+    code, out, _ = called(capsys, "store", "check")
+
+    assert (code, "Every invariant holds." in out) == (0, True)

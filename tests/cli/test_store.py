@@ -94,7 +94,7 @@ def test_advance_prints_a_new_epoch_above_the_one_it_is_given(url: str) -> None:
 def test_a_store_that_is_not_there_is_not_made(verb: str, tmp_path: Path) -> None:
     shown = leasehold("store", verb, "sqlite:///missing.db", cwd=tmp_path)
 
-    assert (shown.returncode, shown.stdout) == (1, "")
+    assert (shown.returncode, shown.stdout) == (7, "")
     assert "names the file 'missing.db', which does not exist" in shown.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -145,7 +145,7 @@ def test_a_database_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
 
     shown = leasehold("store", "check", "sqlite:///other.db", cwd=tmp_path)
 
-    assert shown.returncode == 1
+    assert shown.returncode == 7
     assert "holds no store" in shown.stderr
     with sqlite3.connect(tmp_path / "other.db") as connection:
         assert connection.execute("select name from sqlite_master").fetchall() == [("other",)]

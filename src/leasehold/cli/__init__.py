@@ -4,6 +4,7 @@ The command `leasehold`, also as `python -m leasehold`.
     app          the group, its help, and how an error becomes one line and an exit code
     store        check a store, and advance its epochs
     worker       run the handlers of a router's tasks
+    completion   the scripts for shells, and what a store completes
     loading      the Router that an import path names
     supervising  several worker processes, watched over by one
     health       whether a worker consumes, for probes

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -18,8 +20,10 @@ from ..core.ownership import Note, NoteKind
 from ..core.search import Search
 from ..router.bulk import Action, BulkOutcome, matching
 from ..views import Views
+from .completion import job_ids, owner_names
 from .finding import age_us, filter_options, has_filter
-from .output import Output, output_options, show_one, show_rows
+from .jobs import worded
+from .output import Output, cell, output_options, show_one, show_rows
 from .target import Target, actor_option, target_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,6 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 REFUSED = 3  # the epoch has moved
 _SHOWN = 10
 _TRIES = 100  # of a verb behind broken glass: a job that moves more often than this is not one to act upon
+_NOT_MOVES = frozenset({"refused", "alarm", "guarded", "doubted", "unsealed", "break-glass"})
 _PREVIEW = ("id", "status", "task", "queue", "epoch", "owner", "error")
 
 
@@ -42,6 +47,30 @@ def _fenced(command: F) -> F:
         return command(**options)
 
     return wrapped  # type: ignore[return-value]  # the same command with more options
+
+
+@contextmanager
+def _logged_once() -> Iterator[set[str]]:
+    """Hold back what the library logs, and print it at the end, without what the block has taken from the set."""
+    log, messages = logging.getLogger("leasehold"), _Messages(logging.WARNING)
+    passes, log.propagate = log.propagate, False
+    log.addHandler(messages)
+    try:
+        yield messages.found
+    finally:
+        log.removeHandler(messages)
+        log.propagate = passes
+        for message in sorted(messages.found):
+            click.echo(f"leasehold: {message}", err=True)
+
+
+class _Messages(logging.Handler):
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.found: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.add(record.getMessage())
 
 
 class _Attempt:
@@ -67,14 +96,20 @@ class _Attempt:
 
     def run(self, id: str, act: Callable[[Router, int], Job | None]) -> int:
         """Do it, and print the job afterwards; without an epoch, print the job and the command to repeat."""
-        with self.target.open() as router:
+        with self.target.open() as router, _logged_once() as messages:
             views = Views(router, self.target.redaction)
-            if self.break_glass:
-                self._break_glass(router, id, act)
-            elif self.epoch is None:
-                return self._ask(router, views, id)
-            else:
-                act(router, self.epoch)
+            try:
+                if self.break_glass:
+                    self._break_glass(router, id, act)
+                elif self.epoch is None:
+                    return self._ask(router, views, id)
+                else:
+                    act(router, self.epoch)
+            except StaleEpoch as refusal:
+                messages.discard(str(refusal))  # an alarm is logged as well as raised
+                for line in _moves(views, id, refusal.presented, self.output):
+                    refusal.add_note(line)
+                raise
             facts = views.short(router.job(id))
             unsealed = self._ended.unsealed if isinstance(self._ended, Job) else ()
         if unsealed:
@@ -120,6 +155,21 @@ def _warn_of_unsealed(job_id: str, keys: Sequence[str]) -> None:
     )
 
 
+def _moves(views: Views, id: str, seen: int, output: Output) -> list[str]:
+    """Return what has moved the job since the epoch *seen*, as the record has it, and how to see what it is now."""
+    since = [row for row in views.history(id) if (row["epoch"] or 0) > seen and row["kind"] not in _NOT_MOVES]
+    if not since:
+        return []
+    # An operator's event says who and why; of a plain claim there is only the ownership.
+    first = min(since, key=lambda row: (row["epoch"], row["kind"] == "ownership"))
+    at = cell("at", first["at"], utc=output.utc)
+    if first["kind"] == "ownership":
+        what = f"{first['owner']!r} got it at {at}, by {first['began']}"
+    else:
+        what = f"{first['kind']} at {at}: {worded(first)}"
+    return [f"What moved it first: {what}.", f"All of it: leasehold history {shlex.quote(id)}"]
+
+
 def _arguments() -> list[str]:
     return ["leasehold", *sys.argv[1:]]
 
@@ -128,8 +178,14 @@ def _arguments() -> list[str]:
 
 
 @click.command()
-@click.argument("id")
-@click.option("--to", required=True, metavar="NAME", help="The new owner: a worker's name, or any other.")
+@click.argument("id", shell_complete=job_ids)
+@click.option(
+    "--to",
+    required=True,
+    metavar="NAME",
+    shell_complete=owner_names,
+    help="The new owner: a worker's name, or any other.",
+)
 @_fenced
 @actor_option
 @target_options
@@ -152,7 +208,7 @@ def transfer(target: Target, output: Output, by: str, id: str, to: str, **fence:
 
 
 @click.command()
-@click.argument("id")
+@click.argument("id", shell_complete=job_ids)
 @click.option("--result", metavar="JSON", help="The result of the job.")
 @_fenced
 @actor_option
@@ -176,7 +232,7 @@ def complete(target: Target, output: Output, by: str, id: str, result: str | Non
 
 
 @click.command()
-@click.argument("id")
+@click.argument("id", shell_complete=job_ids)
 @click.argument("effect")
 @click.option("--outcome", metavar="JSON", help="What the effect returned.")
 @click.option("--did-not-happen", is_flag=True, help="The next owner begins it anew.")
@@ -226,7 +282,7 @@ def _json(text: str, option: str) -> Any:
 
 def _one_or_many(verb: Action, text: str) -> click.Command:
     @click.command(verb, help=text)
-    @click.argument("id", required=False)
+    @click.argument("id", required=False, shell_complete=job_ids)
     @filter_options
     @click.option("--apply", is_flag=True, help="Do it to all jobs that fit; without it they are only counted.")
     @click.option("--expect", type=int, metavar="N", help="How many jobs must fit.")

@@ -8,6 +8,7 @@ import click
 
 from .. import LeaseholdError, __version__
 from . import acting, jobs, queues
+from .completion import completion
 from .demo import demo
 from .doctor import doctor
 from .exit_codes import INTERRUPTED, code_of, exit_codes
@@ -53,7 +54,7 @@ for _command in (
     *(jobs.add, jobs.jobs, jobs.show, jobs.history, jobs.explain, jobs.events),
     *(acting.transfer, acting.requeue, acting.cancel, acting.replay, acting.complete, acting.resolve, acting.prune),
     *(queues.queues, queues.workers, doctor),
-    *(demo, guard, store, worker, worker_health, exit_codes),
+    *(demo, guard, store, worker, worker_health, exit_codes, completion),
 ):
     app.add_command(_command)
 
@@ -73,5 +74,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except LeaseholdError as error:
         click.echo(f"leasehold: {' '.join(str(error).split())}", err=True)
+        for note in getattr(error, "__notes__", ()):
+            click.echo(f"  {' '.join(note.split())}", err=True)
         return code_of(error)
     return code if isinstance(code, int) else 0

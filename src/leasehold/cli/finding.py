@@ -14,6 +14,7 @@ from ..core import instants, search
 from ..core.clock import SystemClock
 from ..core.job import Status
 from ..core.search import Search
+from .completion import job_ids, owner_names, queue_names, task_names
 from .target import pairs
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,10 +27,10 @@ def filter_options(command: F) -> F:
     """Give *command* the filters; it gets a `Search`, and whether any filter was given."""
 
     @click.option("--status", type=click.Choice([status.value for status in Status]), help="Jobs with this status.")
-    @click.option("--queue", metavar="NAME", help="Jobs of this queue.")
-    @click.option("--task", metavar="NAME", help="Jobs of this task.")
-    @click.option("--owner", metavar="NAME", help="Jobs that this owner holds.")
-    @click.option("--parent", metavar="ID", help="Children of this job.")
+    @click.option("--queue", metavar="NAME", shell_complete=queue_names, help="Jobs of this queue.")
+    @click.option("--task", metavar="NAME", shell_complete=task_names, help="Jobs of this task.")
+    @click.option("--owner", metavar="NAME", shell_complete=owner_names, help="Jobs that this owner holds.")
+    @click.option("--parent", metavar="ID", shell_complete=job_ids, help="Children of this job.")
     @click.option("--lock", metavar="KEY", help="Jobs with this lock.")
     @click.option("--error-type", metavar="CLASS", help="Jobs whose last error is of this class, as in ValueError.")
     @click.option("--id-prefix", metavar="TEXT", help="Jobs whose ids begin like this, by id.")

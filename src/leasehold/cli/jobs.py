@@ -10,23 +10,34 @@ from typing import Any
 
 import click
 
+from .. import Router
+from ..core import instants
+from ..core.ownership import Event
 from ..core.search import Search
 from ..views import Views
+from .completion import job_ids, queue_names, task_names
 from .finding import filter_options
 from .output import Output, output_options, show_one, show_rows
 from .target import Target, pairs, target_options
 
-_COLUMNS = ("id", "status", "task", "queue", "epoch", "owner", "errors", "updated_at", "error")
+_COLUMNS = ("id", "status", "task", "queue", "epoch", "owner", "errors", "reclaims", "updated_at", "error")
 _HISTORY = ("at", "kind", "epoch", "owner", "what")
-_EVENTS = ("number", "at", "kind", "job_id", "epoch", "owner", "facts")
+_EVENTS = ("number", "at", "kind", "job_id", "epoch", "owner", "what")
 _WATCH_SECONDS = 2.0
 
 
 @click.command()
 @click.argument("id", required=False)
 @click.option("--payload", metavar="JSON", help="What the handler gets: its arguments, as a JSON object.")
-@click.option("--task", metavar="NAME", help="The task that handles it.")
-@click.option("--queue", metavar="NAME", default="default", show_default=True, help="Where it waits.")
+@click.option("--task", metavar="NAME", shell_complete=task_names, help="The task that handles it.")
+@click.option(
+    "--queue",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    shell_complete=queue_names,
+    help="Where it waits.",
+)
 @click.option("--priority", default=0, show_default=True, help="Larger is claimed first.")
 @click.option("--delay-seconds", type=float, help="Due so much later.")
 @click.option("--lock", metavar="KEY", help="One running job per key.")
@@ -101,7 +112,7 @@ def jobs(
             page = views.page(wanted, limit=limit, cursor=cursor)
             show_rows(
                 page["jobs"],
-                _COLUMNS,
+                [name for name in _COLUMNS if name != "reclaims" or any(row[name] for row in page["jobs"])],
                 output,
                 empty="No job fits.",
                 cursor=page["cursor"],
@@ -133,7 +144,7 @@ def _repeat(once: Callable[[], None], watch: bool) -> None:
 
 
 @click.command()
-@click.argument("id")
+@click.argument("id", shell_complete=job_ids)
 @target_options
 @output_options
 def show(target: Target, output: Output, id: str) -> int:
@@ -153,7 +164,7 @@ def show(target: Target, output: Output, id: str) -> int:
 
 
 @click.command()
-@click.argument("id")
+@click.argument("id", shell_complete=job_ids)
 @target_options
 @output_options
 def history(target: Target, output: Output, id: str) -> int:
@@ -166,23 +177,37 @@ def history(target: Target, output: Output, id: str) -> int:
     """
     with target.open() as router:
         rows = Views(router, target.redaction).history(id)
-    if not output.is_for_programs:
-        rows = [{**row, "what": _what(row)} for row in rows]
-    show_rows(rows, _HISTORY, output, empty="Nothing was recorded of this job: it was never claimed.", id=id)
+    empty = "Nothing was recorded of this job: it was never claimed."
+    show_rows(_rows_worded(rows, output), _HISTORY, output, empty=empty, wrap=True, id=id)
     return 0
 
 
-def _what(row: dict[str, Any]) -> str:
+def _rows_worded(rows: list[dict[str, Any]], output: Output) -> list[dict[str, Any]]:
+    """Return *rows* with what happened as a person reads it, unless a program does."""
+    return rows if output.is_for_programs else [{**row, "what": worded(row)} for row in rows]
+
+
+def worded(row: dict[str, Any]) -> str:
+    """Return what a row of a history says, as a person reads it."""
     if row["kind"] == "ownership":
         ended = "still holds it" if row["ended"] is None else f"ended by {row['ended']}"
         by = f" ({row['ended_by']})" if row["ended_by"] and row["ended_by"] != row["owner"] else ""
         note = f": {row['note']}" if row["note"] else ""
         return f"began by {row['began']}, {ended}{by}{note}"
-    return ", ".join(f"{name} {value}" for name, value in row["facts"].items())
+    facts = row["facts"]
+    if isinstance(facts, dict):
+        return ", ".join(_fact(name, value) for name, value in facts.items() if value is not None)
+    return str(facts)  # redacted
+
+
+def _fact(name: str, value: Any) -> str:
+    if name.endswith("_us") and isinstance(value, int):
+        return f"{name.removesuffix('_us')}_at {instants.aware(value).isoformat(timespec='seconds')}"
+    return f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
 
 
 @click.command()
-@click.argument("id")
+@click.argument("id", shell_complete=job_ids)
 @target_options
 @output_options
 def explain(target: Target, output: Output, id: str) -> int:
@@ -203,34 +228,45 @@ def explain(target: Target, output: Output, id: str) -> int:
 
 
 @click.command()
-@click.option("--job", "job_id", metavar="ID", help="Of this job.")
+@click.option("--job", "job_id", metavar="ID", shell_complete=job_ids, help="Of this job.")
 @click.option("--kind", metavar="NAME", help="Of this kind, such as refused, failed or reclaimed.")
 @click.option("--after", default=0, metavar="NUMBER", help="Behind the event of this number.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
+@click.option("--last", type=click.IntRange(1, 10_000), metavar="N", help="Only the newest N, oldest of them first.")
 @click.option("--watch", is_flag=True, help="Go on printing new events, until Ctrl-C.")
 @target_options
 @output_options
 def events(
-    target: Target, output: Output, job_id: str | None, kind: str | None, after: int, limit: int, watch: bool
+    target: Target,
+    output: Output,
+    job_id: str | None,
+    kind: str | None,
+    after: int,
+    limit: int,
+    last: int | None,
+    watch: bool,
 ) -> int:
     """
     List what was recorded, oldest first: refusals, reclaims, failures, and what operators did.
 
     \b
     Examples:
+      leasehold events --last 20
       leasehold events --kind refused
       leasehold events --job invoice-42 --jsonl
       leasehold events --watch
     """
     with target.open() as router:
         views, seen = Views(router, target.redaction), after
+        newest = [] if last is None else [_newest(router, job_id, kind, after, last)]
 
         def once() -> None:
             nonlocal seen
-            found = router.events(job_id, kind=kind, after=seen, limit=limit)
+            found = newest.pop() if newest else router.events(job_id, kind=kind, after=seen, limit=limit)
             seen = found[-1].number if found else seen
             if found or not watch:
-                show_rows([views.event(event) for event in found], _EVENTS, output, empty="No event fits.", after=seen)
+                rows = _rows_worded([views.event(event) for event in found], output)
+                show_rows(rows, _EVENTS, output, empty="No event fits.", wrap=True, after=seen)
 
         once()
         pause = threading.Event()
@@ -238,3 +274,24 @@ def events(
             pause.wait(_WATCH_SECONDS)
             once()
     return 0
+
+
+def _newest(router: Router, job_id: str | None, kind: str | None, after: int, count: int) -> list[Event]:
+    """
+    Return the newest *count* events that fit, oldest first.
+
+    Stores list events from a number on. So this looks for the highest number by halving, and then reads from ever
+    further before it until there are enough.
+    """
+    low, high = after, after + 1
+    while router.events(after=high, limit=1):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if router.events(after=middle, limit=1) else (low, middle)
+    back = count
+    while True:
+        found = router.events(job_id, kind=kind, after=max(high - back, after), limit=None)
+        if len(found) >= count or high - back <= after:
+            return found[-count:]
+        back *= 4

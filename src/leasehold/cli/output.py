@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -21,6 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _MARGIN = 2
 _LEAST = 6  # columns of a cell that is cut
+_LEAST_WRAPPED = 30  # of one that goes on in the next line, even if the terminal is narrower than the table
 _WHOLE = frozenset({"id", "job_id", "name", "epoch", "status", "number"})  # never cut
 
 
@@ -54,9 +56,19 @@ def output_options(command: F) -> F:
 
 
 def show_rows(
-    rows: Sequence[dict[str, Any]], columns: Sequence[str], output: Output, *, empty: str, **more: Any
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[str],
+    output: Output,
+    *,
+    empty: str,
+    wrap: bool = False,
+    **more: Any,
 ) -> None:
-    """Print *rows*: as a table of *columns*, as one document with *more* beside them, or a line each."""
+    """
+    Print *rows*: as a table of *columns*, as one document with *more* beside them, or a line each.
+
+    With *wrap*, the last column of a table takes as many lines as it needs: it is what the table is read for.
+    """
     _check_fields(rows, output.fields)
     if output.as_lines:
         for row in rows:
@@ -68,7 +80,7 @@ def show_rows(
     if not rows:
         click.echo(empty, err=True)
         return
-    click.echo(table(rows, output.fields or columns, utc=output.utc))
+    click.echo(table(rows, output.fields or columns, utc=output.utc, wrap=wrap and not output.fields))
 
 
 def show_one(facts: dict[str, Any], output: Output) -> None:
@@ -131,12 +143,12 @@ def _age(text: str) -> str:
     return f"{span(away)} ago" if away >= 0 else f"in {span(-away)}"
 
 
-def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, utc: bool) -> str:
+def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, utc: bool, wrap: bool = False) -> str:
     """
     Return *rows* as a table that fits the terminal.
 
     If it is too wide, instants are shown by their age alone, and then the widest columns are cut: names and epochs,
-    which an operator copies, are not.
+    which an operator copies, are not. With *wrap*, the last column is not cut but goes on in the next line.
     """
     head = [name.removesuffix("_at").replace("_", " ").upper() for name in columns]
     room = terminal_width() - _MARGIN * (len(columns) - 1)
@@ -144,7 +156,10 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, utc: bool) 
     if sum(widths) > room:
         short = lambda name, value: _age(value) if _is_instant(name) and value else cell(name, value, utc=utc)  # noqa: E731
         lines, widths = _laid_out(rows, columns, head, short)
-    while sum(widths) > room:
+    if wrap and sum(widths) > room:
+        widths[-1] = max(room - sum(widths[:-1]), _LEAST_WRAPPED)
+        lines = [part for line in lines for part in _wrapped(line, widths[-1])]
+    while sum(widths) > room and not wrap:
         widest = max((width, number) for number, width in enumerate(widths) if columns[number] not in _WHOLE)
         if widest[0] <= _LEAST:
             break
@@ -153,6 +168,12 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, utc: bool) 
         (" " * _MARGIN).join(_fitted(text, width) for text, width in zip(line, widths, strict=True)).rstrip()
         for line in [head, *lines]
     )
+
+
+def _wrapped(line: list[str], width: int) -> list[list[str]]:
+    """Return *line* as several, in which the last column has at most *width* characters."""
+    first, *rest = textwrap.wrap(line[-1], width, break_on_hyphens=False) or [""]
+    return [[*line[:-1], first], *([*[""] * (len(line) - 1), part] for part in rest)]
 
 
 def _laid_out(

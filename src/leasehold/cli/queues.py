@@ -7,6 +7,7 @@ import json
 import click
 
 from ..views import Views
+from .completion import queue_names
 from .help import Group
 from .output import Output, output_options, show_rows
 from .target import Target, actor_option, target_options
@@ -22,7 +23,7 @@ _QUEUES = (
     "paused_at",
     "paused_note",
 )
-_WORKERS = ("name", "alive", "running", "concurrency", "queues", "seen_at", "progressed_at", "started_at")
+_WORKERS = ("name", "alive", "holding", "concurrency", "queues", "seen_at", "progressed_at", "started_at", "tasks")
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -52,7 +53,7 @@ def queues(context: click.Context, target: Target, output: Output) -> int | None
 
 
 @queues.command()
-@click.argument("name")
+@click.argument("name", shell_complete=queue_names)
 @click.option("--note", metavar="TEXT", help="Why; it is shown beside the queue.")
 @actor_option
 @output_options
@@ -74,7 +75,7 @@ def pause(target: Target, output: Output, by: str, name: str, note: str | None) 
 
 
 @queues.command()
-@click.argument("name")
+@click.argument("name", shell_complete=queue_names)
 @actor_option
 @output_options
 @click.pass_obj

@@ -41,12 +41,12 @@ def store() -> None:
 
 
 @store.command()
-@click.argument("url")
+@click.argument("url", envvar="LEASEHOLD_STORE")
 @as_json_option
 @schema_option
 def check(url: str, as_json: bool, schema: str) -> int:
     """
-    Check the invariants of the store at URL.
+    Check the invariants of the store at URL, or else of $LEASEHOLD_STORE.
 
     Prints a line for every broken invariant, and the number of jobs by status and queue. Exits with 1 if any is broken.
 
@@ -73,13 +73,13 @@ def check(url: str, as_json: bool, schema: str) -> int:
 
 
 @store.command()
-@click.argument("url")
+@click.argument("url", envvar="LEASEHOLD_STORE")
 @click.option("--above", default=0, metavar="EPOCH", help="Go above this epoch too, for instance a guard's mark.")
 @as_json_option
 @schema_option
 def advance(url: str, above: int, as_json: bool, schema: str) -> int:
     """
-    Raise the epochs of a store above all that it may have forgotten.
+    Raise the epochs of the store at URL, or else of $LEASEHOLD_STORE, above all that it may have forgotten.
 
     For a store that was put back to an earlier state without a chance to notice, such as a backup restored
     into a SQLite file that a process holds open, or a PostgreSQL server whose machine went back to a snapshot
