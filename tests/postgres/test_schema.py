@@ -256,7 +256,7 @@ def test_the_command_looks_at_a_store_and_makes_none(server_url: str, nowhere: s
         router.add("a")
     there = subprocess.run(command, capture_output=True, text=True, check=False)
 
-    assert (absent.returncode, "Nothing was created" in absent.stderr) == (1, True)
+    assert (absent.returncode, "Nothing was created" in absent.stderr) == (7, True)
     assert (there.returncode, "Every invariant holds" in there.stdout) == (0, True)
 
 
