@@ -136,7 +136,7 @@ def test_a_role_that_may_not_make_schemas_is_told_what_it_needs(url: str) -> Non
 def test_a_server_that_is_not_there_is_said_before_the_story_begins() -> None:
     played = leasehold("demo", "--store", "postgresql://me:secret@127.0.0.1:1/jobs")
 
-    assert (played.returncode, played.stdout) == (1, "")
+    assert (played.returncode, played.stdout) == (7, "")
     assert played.stderr.startswith("leasehold: cannot connect to postgresql://me:…@127.0.0.1:1/jobs: ")
     assert "Is the server running, and is this its address?" in played.stderr
 
