@@ -340,10 +340,13 @@ def test_a_worker_that_claims_no_more_lets_a_stalled_job_go_too() -> None:
         with working(router, steady=clock) as worker:
             gate.wait_for()
             worker._claimer.stop()
-            for _ in range(8):
+            for _ in range(7):
                 until(lambda: has_looked(worker, clock), "the keepers to sleep")
                 clock.advance(10)
-            until(lambda: worker.tally.refused == 1, "it to be told")
+            until(lambda: has_looked(worker, clock), "the keepers to sleep")
+            router.reclaim()  # which upkeep does too, in its own time
+            clock.advance(1)
+            until(lambda: worker.tally.refused == 1, "its refusal")
             gate.open()
 
         assert router.ownerships("a")[0].ended == Reason.STALL

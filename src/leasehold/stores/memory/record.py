@@ -80,7 +80,9 @@ class Record:
         self.created_us = self.updated_us = now
         self.finished_us: int | None = None
         self.parked: Parked | None = None  # while it is pending
-        self.history: list[tuple[Ownership, str | None]] | None = None  # ended ownerships, and what their owner said
+        self.history: list[tuple[Ownership, str | None]] | None = (
+            None  # ended ownerships, with the fingerprint of their settlement
+        )
         self.effects: dict[str, Effect] | None = None
 
     @property
@@ -120,7 +122,7 @@ class Record:
         )
 
     def completion(self) -> Settlement | None:
-        """What the owner said who completed the job; None if nobody has, or an operator did."""
+        """The settlement that completed the job; None if no owner has completed it."""
         # Made anew for the rare repetition: kept, it would be one more object per job for the garbage collector.
         if self.status is not DONE or self.grant is None:
             return None
@@ -137,10 +139,10 @@ class Record:
         """How the ownership of *epoch* ended, and the job if it is finished, for the refusal of that epoch."""
         moved: tuple[str | None, str | None] = None, None
         last = None
-        for held, said in self.history or ():
+        for held, fingerprint in self.history or ():
             assert held.ended is not None
             last = held.ended, held.ended_us, held.by
-            if held.epoch == epoch and said is None:
+            if held.epoch == epoch and fingerprint is None:
                 moved = held.by, held.note
         done_by = self.grant.owner if self.grant else None
         return ending(self.status, self.reason, self.finished_us, done_by, moved=moved, last=last)

@@ -62,7 +62,7 @@ class State:
         self._claimer = ""  # whose claim is under way
         self._waiting = 0  # calls that wait
         self._expecting = 0  # those of them that wait for a lease, which a claim may grant
-        self._woken = 0  # how often claims that wait were told to return
+        self._woken = 0  # how often waiting claims were woken
         self._closed = False
         self._id = uuid.uuid4()
         self._own = this_process()  # a forked child cannot use the store
@@ -271,27 +271,29 @@ class State:
 
     # Ending a lease, by its owner
 
-    def _repeated(self, said: Settlement, now: int) -> Refusal | None:
-        record = self._jobs.get(said.job_id)
-        if record is not None and said.epoch:
-            completed = record.completion() if record.epoch == said.epoch else None
+    def _repeated(self, settlement: Settlement, now: int) -> Refusal | None:
+        record = self._jobs.get(settlement.job_id)
+        if record is not None and settlement.epoch:
+            completed = record.completion() if record.epoch == settlement.epoch else None
             if completed is not None:
                 before: str | None = completed.fingerprint()
             else:
-                before = next((said_so for held, said_so in record.history or () if held.epoch == said.epoch), None)
-            if before is not None and before == said.fingerprint():
+                before = next(
+                    (earlier for held, earlier in record.history or () if held.epoch == settlement.epoch), None
+                )
+            if before is not None and before == settlement.fingerprint():
                 return None
-        return self._refused(said.job_id, said.epoch, said.outcome.value, now)
+        return self._refused(settlement.job_id, settlement.epoch, settlement.outcome.value, now)
 
-    def _put_back(self, record: Record, said: Settlement, now: int) -> None:
+    def _put_back(self, record: Record, settlement: Settlement, now: int) -> None:
         self._begin(record)
-        left = setback(said, record.errors, record.reclaims, record.last_error, record.spec.retry)
+        left = setback(settlement, record.errors, record.reclaims, record.last_error, record.spec.retry)
         verb, record.errors, record.reclaims, record.last_error = left
         assert record.grant is not None
         owner, status = record.grant.owner, after(verb, record.status, record.spec.id)
         how = Status.FAILED if status in FINISHED else FREED_BY[verb]
-        error = record.last_error if said.error is not None else None
-        self._archive(record, how, now, by=owner, note=error, said=said.fingerprint())
+        error = record.last_error if settlement.error is not None else None
+        self._archive(record, how, now, by=owner, note=error, fingerprint=settlement.fingerprint())
         self._let_go(record)
         record.grant = None
         if status in FINISHED:
@@ -299,7 +301,7 @@ class State:
             self._note("failed", record, now, owner=owner, error=error, errors=record.errors)
             self._undo = None
             return
-        self._requeue(record, FREED_BY[verb], now, due=now + said.delay_us if said.delay_us else None)
+        self._requeue(record, FREED_BY[verb], now, due=now + settlement.delay_us if settlement.delay_us else None)
         record.attempt += 1
         self._note(RECORDED_AS[verb], record, now, owner=owner, error=error, run_us=record.run_us)
         self._undo = None
@@ -308,7 +310,7 @@ class State:
         effect = record.effect(name)
         assert record.effects is not None
         if outcome is None and effect.known:
-            return  # somebody else under this epoch has brought it about meanwhile; what is known stays known
+            return  # another thread under this epoch has brought it about meanwhile; what is known stays known
         if outcome is None:
             del record.effects[name]
         else:
@@ -334,7 +336,7 @@ class State:
         return ended
 
     def _cancel_late(self, now: int) -> None:
-        """Cancel what nobody has claimed by when its producer wanted it begun."""
+        """Cancel what was not claimed by the time its producer wanted it begun."""
         late = [record for record in self._starts.pop_due(now) if record.status is PENDING and not record.epoch]
         for record in sorted(late, key=lambda record: (_start_by(record), record.seq)):
             if _start_by(record) > now:  # it was looked at a little early
@@ -418,11 +420,11 @@ class State:
         kind, reason, by = StaleEpoch, record.reason if record.epoch else None, None
         if record.epoch == presented and (record.narrow or record.completion() is not None):
             kind, reason, by = Settled, None, record.grant and record.grant.owner
-        for held, said in record.history or ():
+        for held, fingerprint in record.history or ():
             if held.epoch == presented:
                 assert held.ended is not None
                 by = held.owner
-                kind, reason = (Settled, None) if said is not None else (StaleEpoch, Reason(held.ended))
+                kind, reason = (Settled, None) if fingerprint is not None else (StaleEpoch, Reason(held.ended))
         facts: dict[str, Any] = {"presented": presented, "current": record.epoch, "verb": verb, "reason": reason}
         refusal = kind.of_job(record.spec.id, owner=owner, ending=record.how_it_ended(presented), **facts)
         if presented > self._last:
@@ -566,12 +568,19 @@ class State:
     # Records
 
     def _archive(
-        self, record: Record, how: str, at: int | None, *, by: str, note: str | None = None, said: str | None = None
+        self,
+        record: Record,
+        how: str,
+        at: int | None,
+        *,
+        by: str,
+        note: str | None = None,
+        fingerprint: str | None = None,
     ) -> Ownership:
         ended = record.ended(str(how), at, by, note)
         if record.history is None:
             record.history = []
-        record.history.append((ended, said))
+        record.history.append((ended, fingerprint))
         return ended
 
     def _wake_claims(self) -> None:

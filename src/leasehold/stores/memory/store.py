@@ -215,15 +215,15 @@ class MemoryStore(Transfers):
         find, end, trace = self._jobs.get, self._finished.append, self._trace
         tally: list[int] = []
         count = 0
-        for said in settlements:
-            job_id, epoch, outcome, result, then, _, _, _ = said
+        for settlement in settlements:
+            job_id, epoch, outcome, result, then, _, _, _ = settlement
             record = find(job_id)
             if record is None or record.epoch != epoch or record.status is not RUNNING:
-                reply.append(self._repeated(said, now))
+                reply.append(self._repeated(settlement, now))
                 continue
             reply.append(None)
             if outcome is not _COMPLETE:
-                self._put_back(record, said, now)
+                self._put_back(record, settlement, now)
                 continue
             # The common path of every job, so it does in one breath what _let_go and _end do.
             if then:
@@ -317,9 +317,9 @@ class MemoryStore(Transfers):
             self._leave(record)
             self._wake(record.spec.lock)
         elif record.grant is not None:
-            said = record.completion()
-            assert said is not None
-            self._archive(record, DONE, record.finished_us, by=record.grant.owner, said=said.fingerprint())
+            completion = record.completion()
+            assert completion is not None
+            self._archive(record, DONE, record.finished_us, by=record.grant.owner, fingerprint=completion.fingerprint())
         self._advance_record(record, MOVED_BY[verb], now)
         if status in FINISHED:
             if verb is Verb.FINISH:
@@ -410,7 +410,7 @@ class MemoryStore(Transfers):
 
     @turn
     def advance(self, above: int = 0) -> int:
-        """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to nobody."""
+        """Return a new epoch, above every epoch issued so far, the clock and *above*; it is issued to no owner."""
         now = self._now()
         self._last = draw_epochs(max(self._last, above), 1, now)
         self._note("advanced", None, now, epoch=self._last, above=above)
@@ -545,7 +545,7 @@ _stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
 def _after_fork() -> None:
     # A forked child has a copy. Claims on both would issue the same epochs twice, and run every job twice.
     for store in _stores:
-        store._changed = threading.Condition()  # somebody may have held the old one, for ever
+        store._changed = threading.Condition()  # a thread may have held the old one, for ever
         store._inside = False
         store._lock = Broken(
             "this memory store belongs to the process that made it, and a forked child has only a copy: "
