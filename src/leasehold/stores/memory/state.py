@@ -274,14 +274,9 @@ class State:
     def _repeated(self, settlement: Settlement, now: int) -> Refusal | None:
         record = self._jobs.get(settlement.job_id)
         if record is not None and settlement.epoch:
-            completed = record.completion() if record.epoch == settlement.epoch else None
-            if completed is not None:
-                before: str | None = completed.fingerprint()
-            else:
-                before = next(
-                    (earlier for held, earlier in record.history or () if held.epoch == settlement.epoch), None
-                )
-            if before is not None and before == settlement.fingerprint():
+            last = record.completion() if record.epoch == settlement.epoch else None
+            earlier = {held.epoch: fingerprint for held, fingerprint in record.history or ()}
+            if (last.fingerprint() if last else earlier.get(settlement.epoch)) == settlement.fingerprint():
                 return None
         return self._refused(settlement.job_id, settlement.epoch, settlement.outcome.value, now)
 
