@@ -68,7 +68,7 @@ def test_a_verb_inside_a_verb_is_refused_and_does_not_hang() -> None:
     made = Router(clock=Handler())
     asked.append(made)
 
-    with pytest.raises(Conflict, match="inside another verb"):
+    with pytest.raises(Conflict, match="while another verb of this store was under way"):
         made.add("job")
 
 

@@ -151,7 +151,8 @@ def test_a_second_add_with_another_payload_leaves_the_first_and_is_logged(
         router.add_many([{"id": "a", "payload": 3}])
 
     assert (added.created, added.job.payload) == (False, 1)
-    assert caplog.messages == ["job 'a' exists with another payload; it is left as it is"] * 2
+    left = "job 'a' exists already, with another payload; the existing job was not changed, and the new payload was not"
+    assert caplog.messages == [f"{left} stored"] * 2
 
 
 def test_a_job_found_by_its_unique_key_is_another_job_and_no_mistake(

@@ -82,7 +82,10 @@ class CredentialKey:
     def generate(cls, kid: str, algorithm: Literal["hs256", "ed25519"] = "hs256") -> Self:
         """Return a new random key."""
         if algorithm not in ("hs256", "ed25519"):
-            raise InvalidArgument("a public key belongs to a private one: generate 'ed25519' and call public().")
+            raise InvalidArgument(
+                f"generate() makes 'hs256' or 'ed25519' keys, not {algorithm!r}. For a public key, call public() of an "
+                "'ed25519' key."
+            )
         return cls(kid, algorithm, secrets.token_bytes(_SECRET_BYTES))
 
     @property

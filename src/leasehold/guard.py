@@ -190,7 +190,8 @@ class Guard(ABC):
         after = admit(mark, writer, resource=self.resource(key), verb=verb, strict_store=self.strict_store)
         if mark is not None and mark.store != writer.store:
             log.warning(
-                "%s passes from store %s (epoch %s of %r) to store %s (epoch %s of %r)",
+                "%s is being taken over by another store: its mark is of store %s (epoch %s, owner %r), and the writer "
+                "is of store %s (epoch %s, owner %r)",
                 self.resource(key),
                 mark.store,
                 mark.epoch,
@@ -242,7 +243,10 @@ class Guard(ABC):
 
     def _by_credential(self, key: str, given: dict[str, Any]) -> Writer:
         if len(given) > 1:
-            raise InvalidArgument("a credential carries epoch, owner and store: pass it alone.")
+            raise InvalidArgument(
+                "a credential already says epoch, owner and store: pass credential=… without lease=, epoch=, owner= or "
+                "store=."
+            )
         if self._key_ring is None or self._audience is None:  # as `takes_credentials`, for the type checker
             raise InvalidArgument(f"{self!r} takes no credentials: make it with keys=KeyRing(…) and audience=….")
         return self._key_ring.verify(given["credential"], audience=self._audience, key=key)

@@ -491,6 +491,15 @@ def test_a_secret_is_in_no_repr_error_or_log(caplog: pytest.LogCaptureFixture) -
     assert not any("hunter2" in text or encoded in text for text in shown)
 
 
+@pytest.mark.parametrize("algorithm", ["rs256", "ed25519-public"])
+def test_a_key_that_cannot_be_generated_is_refused_by_its_name(algorithm: Any) -> None:
+    """An unknown algorithm is not taken for a public key."""
+    with pytest.raises(
+        InvalidArgument, match=rf"makes 'hs256' or 'ed25519' keys, not '{algorithm}'\. For a public key, "
+    ):
+        CredentialKey.generate("kid", algorithm)
+
+
 def test_a_short_secret_is_refused() -> None:
     """RFC 7518 asks for as many bytes as the hash has."""
     with pytest.raises(InvalidArgument, match="31 bytes"):

@@ -767,7 +767,7 @@ def test_a_lock_file_that_is_removed_while_it_is_held_ends_the_write(tmp_path: P
             new.write("k", b"new", epoch=9, owner="b", store="s")
 
     old.at = removed
-    with pytest.raises(GuardUnavailable, match="was removed while this process held it"):
+    with pytest.raises(GuardUnavailable, match="was removed while this process held the lock"):
         old.write("k", b"old", epoch=7, owner="a", store="s")
 
     assert new.peek("k") == b"new"

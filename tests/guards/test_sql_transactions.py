@@ -431,7 +431,7 @@ def test_what_cannot_be_a_source_is_named(place: Place) -> None:
     with pytest.raises(InvalidArgument, match="names no file"):
         SqlGuard("sqlite:///:memory:")
     engine = create_async_engine(place.url.replace("postgresql:", "postgresql+psycopg:"))
-    with pytest.raises(Unsupported, match="belongs to an event loop"):
+    with pytest.raises(Unsupported, match="an async connection, which the guard cannot use"):
         SqlGuard(engine, schema=place.schema).seal("k", **OLD)
     with place.connect() as busy:
         busy.execute("select 1")
@@ -546,7 +546,7 @@ def test_a_commit_that_meets_a_reader_is_unavailable(tmp_path: Path) -> None:
         reader.execute("begin")
         assert reader.execute("select * from t").fetchall() == []
         with (
-            pytest.raises(GuardUnavailable, match="another connection that is reading"),
+            pytest.raises(GuardUnavailable, match="since another connection is reading"),
             guard.transaction("k", epoch=9, owner="new", store="s") as connection,
         ):
             connection.execute("insert into t values (1)")

@@ -121,7 +121,7 @@ def test_each_verb_is_refused_inside_another_and_works_afterwards(verb: str) -> 
 
     for outer in verbs.values():
         clock.strike = verbs[verb]
-        with pytest.raises(Conflict, match=rf"^{verb}\(\) was called inside another verb"):
+        with pytest.raises(Conflict, match=rf"^{verb}\(\) was called while another verb"):
             outer()
 
     assert store.settle([completion(grant)]) == [None]

@@ -636,7 +636,7 @@ def test_a_batch_of_which_a_part_failed_does_not_say_that_nothing_was_changed(st
         )
         store.database.point = fail
         try:
-            of_a_part = r"^1 of 2 are done\. Of the others: .* repeat the call is safe"
+            of_a_part = r"^1 of 2 are done\. The rest may not be: .* safe to repeat the whole call\.$"
             with pytest.raises(StoreUnavailable, match=of_a_part) as failed:
                 store.settle(said)
             assert failed.value.outcome_unknown

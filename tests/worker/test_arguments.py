@@ -168,7 +168,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (float, math.nan, "argument 'x' of task 'handle' cannot be kept as JSON: "),
     (Any, Opaque(), "argument 'x' of task 'handle' cannot be kept as JSON: "),
     (Any, {1: "a"}, "argument 'x' of task 'handle' has the key 1 (int): keys in JSON are strings"),
-    (dict, {1: "a"}, "argument 'x' of task 'handle': its key 1 (int) is not a string, as JSON's are"),
+    (dict, {1: "a"}, "argument 'x' of task 'handle': its key 1 (int) is not a string: JSON has only string keys"),
     (set, {Opaque()}, "argument 'x' of task 'handle': what is in it cannot be kept as JSON: Object of type Opaque is"),
     ({}, 1, "argument 'x' of task 'handle' is annotated as {}, and there is no way to keep {}: "),
     (dict[str, int], {"a": "b"}, "argument 'x.a' of task 'handle': it must be int, not 'b' (str)."),
@@ -198,7 +198,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (
         datetime | str,
         "2026-11-16T12:30:00+00:00",
-        "would come back as datetime: as datetime.datetime | str the two look",
+        "would come back as datetime: in JSON, the annotation datetime.datetime | str cannot tell",
     ),
     (Point, {"x": 1}, "it must be Point, not {'x': 1} (dict)."),
     (Point, Point3(1), "it must be Point, not Point3(x=1, y=0, z=0) (Point3)."),

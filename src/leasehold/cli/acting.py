@@ -314,7 +314,8 @@ def _one_or_many(verb: Action, text: str) -> click.Command:
             raise click.UsageError("name a job, or say which with filters such as --status failed --queue mail.")
         if fence["break_glass"] or fence["epoch"] is not None:
             raise click.UsageError(
-                "--epoch and --break-glass are for one job; each of many is fenced by what was read."
+                "--epoch and --break-glass need the ID of one job. With filters, each job is changed only if it still "
+                "has the epoch that was just read."
             )
         with target.open() as router:
             if not apply:
@@ -438,7 +439,7 @@ def prune(target: Target, output: Output, older_than: str, apply: bool, expect: 
             show_one({**counts, "count": count, "applied": False}, output)
             if count and not output.is_for_programs:
                 again = shlex.join([*_arguments(), "--apply", "--expect", str(count)])
-                click.echo(f"Nothing was removed. To do it:\n  {again}", err=True)
+                click.echo(f"Nothing was removed yet. To remove them:\n  {again}", err=True)
             return 0
         if expect is None or count < expect:
             raise click.UsageError(

@@ -88,7 +88,8 @@ def bulk(
     seen = [(job.id, job.epoch) for job in matching(router, wanted)]
     if len(seen) != expect:
         raise Conflict(
-            f"{len(seen)} jobs fit, and {expect} were expected: look again, and decide. Nothing was changed."
+            f"{len(seen)} jobs fit, not the expected {expect}. Nothing was changed: list them again before you repeat "
+            "this."
         )
     act: Callable[..., Job] = getattr(router, verb)
     done, moved, unsealed = 0, list[Moved](), dict[str, tuple[str, ...]]()

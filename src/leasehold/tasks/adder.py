@@ -100,5 +100,9 @@ def _added(verbs: Transactions, jobs: list[NewJob]) -> Program[list[Added]]:
 def _compared(jobs: list[NewJob], added: list[Added]) -> list[Added]:
     for wish, (found, created) in zip(jobs, added, strict=True):
         if not created and found.id == wish.id and found.spec.document != wish.document and not found.pruned:
-            log.warning("job %r exists with another payload; it is left as it is", wish.id)
+            log.warning(
+                "job %r exists already, with another payload; the existing job was not changed, and the new payload "
+                "was not stored",
+                wish.id,
+            )
     return added

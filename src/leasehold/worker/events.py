@@ -106,7 +106,10 @@ def listen(listeners: dict[str, list[Listener]], event: str, listener: Listener)
     try:
         inspect.signature(listener).bind(None)
     except TypeError:
-        raise InvalidArgument(f"@router.on({event!r}) calls its function with the event: {listener!r}.") from None
+        raise InvalidArgument(
+            f"@router.on({event!r}) calls its function with one argument, the event, and {listener!r} cannot be called "
+            "so."
+        ) from None
     listeners.setdefault(event, []).append(listener)
 
 

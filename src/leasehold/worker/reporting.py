@@ -136,7 +136,9 @@ class Reporter:
         if self._is_new(lease.task):
             what = "names no task" if lease.task is None else f"is for the task {lease.task!r}, which is not known here"
             known = ", ".join(sorted(tasks)) or "none"
-            log.warning("job %r %s, so it goes back for others; tasks here: %s", lease.job_id, what, known)
+            log.warning(
+                "job %r %s, so it is handed back for other workers; this worker knows: %s", lease.job_id, what, known
+            )
 
     def lost(self, run: Run, refusal: Exception | None) -> None:
         """Report a lease that was lost while its handler worked: once, and again only if that adds the reason."""
@@ -174,7 +176,10 @@ class Reporter:
     def returned(self, run: Run) -> None:
         """Report that such a handler has ended."""
         log.info(
-            "the handler of job %s has ended, after its job went on without it", _named(run.lease), **_of(run.lease)
+            "the handler of job %s, which could not be stopped, has now ended; its result is ignored, since the worker "
+            "had already decided the job's outcome or lost its lease",
+            _named(run.lease),
+            **_of(run.lease),
         )
 
     def _is_new(self, task: str | None) -> bool:

@@ -68,8 +68,8 @@ class KeyLock:
             )
         if not self._is_at_its_path():
             raise GuardUnavailable(
-                f"{self._resource}: the file of its lock, {self._path}, was removed while this process held it, so "
-                "another one may have written meanwhile. The file was not changed; try again."
+                f"{self._resource}: its lock file {self._path} was removed while this process held the lock, so "
+                "another process may have written meanwhile. This write was not made; try again."
             )
 
     def _is_at_its_path(self) -> bool:

@@ -24,7 +24,10 @@ def open_home(url: str, uses: str | None, clock: Clock) -> Home:
     parts = urlsplit(url)
     if parts.scheme in ("postgresql", "postgres"):
         if uses == "memory":
-            raise InvalidArgument("uses='memory' goes with a file of this process: sqlite:///gate.db.")
+            raise InvalidArgument(
+                "uses='memory' is not possible with PostgreSQL: use a SQLite file of this process alone, such as "
+                "sqlite:///gate.db."
+            )
         return rows.RowsHome(PostgresDatabase(url, rows.TABLES), clock)
     path = unquote(parts.path[1:])
     if parts.scheme != "sqlite" or parts.netloc or not path or parts.query or parts.fragment:

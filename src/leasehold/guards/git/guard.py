@@ -202,8 +202,8 @@ class GitGuard(Guard):
             return guarded  # as the last write left it, so that a push past the guard is still seen after a seal
         if wish.expected is not None and wish.expected != before.tip:
             raise Conflict(
-                f"{self.resource(branch)} is at {before.tip}, and not at the expected {wish.expected}. Fetch it, and "
-                "push what follows it."
+                f"{self.resource(branch)} is at {before.tip}, not at the expected {wish.expected}. Fetch it, and push "
+                "commits that build on it."
             )
         if wish.expected is None and before.is_bypassed:
             raise Conflict(

@@ -92,8 +92,8 @@ class ObjectGuard(Guard):
         parts = key.split("/")
         if not _NOT_NAMES.isdisjoint(parts) or not key.isprintable():
             raise InvalidArgument(
-                f"{shown(key)} cannot be a key: it has names and single slashes between them, no '.' or '..', and no "
-                "control characters."
+                f"{shown(key)} cannot be a key. A key is names separated by single slashes, such as 'reports/may.csv'; "
+                "no name is '.' or '..', and every character is printable."
             )
         if parts[0] == FOLDER:
             raise InvalidArgument(f"{shown(key)} cannot be a key: below {FOLDER}/ is the data of other keys.")

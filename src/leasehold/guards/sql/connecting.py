@@ -115,8 +115,9 @@ class Factory(Source):
         handle = self._function()
         if is_async(handle):
             raise Unsupported(
-                f"the guard's function returned a {type(handle).__name__}, which belongs to an event loop. For its own "
-                "connections give the guard a URL; `await guard.aio.fence(connection, key)` takes yours."
+                f"the guard's function returned a {type(handle).__name__}, an async connection, which the guard cannot "
+                "use for itself. Give the guard a URL, or a function that returns a sync connection. To fence an async "
+                "connection of yours: `await guard.aio.fence(connection, key)`."
             )
         return handle
 

@@ -211,9 +211,9 @@ class SqlGuard(Guard):
             raise found from error
         if sqlite.is_busy(error):
             raise GuardUnavailable(
-                f"{self.resource(fence.keys[0])}: its COMMIT waited {self._busy_seconds:g} s (busy_seconds) for "
-                "another connection that is reading. Nothing was written: try again; with PRAGMA journal_mode = WAL "
-                "readers are not in the way."
+                f"{self.resource(fence.keys[0])}: COMMIT gave up after {self._busy_seconds:g} s (busy_seconds), since "
+                "another connection is reading. Nothing was written; try again. With PRAGMA journal_mode = WAL, "
+                "readers do not block a COMMIT."
             ) from error
         if not postgres.is_lost(error):
             explained = postgres.explained(error, self.resource(fence.keys[0]), self._schema)

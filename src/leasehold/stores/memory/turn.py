@@ -44,6 +44,6 @@ def turn(verb: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]
 def inside(verb: str) -> Conflict:
     """Return the refusal of a verb that was called while another one was under way."""
     return Conflict(
-        f"{verb}() was called inside another verb of this store, for instance by a signal handler, and would find it "
-        "half done. Note what is to be done, and do it outside the handler."
+        f"{verb}() was called while another verb of this store was under way, for instance from a signal handler, and "
+        f"would see a half-made change. Set a flag in the signal handler, and call {verb}() after it has returned."
     )

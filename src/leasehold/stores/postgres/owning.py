@@ -150,7 +150,8 @@ def _of_a_part(error: StoreUnavailable, done: int, count: int) -> StoreUnavailab
     if not done:
         return error
     return StoreUnavailable(
-        f"{done} of {count} are done. Of the others: {error} To repeat the call is safe.", outcome_unknown=True
+        f"{done} of {count} are done. The rest may not be: {error} It is safe to repeat the whole call.",
+        outcome_unknown=True,
     )
 
 

@@ -226,7 +226,10 @@ def draw(session: Session, now: int, count: int, last: int | None = None) -> Pro
         last = yield from last_epoch(session)
     if last < session.seen:
         log.error(
-            "the store's epochs went back from %d to %d: it was restored; going on above both", session.seen, last
+            "the store's last epoch went back from %d to %d, so an older backup was probably restored; new epochs "
+            "begin above both",
+            session.seen,
+            last,
         )
         yield from session.record(now, "alarm", None, seen=session.seen, last=last)
     session.drawn = draw_epochs(max(last, session.seen), count, now)

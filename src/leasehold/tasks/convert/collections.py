@@ -91,7 +91,8 @@ def _dict(annotation: Any, name: str, arguments: tuple[Any, ...], build: Build) 
         for key in value:
             if not isinstance(key, str):
                 raise Mismatch(
-                    f"its key {shown(key)} is not a string, as JSON's are, so it would not come back as it was"
+                    f"its key {shown(key)} is not a string: JSON has only string keys, so it would not come back as it "
+                    "was"
                 )
         return {key: within(inner.dump, one, key) for key, one in value.items()}
 
