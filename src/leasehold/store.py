@@ -461,7 +461,7 @@ class Store(Protocol):
 
         C40.  What is not an owner's ordinary work is always recorded, as `refused`, `alarm`, `retried`, `released`,
               `crashed`, `failed`, `reclaimed`, `transferred`, `cancelled`, `finished`, `replayed`, `requeued`,
-              `resolved`, `paused`, `resumed`, `advanced`, `guarded`, `doubted`, `unsealed`, `bulk` or
+              `resolved`, `paused`, `resumed`, `advanced`, `guarded`, `doubted`, `unsealed`, `sealed`, `bulk` or
               `break-glass`. A store that traces records the rest too, as `added`, `claimed`, `renewed`, `progressed`,
               `completed`.
         """

@@ -54,7 +54,7 @@ def test_a_queue_is_paused_listed_and_resumed(url: str, capsys: pytest.CaptureFi
     with Router(url) as router:
         assert router.claim("worker-1", queues=["mail"]) is None
 
-    assert printed(capsys, "queues", "resume", "mail", "--as", "bob") == "queue 'mail' is not paused\n"
+    assert printed(capsys, "queues", "resume", "mail", "--as", "bob") == "queue 'mail' is resumed\n"
 
     with Router(url) as router:
         assert router.claim("worker-1", queues=["mail"]) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.command import TOP, leasehold
+from tests.cli.command import COMMAND, TOP, environment, leasehold
 from tests.guards.reference import CarelessShelf, Reference
 
 from leasehold import Conflict, GuardUnavailable, InvalidArgument, Job, Lease, Retry, Router, StaleEpoch, Unfenced
@@ -207,7 +208,7 @@ def test_a_doubt_is_recorded_and_the_handler_runs(router: Router, tmp_path: Path
 
 
 def test_what_is_not_registered_cannot_be_sealed(router: Router, tmp_path: Path) -> None:
-    """Its keys could not be found again when the job ends."""
+    """Its keys could not be found again when the job ends. A mistake of the program: it counts as an error."""
     stray = Reference(tmp_path)
 
     @router.task(seals=lambda: [stray.key("a")])
@@ -216,7 +217,7 @@ def test_what_is_not_registered_cannot_be_sealed(router: Router, tmp_path: Path)
     write.add()
     [back] = router.drain()
 
-    assert back.status == "pending"
+    assert (back.status, back.errors) == ("pending", 1)
     assert "register it with router.guard(name, guard)" in str(back.last_error)
     assert stray.mark("a") is None
 
@@ -390,6 +391,8 @@ def test_a_key_that_cannot_be_reached_is_named_and_tried_again(router: Router, t
     assert unsealed.facts["keys"] == [["away", "a", "reference:a: the server is away."]]
     guard.away = False
     assert router.seal(lease.job_id, by="bob").sealed == (("away", "a"),)
+    [sealed] = router.events(lease.job_id, kind="sealed")
+    assert sealed.facts == {"keys": [["away", "a"]], "by": "bob"}
     with pytest.raises(StaleEpoch):
         guard.write("a", b"late", lease=lease)
 
@@ -583,3 +586,25 @@ def test_a_key_knows_how_to_seal_itself(router: Router, shelf: Reference) -> Non
     assert isinstance(key, GuardKey)
 
     assert key.seal(epoch=5, owner="me", store="s").mark.epoch == 5
+
+
+def test_a_cancel_from_the_shell_seals_with_the_application_and_else_says_so(app: Path) -> None:
+    """Without its guards the job is cancelled, its keys are open, and the exit code is 1."""
+    url = f"sqlite:///{app / 'jobs.db'}"
+    with Router(url) as router:
+        guard = router.guard("shelf", Reference(app))
+        first = zombie(router, guard)
+
+    bare = leasehold("cancel", first.job_id, "--epoch", str(first.epoch), "--store", url, cwd=TOP)
+    with Router(url) as router:
+        again = router.replay(router.job(first.job_id), by="ann")
+        assert router.claim("zombie", process=None) is not None
+        running = router.job(again.id)
+    call = ["cancel", running.id, "--epoch", str(running.epoch), "--app", "sealing_app:router"]
+    env = {**environment(), "PYTHONPATH": f"{TOP / 'src'}:{TOP}"}
+    sealed = subprocess.run([*COMMAND, *call], cwd=app, env=env, capture_output=True, text=True, timeout=60)
+
+    assert (bare.returncode, bare.stderr.count("could not be reached")) == (1, 1)
+    assert (sealed.returncode, sealed.stderr) == (0, "")
+    with pytest.raises(StaleEpoch):
+        guard.write("a", b"late", epoch=running.epoch, owner="zombie", store="any")

@@ -14,14 +14,12 @@ from typing import Any, TypeVar
 import click
 
 from .. import Job, Router, StaleEpoch
-from ..core.clock import SystemClock
-from ..core.job import Status
 from ..core.ownership import Note, NoteKind
 from ..core.search import Search
 from ..router.bulk import Action, BulkOutcome, matching
 from ..views import Views
 from .completion import job_ids, owner_names
-from .finding import age_us, filter_options, has_filter
+from .finding import filter_options, has_filter
 from .jobs import worded
 from .output import Output, cell, output_options, show_one, show_rows
 from .target import Target, actor_option, target_options
@@ -29,6 +27,7 @@ from .target import Target, actor_option, target_options
 F = TypeVar("F", bound=Callable[..., Any])
 
 REFUSED = 3  # the epoch has moved
+UNSEALED = 1  # it was done, and guarded keys could not be reached: the owner may still write to them
 _SHOWN = 10
 _TRIES = 100  # of a verb behind broken glass: a job that moves more often than this is not one to act upon
 _NOT_MOVES = frozenset({"refused", "alarm", "guarded", "doubted", "unsealed", "break-glass"})
@@ -112,11 +111,13 @@ class _Attempt:
                 raise
             facts = views.short(router.job(id))
             unsealed = self._ended.unsealed if isinstance(self._ended, Job) else ()
+            if unsealed:
+                messages.clear()  # the library logs it too
         if unsealed:
             facts["unsealed"] = list(unsealed)
             _warn_of_unsealed(id, unsealed)
         show_one(facts, self.output)
-        return 0
+        return UNSEALED if unsealed else 0
 
     _ended: Job | None = None
 
@@ -140,7 +141,7 @@ class _Attempt:
     def _ask(self, router: Router, views: Views, id: str) -> int:
         job = router.job(id)
         show_one({**views.short(job), "explanation": router.explain(job)}, self.output)
-        again = [*_arguments(), "--epoch", str(job.epoch)]
+        again = [*arguments(), "--epoch", str(job.epoch)]
         click.echo(
             f"Nothing was done. If this is the state that you mean to change, run:\n  {shlex.join(again)}", err=True
         )
@@ -170,7 +171,8 @@ def _moves(views: Views, id: str, seen: int, output: Output) -> list[str]:
     return [f"What moved it first: {what}.", f"All of it: leasehold history {shlex.quote(id)}"]
 
 
-def _arguments() -> list[str]:
+def arguments() -> list[str]:
+    """Return the command as it was typed."""
     return ["leasehold", *sys.argv[1:]]
 
 
@@ -334,7 +336,7 @@ def _preview(router: Router, target: Target, output: Output, wanted: Search) -> 
             first.append(views.short(job))
     show_rows(first, _PREVIEW, output, empty="No job fits.", count=count, applied=False)
     if count and not output.is_for_programs:
-        again = shlex.join([*_arguments(), "--apply", "--expect", str(count)])
+        again = shlex.join([*arguments(), "--apply", "--expect", str(count)])
         more = f", the first {_SHOWN} above" if count > _SHOWN else ""
         click.echo(f"{count} jobs fit{more}. Nothing was done. To do it:\n  {again}", err=True)
     return 0
@@ -372,11 +374,15 @@ cancel = _one_or_many(
     """
     End the job ID, or all jobs that fit, as cancelled; their owners are refused from then on.
 
+    Guarded keys of the job are sealed too, if --app names the application that has the guards. Otherwise the exit code
+    is 1, and `leasehold guard seal` does it later: until then the owner may write to them.
+
     Without ID, filters say which. Then a first call only counts them, and prints the command that does it.
 
     \b
     Examples:
       leasehold cancel invoice-42 --epoch 1794776400000007 --note "entered twice"
+      leasehold cancel invoice-42 --epoch 1794776400000007 --app app:router
       leasehold cancel --queue imports --status pending
       leasehold cancel --queue imports --status pending --apply --expect 812
     """,
@@ -408,43 +414,3 @@ requeue = _one_or_many(
       leasehold requeue --owner worker-7 --status running --apply --expect 4
     """,
 )
-
-
-@click.command()
-@click.option("--older-than", required=True, metavar="AGE", help="Jobs that ended longer ago: 30d, 12h.")
-@click.option("--apply", is_flag=True, help="Remove them; without it they are only counted.")
-@click.option("--expect", type=int, metavar="N", help="How many jobs must be that old.")
-@target_options
-@output_options
-def prune(target: Target, output: Output, older_than: str, apply: bool, expect: int | None) -> int:
-    """
-    Remove jobs that ended long ago, with all that is kept of them, and events that old.
-
-    Workers do this by themselves, by the retention of their router. Children of a job that is kept stay.
-
-    \b
-    Examples:
-      leasehold prune --older-than 30d
-      leasehold prune --older-than 30d --apply --expect 1200
-    """
-    keep_us = age_us(older_than, "--older-than")
-    before = SystemClock().now() - keep_us
-    with target.open() as router:
-        counts = {
-            status.value: sum(1 for _ in matching(router, Search(status, until_us=before)))
-            for status in (Status.DONE, Status.FAILED, Status.CANCELLED)
-        }
-        count = sum(counts.values())
-        if not apply:
-            show_one({**counts, "count": count, "applied": False}, output)
-            if count and not output.is_for_programs:
-                again = shlex.join([*_arguments(), "--apply", "--expect", str(count)])
-                click.echo(f"Nothing was removed yet. To remove them:\n  {again}", err=True)
-            return 0
-        if expect is None or count < expect:
-            raise click.UsageError(
-                f"{count} jobs are that old: pass --expect {count} to remove them. Nothing was removed."
-            )
-        removed = router.prune(keep_seconds=keep_us / 1_000_000)
-    show_one({"jobs": removed.jobs, "events": removed.events, "ids": removed.ids, "applied": True}, output)
-    return 0

@@ -15,6 +15,7 @@ from .exit_codes import INTERRUPTED, code_of, exit_codes
 from .guard import guard
 from .health import worker_health
 from .help import SETTINGS, Group
+from .prune import prune
 from .store import store
 from .worker import worker
 
@@ -52,7 +53,7 @@ def app(context: click.Context) -> None:
 
 for _command in (
     *(jobs.add, jobs.jobs, jobs.show, jobs.history, jobs.explain, jobs.events),
-    *(acting.transfer, acting.requeue, acting.cancel, acting.replay, acting.complete, acting.resolve, acting.prune),
+    *(acting.transfer, acting.requeue, acting.cancel, acting.replay, acting.complete, acting.resolve, prune),
     *(queues.queues, queues.workers, doctor),
     *(demo, guard, store, worker, worker_health, exit_codes, completion),
 ):

@@ -22,7 +22,7 @@ class Code(NamedTuple):
 CODES = (
     Code(0, "done; an empty list too"),
     Code(1, "failed, or something was found"),
-    Code(2, "wrong usage, or a command that only showed what it would do", (InvalidArgument, Unsupported)),
+    Code(2, "wrong usage, or the epoch was missing", (InvalidArgument, Unsupported)),
     Code(3, "refused: the epoch has moved, of one job or of some of many", (StaleEpoch,)),
     Code(4, "conflict: the job's state forbids it", (Conflict,)),
     Code(5, "not found", (UnknownJob,)),

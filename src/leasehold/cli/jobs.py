@@ -51,7 +51,8 @@ def add(
     """
     Add a job, unless one with this ID exists.
 
-    Without ID, the job gets a UUID, which is printed.
+    Without ID, the job gets a UUID, which is printed. What the task's decorator sets, such as its retries, is known to
+    the application alone: the job gets the defaults.
 
     \b
     Examples:

@@ -91,7 +91,7 @@ def resume(target: Target, output: Output, by: str, name: str) -> int:
     """
     with target.open() as router:
         router.resume(name, by=by)
-    return _shown(output, name, f"queue {name!r} is not paused")
+    return _shown(output, name, f"queue {name!r} is resumed")
 
 
 def _shown(output: Output, name: str, sentence: str) -> int:

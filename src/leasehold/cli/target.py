@@ -14,6 +14,7 @@ import click
 
 from .. import InvalidArgument, Router
 from ..views import Redaction
+from .loading import load
 from .store import open_existing
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,14 +26,15 @@ _KNOWN = {"store", "schema", "redact"}
 class Target:
     """The store that a command works on, and what is hidden of its data."""
 
-    def __init__(self, url: str, schema: str, redaction: Redaction) -> None:
+    def __init__(self, url: str, schema: str, redaction: Redaction, app: str | None = None) -> None:
         self.url = url
         self.schema = schema
         self.redaction = redaction
+        self.app = app
 
     def open(self) -> Router:
-        """Return a router on the store, which must exist."""
-        return open_existing(self.url, self.schema)
+        """Return a router on the store, which must exist; or that of the application, which has its guards."""
+        return open_existing(self.url, self.schema) if self.app is None else load(self.app)
 
 
 def target_options(command: F) -> F:
@@ -41,19 +43,28 @@ def target_options(command: F) -> F:
     @click.option("--store", "url", metavar="URL", help="The store. Default: $LEASEHOLD_STORE, or leasehold.toml.")
     @click.option("--profile", metavar="NAME", help=f"A section of {FILE} in this folder or above it.")
     @click.option("--schema", metavar="NAME", help="The store's schema; on SQLite, the prefix of its tables.")
+    @click.option(
+        "--app", metavar="MODULE:ROUTER", help="Use this Router of an application, with its store and guards."
+    )
     @click.option("--reveal", is_flag=True, help="Show what leasehold.toml or $LEASEHOLD_REDACT hides.")
     @functools.wraps(command)
-    def wrapped(url: str | None, profile: str | None, schema: str | None, reveal: bool, **options: Any) -> Any:
-        return command(target=find(url, profile, schema, reveal), **options)
+    def wrapped(
+        url: str | None, profile: str | None, schema: str | None, app: str | None, reveal: bool, **options: Any
+    ) -> Any:
+        return command(target=find(url, profile, schema, reveal, app), **options)
 
     return wrapped  # type: ignore[return-value]  # the same command with more options
 
 
-def find(url: str | None, profile: str | None, schema: str | None, reveal: bool = False) -> Target:
+def find(
+    url: str | None, profile: str | None, schema: str | None, reveal: bool = False, app: str | None = None
+) -> Target:
     """Return the store that these options name; raise `click.UsageError` if they name none."""
     settings = _profile(profile)
+    if app is not None and (url or schema):
+        raise click.UsageError("--app brings its store along: leave out --store and --schema.")
     url = url or os.environ.get("LEASEHOLD_STORE") or settings.get("store")
-    if not url:
+    if not url and app is None:
         raise click.UsageError(
             'no store is named: pass --store URL, set LEASEHOLD_STORE, or write store = "…" into a section of '
             f"{FILE}, such as [default]."
@@ -61,7 +72,7 @@ def find(url: str | None, profile: str | None, schema: str | None, reveal: bool 
     schema = schema or os.environ.get("LEASEHOLD_SCHEMA") or settings.get("schema") or "leasehold"
     paths = os.environ.get("LEASEHOLD_REDACT")
     hidden = paths.split(",") if paths is not None else settings.get("redact", [])
-    return Target(url, schema, Redaction(() if reveal else hidden))
+    return Target(url or "", schema, Redaction(() if reveal else hidden), app)
 
 
 def _profile(name: str | None) -> dict[str, Any]:

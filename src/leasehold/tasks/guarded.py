@@ -97,7 +97,7 @@ class Guards:
         """Record the keys of a handler under its epoch and seal them; raise `Unsealed` if that cannot be done."""
         for one in keys:
             if self._named.get(one.guard.name or "") is not one.guard:
-                raise Unsealed(
+                raise InvalidArgument(
                     f"{one.guard!r} is not a guard of this router, so its key {one.key!r} could not be found again at "
                     "the job's end: register it with router.guard(name, guard)."
                 )

@@ -11,7 +11,16 @@ from urllib.parse import quote, unquote
 from ...core import checks
 from ...core.marks import Mark, Writer
 from ...credentials import KeyRing, ring_of_environment, unverified
-from ...errors import GuardUnavailable, InDoubt, InvalidArgument, LeaseholdError, StaleEpoch, Unfenced, Unsupported
+from ...errors import (
+    GuardUnavailable,
+    InDoubt,
+    InvalidArgument,
+    LeaseholdError,
+    NoLease,
+    StaleEpoch,
+    Unfenced,
+    Unsupported,
+)
 from ...guard import Guard, Presented, Seal
 from ...lease import Lease
 from ...lease.current import current_lease, lease_here
@@ -181,7 +190,13 @@ class HttpGuard(Guard):
     def _prove(self) -> None:
         """Seal a key of this guard's own at the service, and try a request under an older epoch."""
         key = f"{_CANARY}{id(self):x}"
-        before = self.mark(key)
+        try:
+            before = self.mark(key)
+        except NoLease as error:
+            raise GuardUnavailable(
+                f"{self!r} cannot be proved: {self._base} shows no marks without a credential. Make its middleware "
+                "with public_marks=True, or register the guard with prove=False."
+            ) from error
         old = before.epoch + 1 if before else 1
         self.seal(key, epoch=old + 1, owner="prove", store="prove")
         refused, at = self.refused, self.at
