@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.patience import PATIENCE_SECONDS
+from tests.postgres.fixtures import CLEANER
 from tests.support import until
 
 from leasehold import Conflict, GuardUnavailable, InvalidArgument, NoLease, Router, StaleEpoch, Unfenced
@@ -521,7 +522,9 @@ def terminate(places: Places) -> None:
     with psycopg.connect(places.url("postgresql"), autocommit=True) as connection:
         connection.execute(
             "select pg_terminate_backend(pid, 60000) from pg_stat_activity "
-            "where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"
+            "where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend' "
+            "and application_name <> %s",
+            [CLEANER],
         )
 
 

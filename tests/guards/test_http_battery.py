@@ -96,7 +96,7 @@ class _HttpContract(GuardContract):
             else:
                 change(key, NEWS, **under(NEW, store=OTHER_STORE))
             assert self.mark(guard, key).store == OTHER_STORE
-            [line] = [line for line in self.service.log().splitlines() if key in line and "passes" in line]
+            [line] = [line for line in self.service.log().splitlines() if key in line and "is being taken over" in line]
             assert STORE in line
             assert OTHER_STORE in line
             self.refused(guard.write, key, OLDS, **under(OLD))

@@ -198,11 +198,14 @@ class Place:
         assert self.broken or not found, found
 
 
+CLEANER = "the cleaner of the tests"  # by which a test that ends all sessions leaves this one alone
+
+
 def _emptied(url: str, schema: str, rows: str) -> list[str]:
     """Empty the tables of a store, and drop the caller's, on a connection that is kept; return what was broken."""
     cleaner = _cleaners.get(url)
     if cleaner is None or cleaner.closed or cleaner.broken:
-        cleaner = _cleaners[url] = _exit.enter_context(psycopg.connect(url, autocommit=True))
+        cleaner = _cleaners[url] = _exit.enter_context(psycopg.connect(url, autocommit=True, application_name=CLEANER))
         cleaner.execute("set client_min_messages = warning; set lock_timeout = '20s'")
     tables = cleaner.execute(_TABLES, [schema]).fetchall()
     checker = sql.SQL("select * from {}()").format(sql.Identifier(schema, "broken"))

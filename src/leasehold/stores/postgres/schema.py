@@ -206,7 +206,7 @@ def _bring_up(connection: Connection, schema: str, found: Found | None, now: int
             connection.execute(step.script)
     for script in functions(schema):
         connection.execute(script)
-    _configure(connection, schema)
+    configure(connection, schema)
     after = _signatures(connection, schema)
     for signature in after - before:  # what was there before has the rights that it shall have
         connection.execute(f"REVOKE ALL ON FUNCTION {signature} FROM PUBLIC".encode())
@@ -226,7 +226,7 @@ def _bring_up(connection: Connection, schema: str, found: Found | None, now: int
     grant_again(connection, schema, granted)
 
 
-def _configure(connection: Connection, schema: str) -> None:
+def configure(connection: Connection, schema: str) -> None:
     """Fix the settings under which the functions run that have the rights of the schema's owner."""
     rows = connection.execute(
         "SELECT p.oid::regprocedure::text, p.proname = ANY (%s) FROM pg_proc AS p JOIN pg_namespace AS n "
