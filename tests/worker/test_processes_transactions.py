@@ -101,7 +101,7 @@ def test_a_process_that_is_killed_inside_its_block_leaves_nothing(store: Postgre
         pid = begun(tmp_path)
         os.kill(pid, signal.SIGKILL)
         [job] = done("j")
-        assert worker.tally.crashed == 1
+    assert worker.tally.crashed == 1  # counted by the end of the worker, and maybe after the job can be read
     assert (job.status, job.reclaims) == (Status.FAILED, 1)
     assert "SIGKILL" in (job.last_error or "")
     assert (job.result, job.progress, job.checkpoint, has_child()) == (None, None, None, False)
