@@ -22,7 +22,7 @@ from .completion import job_ids, owner_names
 from .finding import filter_options, has_filter
 from .jobs import worded
 from .output import Output, cell, output_options, show_one, show_rows
-from .target import Target, actor_option, target_options
+from .target import Target, actor_option, parsed_json, target_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -225,7 +225,7 @@ def complete(target: Target, output: Output, by: str, id: str, result: str | Non
       leasehold complete invoice-42 --result '{"paid": true}' --epoch 1794776400000007
     """
     attempt = _Attempt(target, output, by, **fence)
-    value = None if result is None else _json(result, "--result")
+    value = None if result is None else parsed_json(result, "--result")
 
     def act(router: Router, epoch: int) -> Job:
         return attempt.ended(router.complete(id, epoch=epoch, by=by, note=attempt.note, result=value))
@@ -263,20 +263,13 @@ def resolve(
     if (outcome is None) != did_not_happen:
         raise click.UsageError("say how it ended: --outcome JSON, or --did-not-happen.")
     attempt = _Attempt(target, output, by, **fence)
-    value = None if outcome is None else _json(outcome, "--outcome")
+    value = None if outcome is None else parsed_json(outcome, "--outcome")
 
     def act(router: Router, epoch: int) -> Job:
         happened = not did_not_happen
         return router.resolve(id, effect, epoch=epoch, by=by, note=attempt.note, outcome=value, happened=happened)
 
     return attempt.run(id, act)
-
-
-def _json(text: str, option: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise click.UsageError(f"{option} is not JSON: {error}. Text is written with quotes: '\"text\"'.") from None
 
 
 # One job, or all that fit

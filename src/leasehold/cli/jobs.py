@@ -18,7 +18,7 @@ from ..views import Views
 from .completion import job_ids, queue_names, task_names
 from .finding import filter_options
 from .output import Output, output_options, show_one, show_rows
-from .target import Target, pairs, target_options
+from .target import Target, pairs, parsed_json, target_options
 
 _COLUMNS = ("id", "status", "task", "queue", "epoch", "owner", "errors", "reclaims", "updated_at", "error")
 _HISTORY = ("at", "kind", "epoch", "owner", "what")
@@ -63,7 +63,7 @@ def add(
     if meta:
         chosen["meta"] = pairs(meta, "--meta")
     with target.open() as router:
-        added = router.add(id, None if payload is None else _parsed(payload), **chosen)
+        added = router.add(id, None if payload is None else parsed_json(payload, "--payload"), **chosen)
     facts = {"id": added.job.id, "created": added.created, "status": added.job.status.value}
     if output.is_for_programs:
         click.echo(json.dumps(facts, ensure_ascii=False))
@@ -72,13 +72,6 @@ def add(
     else:
         click.echo(f"job {added.job.id!r} exists already, and is {added.job.status.value}; nothing was added", err=True)
     return 0
-
-
-def _parsed(payload: str) -> Any:
-    try:
-        return json.loads(payload)
-    except ValueError as error:
-        raise click.UsageError(f"--payload is not JSON: {error}. Text is written with quotes: '\"text\"'.") from None
 
 
 @click.command()

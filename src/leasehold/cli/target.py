@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import getpass
+import json
 import os
 import tomllib
 from collections.abc import Callable
@@ -116,10 +117,16 @@ def system_user() -> str:
         return f"uid {os.getuid()}"
 
 
+def parsed_json(text: str, option: str) -> Any:
+    """Return the JSON that was given as *option*; raise `click.UsageError` if it is none."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"{option} is not JSON: {error}. Text is written with quotes: '\"text\"'.") from None
+
+
 def json_value(text: str) -> Any:
     """Return *text* as JSON, or as the string that it is."""
-    import json
-
     try:
         return json.loads(text)
     except ValueError:

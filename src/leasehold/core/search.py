@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from ..errors import InvalidArgument
-from . import checks, documents
+from . import checks, documents, inputs
 from .job import Job, Status
 from .wording import shown
 
@@ -131,7 +131,7 @@ def checked(
     **names: str | None,
 ) -> Search:
     """Return the search that these arguments of a reader describe; raise `InvalidArgument` for a wrong one."""
-    found = None if status is None else _status(status)
+    found = None if status is None else inputs.status(status)
     if found is None and names.get("owner") is not None:
         found = Status.RUNNING  # no other job has an owner
     for name, value in names.items():
@@ -144,13 +144,6 @@ def checked(
                 f"meta cannot be searched by {key!r}: a key with a quotation mark or NUL has no index."
             )
     return Search(found, newest=bool(newest), since_us=since_us, until_us=until_us, **names, **fields)  # type: ignore[arg-type]  # by name
-
-
-def _status(named: Status | str) -> Status:
-    try:
-        return Status(named)
-    except ValueError:
-        raise InvalidArgument(f"{named!r} is not a status: use one of {', '.join(Status)}.") from None
 
 
 def _scalars(given: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
