@@ -189,7 +189,8 @@ class Store(Protocol):
         """
         Move each lease's deadline to now plus its duration; return the new deadlines.
 
-        C20.  A renewal moves the deadline and nothing else, the stall deadline least of all.
+        C20.  A renewal moves the deadline and nothing else, the stall deadline least of all. `Job.renewed_us` says when
+              that was, or when the lease was granted if it was not renewed; an `accept` counts as a renewal.
         """
         ...
 

@@ -112,6 +112,8 @@ class Views:
                     "parked": parked,
                     "granted_at": _iso(job.granted_at),
                     "expires_at": _iso(job.expires_at),
+                    "renewed_at": _iso(job.renewed_at),
+                    "progressed_at": None if job.owner is None else _iso(job.updated_at),
                     "lease_seconds": job.lease_seconds,
                     "stall_seconds": job.stall_seconds,
                     "run_seconds": job.run_seconds,
@@ -194,7 +196,7 @@ class Views:
         return jobs[0].run_at if jobs else None
 
     def workers(self) -> list[dict[str, Any]]:
-        """Return the workers that have reported, with what they hold: last report and last progress side by side."""
+        """Return the workers that have reported, with what they hold: last renewal and last progress side by side."""
         return [self._worker(worker) for worker in self._router.workers()]
 
     def _worker(self, worker: WorkerStatus) -> dict[str, Any]:
@@ -212,6 +214,7 @@ class Views:
             "tasks": list(worker.tasks),
             "started_at": _iso(worker.started_at),
             "seen_at": _iso(worker.seen_at),
+            "renewed_at": _iso(max((job.renewed_at or job.updated_at for job in held), default=None)),
             "progressed_at": _iso(max((job.updated_at for job in held), default=None)),
             "holds": [
                 {
@@ -219,6 +222,7 @@ class Views:
                     "epoch": job.epoch,
                     "granted_at": _iso(job.granted_at),
                     "expires_at": _iso(job.expires_at),
+                    "renewed_at": _iso(job.renewed_at),
                     "progressed_at": _iso(job.updated_at),
                 }
                 for job in held

@@ -11,6 +11,7 @@ from tests.support import until
 
 from leasehold import Router
 from leasehold.cli.app import run
+from leasehold.store import Renewal
 
 
 @pytest.fixture
@@ -84,14 +85,18 @@ def test_workers_show_their_last_report_beside_their_last_progress(
         with router.worker(concurrency=2, name="shop") as worker:
             until(router.workers, "the worker's report")
             router.add("held", queue="held")
-            router.store.claim(worker.owner, queues=["held"])
+            [grant] = router.store.claim(worker.owner, queues=["held"])
+            router.store.renew([Renewal("held", grant.epoch)])
             [row] = rows(capsys, "workers")
+            held_job = router.job("held")
 
     assert (row["given_name"], row["alive"], row["concurrency"], row["tasks"]) == ("shop", True, 2, ["nothing"])
     assert row["seen_at"] is not None
     [held] = row["holds"]
     assert held["id"] == "held"
-    assert held["progressed_at"] == row["progressed_at"]
+    assert held["progressed_at"] == row["progressed_at"] == held_job.updated_at.isoformat()
+    assert held["renewed_at"] == row["renewed_at"] == str(held_job.renewed_at).replace(" ", "T")
+    assert held["renewed_at"] > held["progressed_at"]
 
 
 def test_an_empty_store_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

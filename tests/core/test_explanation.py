@@ -108,6 +108,10 @@ def test_a_running_job_shows_its_lease_beside_its_progress() -> None:
     )
     moving = running(updated_us=NOW - 3 * SECOND, progress=0.4, note="page 4")
     assert explain(moving, NOW).endswith('its lease lasts another 20 s; last progress 3 s ago at 40% ("page 4").')
+    renewed = running(renewed_us=NOW - 3 * SECOND)
+    assert "renewed 3 s ago, its lease lasts another 20 s; no progress for 10 min." in explain(renewed, NOW)
+    claimed = running(renewed_us=NOW - 600 * SECOND)
+    assert "renewed" not in explain(claimed, NOW), "it was granted then"
     late = running(expires_us=NOW - 5 * SECOND)
     assert "its lease expired 5 s ago, and the job has not been taken over" in explain(late, NOW)
 

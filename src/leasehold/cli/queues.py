@@ -23,7 +23,18 @@ _QUEUES = (
     "paused_at",
     "paused_note",
 )
-_WORKERS = ("name", "alive", "holding", "concurrency", "queues", "seen_at", "progressed_at", "started_at", "tasks")
+_WORKERS = (
+    "name",
+    "alive",
+    "holding",
+    "concurrency",
+    "queues",
+    "seen_at",
+    "renewed_at",
+    "progressed_at",
+    "started_at",
+    "tasks",
+)
 
 
 @click.group(cls=Group, invoke_without_command=True)

@@ -94,6 +94,8 @@ def _running(job: Job, now: int) -> str:
         if (job.expires_us or 0) > now
         else f"its lease expired {span(now - (job.expires_us or 0))} ago, and the job has not been taken over"
     )
+    if job.renewed_us is not None and job.renewed_us != job.granted_us:
+        lease = f"renewed {span(now - job.renewed_us)} ago, {lease}"
     quiet = now - job.updated_us
     moved = "" if job.updated_us == job.granted_us else "progress"
     pace = f"no {'further ' if moved else ''}progress for {span(quiet)}" if quiet >= _QUIET_US else ""

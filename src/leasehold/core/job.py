@@ -284,6 +284,7 @@ class Job:
     updated_us: int
     finished_us: int | None
     parked: Parked | None = None  # of a due job that claims passed over
+    renewed_us: int | None = None
     unsealed: tuple[str, ...] = ()  # of what a verb returned: guarded keys that it could not seal
 
     def __post_init__(self) -> None:
@@ -403,6 +404,11 @@ class Job:
     def expires_at(self) -> datetime | None:
         """Until when its owner is left alone, or None without an owner."""
         return instants.as_datetime(self.expires_us)
+
+    @property
+    def renewed_at(self) -> datetime | None:
+        """When its owner last renewed the lease, or got it if it has not; None without an owner."""
+        return instants.as_datetime(self.renewed_us)
 
     @property
     def created_at(self) -> datetime:

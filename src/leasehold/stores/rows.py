@@ -64,6 +64,7 @@ class StateRow(NamedTuple):
     finished_at: int | None
     seq: int
     parked: str | None  # as JSON: kind, behind, by
+    renewed_at: int | None
 
 
 class LeaseRow(NamedTuple):
@@ -130,6 +131,7 @@ def job_of(row: Sequence[Any]) -> Job:
         state.updated_at,
         state.finished_at,
         None if state.parked is None else Parked(*json.loads(state.parked)),
+        state.renewed_at,
     )
 
 

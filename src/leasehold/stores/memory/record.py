@@ -40,6 +40,7 @@ class Record:
         "progress",
         "reason",
         "reclaims",
+        "renewed_us",
         "result",
         "run_us",
         "seq",
@@ -69,6 +70,7 @@ class Record:
         self.attempt = self.errors = self.reclaims = 0
         self.grant: Grant | None = None
         self.expires_us = 0
+        self.renewed_us = 0  # of no meaning if it is before the grant
         self.stalls_us: int | None = None
         self.progress: float | None = None
         self.note: str | None = None
@@ -119,6 +121,7 @@ class Record:
             self.updated_us if self.finished_us is None else self.finished_us,
             self.finished_us,
             self.parked if self.status is PENDING else None,
+            max(self.renewed_us, held.granted_us) if held else None,
         )
 
     def completion(self) -> Settlement | None:

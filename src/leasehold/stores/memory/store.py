@@ -152,7 +152,7 @@ class MemoryStore(Transfers):
             if expires < record.expires_us:
                 self._expiries.push(expires, [record])
                 self._look(expires)
-            record.expires_us = expires
+            record.expires_us, record.renewed_us = expires, now
             record.awaited = 0
             if self._trace:
                 self._note("renewed", record, now)

@@ -107,7 +107,7 @@ class Transfers(State):
                 continue
             self._begin(record)
             record.awaited = 0
-            record.expires_us = now + grant.lease_us
+            record.expires_us, record.renewed_us = now + grant.lease_us, now
             record.grant = grant._replace(claim_id=claim_id, process=process)
             self._watch([record], now)
             if process is not None and process is not self._own:

@@ -110,7 +110,7 @@ def renew(session: Session, now: int, renewals: Sequence[Renewal]) -> Program[li
             reply.append((yield from programs.refuse_by_id(session, now, job_id, epoch, "renew")))
             continue
         expires = now + (lease_us or row[5])
-        moved.append((expires, row[1]))
+        moved.append((expires, now, row[1]))
         reply.append(expires)
         if session.trace:
             yield from session.record(now, "renewed", job_id, epoch=epoch, owner=row[3])

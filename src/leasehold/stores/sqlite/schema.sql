@@ -123,6 +123,7 @@ CREATE TABLE leasehold_leases (
     progress    REAL,
     note        TEXT,
     picked_up   INTEGER NOT NULL DEFAULT 1 CHECK (picked_up IN (0, 1)),  -- 0: transferred, and its owner has yet to ask
+    renewed_at  INTEGER,  -- null: not since it was granted
     CHECK ((stalls_at IS NULL) = (stall_us IS NULL))
 ) STRICT;
 

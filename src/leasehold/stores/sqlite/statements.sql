@@ -208,7 +208,8 @@ UPDATE leasehold_leases SET picked_up = 1 WHERE seq = ?;
 
 -- name: accept
 UPDATE leasehold_leases
-SET picked_up = 1, claim_id = :claim_id, process = :process, expires_at = :now + lease_us, stalls_at = :now + stall_us
+SET picked_up = 1, claim_id = :claim_id, process = :process, expires_at = :now + lease_us, stalls_at = :now + stall_us,
+    renewed_at = :now
 WHERE seq = :seq;
 
 -- name: delete_leases
@@ -269,7 +270,7 @@ CROSS JOIN leasehold_jobs AS j ON j.id = wanted.value
 LEFT JOIN leasehold_leases AS l ON l.seq = j.seq;
 
 -- name: renew
-UPDATE leasehold_leases SET expires_at = ?, picked_up = 1 WHERE seq = ?;
+UPDATE leasehold_leases SET expires_at = ?, picked_up = 1, renewed_at = ? WHERE seq = ?;
 
 -- name: progress
 UPDATE leasehold_leases
@@ -478,7 +479,7 @@ SELECT {spec},
            (SELECT json_array(p.kind, p.behind, p.parked_by) FROM leasehold_parked AS p
             WHERE p.kind = 'lock' AND p.behind = j.lock AND p.queue = j.queue AND p.rank = -j.priority
               AND p.run_at = j.run_at AND p.seq = j.seq)
-       ) END
+       ) END, coalesce(l.renewed_at, l.granted_at)
 FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
 WHERE j.id = ?;
 

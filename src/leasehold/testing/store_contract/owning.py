@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ...core.children import new_child
-from ...core.job import NewJob, Progress, new_job
+from ...core.job import NewJob, Progress, Status, new_job
+from ...core.search import Search
 from ...errors import StaleEpoch
 from ...store import Renewal, Store
 from .support import SECOND, AlarmClock, Contract, expire, ids, one, released, settle
@@ -48,7 +49,7 @@ class Owning(Contract):
         assert [ended.epoch for ended in store.reclaim()] == [grant.epoch]
 
     def test_c20_a_renewal_moves_nothing_else(self, store: Store, clock: AlarmClock) -> None:
-        """The job looks the same but for its deadline, and is even as old."""
+        """The job looks the same but for its deadline and when it was renewed: its progress is as old as before."""
         store.add([new_job("a")])
         grant = one(store)
         store.progress([Progress("a", grant.epoch, 0.5, "half", "5")])
@@ -57,7 +58,26 @@ class Owning(Contract):
 
         store.renew([Renewal("a", grant.epoch)])
 
-        assert store.job("a") == replace(before, expires_us=clock.now() + 30 * SECOND)
+        assert store.job("a") == replace(before, expires_us=clock.now() + 30 * SECOND, renewed_us=clock.now())
+
+    def test_c20_a_reader_sees_when_a_lease_was_renewed(self, store: Store, clock: AlarmClock) -> None:
+        """For however long it was renewed; before the first renewal, when it was granted; without an owner, never."""
+        store.add([new_job("a", lease_seconds=20)])
+        assert store.job("a").renewed_us is None
+        grant = one(store)
+        clock.advance(3)
+        assert store.job("a").renewed_us == grant.granted_us
+
+        store.renew([Renewal("a", grant.epoch, 90 * SECOND)])
+        renewed = clock.now()
+        clock.advance(3)
+        store.progress([Progress("a", grant.epoch, 0.5)])
+
+        assert store.job("a").renewed_us == renewed
+        assert [job.renewed_us for job in store.search(Search(Status.RUNNING), limit=1).jobs] == [renewed]
+        settle(store, released(grant))
+        assert store.job("a").renewed_us is None
+        assert store.transfer("a", grant.epoch, to="b", by="ops").granted_us == store.job("a").renewed_us == clock.now()
 
     def test_c20_a_renewal_does_not_hold_off_a_stall(self, store: Store, clock: AlarmClock) -> None:
         """An owner that is alive and makes no progress loses the job, however often it renews."""

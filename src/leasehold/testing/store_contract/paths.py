@@ -208,7 +208,8 @@ class Paths(Contract):
         if path in ("several alike", "several unlike"):
             deadlines["b"] = now + (7 if path == "several alike" else 30) * SECOND
         for name, job in before.items():
-            assert store.job(name) == replace(job, expires_us=deadlines.get(name, job.expires_us))
+            renewed = now if name in deadlines else job.renewed_us
+            assert store.job(name) == replace(job, expires_us=deadlines.get(name, job.expires_us), renewed_us=renewed)
         clock.advance(19)
         assert {ended.job_id: ended.ended for ended in store.reclaim()}["c"] == Reason.STALL
 

@@ -242,6 +242,7 @@ class PickingUp(Contract):
         assert accepted == grant._replace(claim_id="mine", process=PROCESS, expires_us=expires)
         assert store.claimed("mine") == [accepted]
         assert store.lease("a", "b") == accepted
+        assert store.job("a").renewed_us == clock.now()
         clock.advance(15)
         assert store.reclaim() == []
         store.progress([Progress("a", grant.epoch)])

@@ -65,7 +65,7 @@ BEGIN
         ) AS l;
     END IF;
     -- The deadline, and that the owner is there. A fence's FOR KEY SHARE neither waits for this nor is waited for.
-    UPDATE leasehold.leases AS l SET expires_at = a.until, picked_up = true
+    UPDATE leasehold.leases AS l SET expires_at = a.until, picked_up = true, renewed_at = v_now
     FROM (
         SELECT DISTINCT ON (place) place, until FROM unnest(v_ords, v_places, v_until) AS a(ord, place, until)
         ORDER BY place, ord DESC

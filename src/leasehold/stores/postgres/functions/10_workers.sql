@@ -94,7 +94,7 @@ BEGIN
         v_now := leasehold.instant(p_now);  -- the lease lasts from when it is held, not from when it was asked for
         UPDATE leasehold.leases SET
             picked_up = true, claim_id = p_claim_id, process = v_process, expires_at = v_now + lease_us,
-            stalls_at = v_now + stall_us
+            stalls_at = v_now + stall_us, renewed_at = v_now
         WHERE seq = t.seq AND epoch = t.epoch AND owner = p_owner AND (NOT picked_up OR claim_id = p_claim_id);
         IF FOUND THEN
             -- Unless a caller's transaction has ended it, and could not remove it.

@@ -152,7 +152,8 @@ CREATE TABLE leasehold.leases (
     stalls_at   bigint,
     stall_us    bigint,
     progress    double precision,
-    note        text
+    note        text,
+    renewed_at  bigint  -- null: not since it was granted
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0);
 
@@ -290,7 +291,8 @@ SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.lea
                WHERE x.kind = b.kind AND x.behind = b.behind AND x.queue = j.queue AND x.rank = -j.priority
                  AND x.run_at = j.run_at AND x.seq = j.seq OFFSET 0
            ) AS p LIMIT 1
-       ) END AS parked
+       ) END AS parked,
+       coalesce(l.renewed_at, l.granted_at) AS renewed_at
 FROM leasehold.jobs AS j
 -- A lease that is not above its job has been ended by a transaction that could not remove it.
 LEFT JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
