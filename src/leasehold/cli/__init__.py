@@ -22,6 +22,11 @@ from importlib.util import find_spec
 def main() -> None:
     """Run the command and exit: 0 if all is well, 1 if not, 2 if it was called wrongly, 130 after Ctrl-C."""
     missing = [name for name in ("click", "rich") if find_spec(name) is None]
+    if missing and sys.argv[1:] in (["--version"], ["-V"]):  # which needs neither
+        from .. import __version__
+
+        print(f"leasehold {__version__}")
+        raise SystemExit(0)
     if missing:
         print(f'The command needs {" and ".join(missing)}: pip install "leasehold[cli]"', file=sys.stderr)
         raise SystemExit(2)
