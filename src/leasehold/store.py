@@ -48,7 +48,19 @@ from .core.workers import WorkerReport, WorkerStatus
 from .errors import StaleEpoch, UnknownJob
 from .transaction import Program, Transactions
 
-__all__ = ["EVENTS_AT_ONCE", "Begun", "Program", "Pruned", "Refusal", "Renewal", "Store", "Transactions", "ids_before"]
+__all__ = [
+    "EVENTS_AT_ONCE",
+    "Begun",
+    "OpenKey",
+    "OpenKeys",
+    "Program",
+    "Pruned",
+    "Refusal",
+    "Renewal",
+    "Store",
+    "Transactions",
+    "ids_before",
+]
 
 Refusal = StaleEpoch | UnknownJob
 
@@ -73,6 +85,22 @@ class Pruned(NamedTuple):
     jobs: int
     events: int
     ids: int = 0
+
+
+class OpenKey(NamedTuple):
+    """A key that a job which has ended may still write to; *epoch* is the one that the job ended with."""
+
+    job_id: str
+    epoch: int
+    guard: str
+    key: str
+
+
+class OpenKeys(NamedTuple):
+    """Some of the open keys, and where to go on for the rest."""
+
+    keys: list[OpenKey]
+    following: int | None
 
 
 class Store(Protocol):
@@ -252,7 +280,7 @@ class Store(Protocol):
 
         C64.  `guarded`, the keys that an owner is about to write to, is a write of that owner: only the current epoch
               may, and it raises the refusal otherwise. The other kinds report what has happened elsewhere, and are
-              recorded whatever the epoch. Nothing but the event is written.
+              recorded whatever the epoch. Nothing but the event is written, and which keys are open (C67).
         """
         ...
 
@@ -371,6 +399,18 @@ class Store(Protocol):
 
         C51.  Each is returned once, to whichever caller asks first; the oldest are dropped after 10,000. What was ended
               by a call whose reply was lost may be missing.
+        """
+        ...
+
+    def open_keys(self, guards: Collection[str], *, after: int = 0, limit: int = 1_000) -> OpenKeys:
+        """
+        Return keys of *guards* whose job has ended without a successor that would seal them.
+
+        C67.  A key that `guarded` names is open until a `sealed` note of the job under a higher epoch names it. The job
+              has failed, was cancelled, or was completed under another epoch than the one of the note. A key is
+              forgotten if the owner that recorded it has completed the job, and with a job that is pruned.
+        C68.  Looks at the jobs behind *after* which have such keys, whatever their guards: at no more than have *limit*
+              keys together. `following` is where the next call goes on; None at the end.
         """
         ...
 

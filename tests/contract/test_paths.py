@@ -17,7 +17,7 @@ SETTLE = {"complete", "fail", "release"}
 # What neither an owner nor an operator calls to change a job.
 OTHERS = {"transactions", "wake", "claimed", "lease", "check", "verify", "close"}
 OTHERS |= {"transfers", "report", "retire"}
-OTHERS |= {"reclaim", "take_reclaimed", "prune", "tend", "advance"}  # upkeep
+OTHERS |= {"reclaim", "take_reclaimed", "open_keys", "prune", "tend", "advance"}  # upkeep
 READERS = {"identity", "job", "jobs", "search", "ownerships", "effects", "events", "queues", "workers", "counts"}
 
 

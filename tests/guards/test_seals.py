@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from tests.cli.command import COMMAND, TOP, environment, leasehold
 from tests.guards.reference import CarelessShelf, Reference
+from tests.support import until
 
 from leasehold import Conflict, GuardUnavailable, InvalidArgument, Job, Lease, Retry, Router, StaleEpoch, Unfenced
 from leasehold.cli.app import run
+from leasehold.core.ownership import Note, NoteKind
 from leasehold.core.search import Search
 from leasehold.guard import Doubt, GuardKey, Seal, Writer
 from leasehold.testing import ManualClock
@@ -343,6 +345,105 @@ def test_a_job_that_is_taken_back_and_has_not_ended_is_not_sealed(
     clock.advance(3600)
     assert [one.job_id for one in router.reclaim()] == [lease.job_id]
     assert shelf.mark("a") == before
+
+
+def failed_by_hand(router: Router, lease: Lease, clock: ManualClock) -> None:
+    """Its owner fails the job for good, without a worker."""
+    lease.fail("no", retry=False)
+
+
+def failed_by_a_claim(router: Router, lease: Lease, clock: ManualClock) -> None:
+    """A claim by hand takes the job back once too often."""
+    clock.advance(3600)
+    assert router.claim("other") is None
+
+
+@pytest.mark.parametrize("end", [failed_by_hand, failed_by_a_claim])
+@pytest.mark.parametrize("upkeep", ["worker", "reclaim", "drain"])
+def test_a_job_that_fails_without_a_worker_is_sealed_by_upkeep(
+    router: Router, shelf: Reference, clock: ManualClock, end: Any, upkeep: str
+) -> None:
+    """At one above the epoch that ended, and never a newly drawn one; and recorded."""
+    lease = zombie(router, shelf, retry=Retry(max_reclaims=0))
+    end(router, lease, clock)
+    failed = router.job(lease.job_id)
+    assert failed.status == "failed"
+
+    if upkeep == "worker":
+        with router.worker(concurrency=1):
+            until(lambda: router.events(lease.job_id, kind="sealed"))
+    elif upkeep == "reclaim":
+        router.reclaim()
+        router.reclaim()
+    else:
+        router.drain()
+
+    mark = shelf.mark("a")
+    assert mark is not None
+    assert mark.epoch == failed.epoch + 1
+    [sealed, *_] = router.events(lease.job_id, kind="sealed")  # a worker may have heard of it twice
+    assert sealed.facts == {"keys": [["shelf", "a"]], "by": "leasehold"}
+    with pytest.raises(StaleEpoch):
+        shelf.write("a", b"late", lease=lease)
+    router.replay(failed, by="ann")
+    again = router.claim("next")
+    assert again is not None
+    shelf.write("a", b"again", lease=again)
+
+
+def test_a_listener_that_had_no_time_leaves_its_seals_to_the_next_worker(router: Router, tmp_path: Path) -> None:
+    """At its end a worker gives listeners a second; what they do not do by then is not lost."""
+    guard = router.guard("away", Unreachable(tmp_path))
+    guard.away = False
+
+    @router.task(seals=lambda: [guard.key("a")], retry=Retry(max_errors=1))
+    def work(lease: Lease) -> None:
+        guard.away = True
+        raise ValueError("no")
+
+    job = work.add().job
+    with router.worker(concurrency=1):
+        until(lambda: router.events(job.id, kind="unsealed"))
+    guard.away = False
+    assert router.events(job.id, kind="sealed") == []
+
+    with router.worker(concurrency=1):
+        until(lambda: router.events(job.id, kind="sealed"))
+
+    with pytest.raises(StaleEpoch):
+        guard.write("a", b"late", epoch=router.job(job.id).epoch, owner="zombie", store=router.store.identity())
+
+
+def test_upkeep_tries_a_key_that_it_cannot_reach_less_and_less_often(router: Router, tmp_path: Path) -> None:
+    """And records that once. A key of another guard is sealed meanwhile, and those of guards not known here stay."""
+    away, near = router.guard("away", Unreachable(tmp_path)), router.guard("near", Reference(tmp_path))
+    away.away = False
+    tries: list[str] = []
+    seal = away._seal
+    away._seal = lambda key, writer: tries.append(key) or seal(key, writer)  # type: ignore[method-assign, func-returns-value]
+    lease = zombie(router, away)
+    guards = router._registry.guards
+    guards.seal([away.key("a"), near.key("b")], lease)
+    foreign = {"keys": [["elsewhere", "c"]]}
+    router.store.record(Note(NoteKind.GUARDED, lease.job_id, lease.epoch, lease.owner, foreign))
+    lease.fail("no", retry=False)
+    tries.clear()
+    away.away = True
+
+    for _ in range(64):
+        guards.seal_open()
+
+    assert 4 <= len(tries) <= 8
+    assert len(router.events(lease.job_id, kind="unsealed")) == 1
+    assert (mark := near.mark("b")) is not None
+    assert mark.epoch == lease.epoch + 1
+    away.away = False
+    router.reclaim()  # at once
+    assert [event.facts["keys"] for event in router.events(lease.job_id, kind="sealed")] == [
+        [["near", "b"]],
+        [["away", "a"]],
+    ]
+    assert [open_key.key for open_key in router.store.open_keys(["away", "elsewhere", "near"]).keys] == ["c"]
 
 
 def test_a_replayed_job_writes_again(router: Router, shelf: Reference) -> None:

@@ -210,6 +210,7 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
     "queues": (W | R, lambda it: it.owner.pause(it.id, by="ann"), lambda store, it: store.queues()),
     "resolve": (OP, Case.begun, lambda s, it: s.resolve(it.id, it.epoch, "charge", by="ann", outcome="1")),
     "reclaim": (W | OP, lambda it: it, lambda store, it: store.reclaim()),
+    "open_keys": (W | OP, Case.finished, lambda store, it: store.open_keys(["shelf"])),
     "prune": (OP, Case.finished, lambda store, it: store.prune(10**15)),
     "tend": (W | OP, Case.finished, lambda store, it: store.tend()),
     "advance": (OP, lambda it: it, lambda store, it: store.advance()),

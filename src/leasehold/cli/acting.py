@@ -30,7 +30,7 @@ REFUSED = 3  # the epoch has moved
 UNSEALED = 1  # it was done, and guarded keys could not be reached: the owner may still write to them
 _SHOWN = 10
 _TRIES = 100  # of a verb behind broken glass: a job that moves more often than this is not one to act upon
-_NOT_MOVES = frozenset({"refused", "alarm", "guarded", "doubted", "unsealed", "break-glass"})
+_NOT_MOVES = frozenset({"refused", "alarm", "guarded", "doubted", "sealed", "unsealed", "break-glass"})
 _PREVIEW = ("id", "status", "task", "queue", "epoch", "owner", "error")
 
 

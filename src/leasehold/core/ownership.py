@@ -118,7 +118,7 @@ class NoteKind(StrEnum):
     REFUSED = "refused"  # a write, by a guard
     DOUBTED = "doubted"  # a seal found older uses that may still write
     UNSEALED = "unsealed"  # keys that could not be sealed after the job's end
-    SEALED = "sealed"  # those, by hand
+    SEALED = "sealed"  # keys that were sealed after the job's end
     BULK = "bulk"  # an operator's verb on many jobs
     BREAK_GLASS = "break-glass"  # an operator's verb that was repeated until it held, with the reason
 

@@ -320,6 +320,7 @@ class Router:
             self._lease_us,
             self._retention,
             registry.guards.on_taken_back,
+            registry.guards.seal_open if registry.guards else None,
         )
 
     def around(self, hook: Hook) -> Hook:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..core import checks
 from ..core.job import Job
-from ..core.ownership import Note, NoteKind, Ownership
+from ..core.ownership import Ownership
 from ..errors import Conflict, LeaseholdError, UnknownJob
 from ..tasks.guarded import SEALER
 
@@ -53,11 +53,7 @@ def seal(router: Router, job: Job | str, *, by: str) -> Sealed:
             f"job {found.id!r} is {found.status.value}: only the keys of a finished job are sealed by hand. Its next "
             "owner seals them."
         )
-    done = router._registry.guards.seal_ended(found, by=checks.name(by, "by"))
-    if done.sealed:
-        facts = {"keys": [list(one) for one in done.sealed], "by": by}
-        router.store.record(Note(NoteKind.SEALED, found.id, done.epoch, None, facts))
-    return done
+    return router._registry.guards.seal_ended(found, by=checks.name(by, "by"))
 
 
 def seal_failed(router: Router, ended: Ownership) -> None:

@@ -19,12 +19,15 @@ def reclaim(router: Router) -> list[Ownership]:
     """
     Take back what expired, stalled, or whose process is gone. Return the ended ownerships.
 
-    The guarded keys of a job that fails for good with it are sealed; those that cannot be reached are logged and
-    recorded. Then do the rest of the upkeep that workers do: prune what `retention` no longer keeps.
+    The guarded keys of a job that fails for good with it are sealed, and of jobs that have ended before, those that
+    were not; what cannot be reached is logged and recorded. Then do the rest of the upkeep that workers do: prune what
+    `retention` no longer keeps.
     """
     ended = alone(router.store).reclaim()
     for one in ended:
         seal_failed(router, one)
+    while router._registry.guards.seal_open(now=True):
+        pass
     while alone(router.store).tend(router._retention):
         pass
     return ended

@@ -2,7 +2,8 @@
 The guards of a router: known by name, so that a job's keys can be sealed before its handler and after its end.
 
 Before a handler with `seals=` begins, its keys are recorded under its epoch and sealed. When the job is cancelled, is
-completed by hand or fails for good, they are sealed above its last owner's epoch, since no successor will do so.
+completed by hand or fails for good, they are sealed above its last owner's epoch, since no successor will do so: at
+once where that is known, and else by the next upkeep of a process that has the guard (`Guards.seal_open`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import inspect
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..aio import alone
@@ -21,6 +23,7 @@ from ..core.job import Job
 from ..core.ownership import Note, NoteKind
 from ..errors import Conflict, InvalidArgument, LeaseholdError, StaleEpoch, Unfenced
 from ..guard import Guard, GuardKey, Writer, seal_keys
+from ..store import OpenKey
 
 if TYPE_CHECKING:
     from ..lease import Lease
@@ -33,6 +36,7 @@ Keys = Callable[..., Any]  # of the handler's arguments; returns `GuardKey`s
 PROVE_SECONDS = 600.0
 _MOST_KEYS = 1_000
 _MOST_PENDING = 1_000
+_MOST_SKIPPED = 256  # passes of upkeep between two attempts to seal a key that cannot be reached
 SEALER = "leasehold"  # who seals the keys of a job that upkeep or its owner has failed
 
 
@@ -67,6 +71,10 @@ class Guards:
         self._adder = adder
         self._named: dict[str, Guard] = {}
         self._to_prove: set[str] = set()
+        self._sealing = threading.Lock()
+        self._open_from = 0  # where the pass of `seal_open` has come to
+        self._passes = 0
+        self._failed: dict[OpenKey, int] = {}  # how often each could not be sealed in `seal_open`
         self._pending: deque[Note] = deque(maxlen=_MOST_PENDING)  # refusals met inside an open transaction
 
     def __bool__(self) -> bool:
@@ -125,13 +133,54 @@ class Guards:
         At one above the epoch that *job* was read with. Every later owner has at least that one, should the job be
         replayed meanwhile. An epoch drawn now could be above that owner's, and lock it out.
         """
-        store = self._adder.store
-        epoch = job.epoch + 1
-        noted = store.events(job_id=job.id, kind=NoteKind.GUARDED)
+        noted = self._adder.store.events(job_id=job.id, kind=NoteKind.GUARDED)
         keys = {(guard, key) for event in noted for guard, key in event.facts["keys"]}
+        done = self._seal_each(job.id, job.epoch, keys, by)
+        if done.unreached:
+            self._note_unreached(done, by)
+        return done
+
+    def seal_open(self, *, now: bool = False) -> bool:
+        """
+        Seal keys of jobs that have ended and whose keys were not sealed then; return whether there may be more.
+
+        One portion: a part of upkeep. It is how a final failure outside of a worker is sealed, and what a listener had
+        no time for. A key that cannot be reached is tried again less and less often, or *now*.
+        """
+        if not self._named or not self._sealing.acquire(blocking=False):
+            return False
+        try:
+            keys, following = self._adder.store.open_keys(self._named, after=self._open_from)
+            due = [one for one in keys if now or not self._passes % min(2 ** self._failed.get(one, 0), _MOST_SKIPPED)]
+            for (job_id, epoch), some in groupby(due, key=lambda one: (one.job_id, one.epoch)):
+                self._seal_again(job_id, epoch, list(some))
+            if not keys and following is None:
+                self._failed.clear()  # sealed by another process, or pruned
+            self._open_from = following or 0
+            self._passes += following is None
+            return following is not None
+        finally:
+            self._sealing.release()
+
+    def _seal_again(self, job_id: str, epoch: int, keys: list[OpenKey]) -> None:
+        done = self._seal_each(job_id, epoch, {(one.guard, one.key) for one in keys}, SEALER)
+        news: list[Unreached] = []
+        left = {(one.guard, one.key): one for one in done.unreached}
+        for one in keys:
+            if (unreached := left.get((one.guard, one.key))) is None:
+                self._failed.pop(one, None)
+                continue
+            if one not in self._failed:
+                news.append(unreached)
+            self._failed[one] = self._failed.get(one, 0) + 1
+        if news:
+            self._note_unreached(done._replace(unreached=tuple(news)), SEALER)
+
+    def _seal_each(self, job_id: str, ended: int, keys: Collection[tuple[str, str]], by: str) -> Sealed:
+        epoch = ended + 1
         sealed: list[tuple[str, str]] = []
         unreached: list[Unreached] = []
-        identity = store.identity() if keys else ""
+        identity = self._adder.store.identity() if keys else ""
         for name, key in sorted(keys):
             try:
                 guard = self._named.get(name)
@@ -144,22 +193,23 @@ class Guards:
                 unreached.append(Unreached(name, key, str(error)))
                 continue
             sealed.append((name, key))
-        if unreached:
-            self._note_unreached(job, epoch, unreached, by)
-        return Sealed(job.id, epoch, tuple(sealed), tuple(unreached))
+        if sealed:
+            facts = {"keys": [list(one) for one in sealed], "by": by}
+            self._record(Note(NoteKind.SEALED, job_id, epoch, None, facts))
+        return Sealed(job_id, epoch, tuple(sealed), tuple(unreached))
 
-    def _note_unreached(self, job: Job, epoch: int, unreached: list[Unreached], by: str) -> None:
+    def _note_unreached(self, done: Sealed, by: str) -> None:
         log.error(
             "%d keys of job %r, which has ended, could not be sealed; its last owner may still write to them: %s. "
             "Try again: leasehold guard seal %s --app MODULE:ROUTER",
-            len(unreached),
-            job.id,
-            ", ".join(map(str, unreached)),
-            job.id,
-            extra={"job_id": job.id, "epoch": job.epoch},
+            len(done.unreached),
+            done.job_id,
+            ", ".join(map(str, done.unreached)),
+            done.job_id,
+            extra={"job_id": done.job_id, "epoch": done.epoch - 1},
         )
-        facts = {"keys": [[one.guard, one.key, _storable(one.why)] for one in unreached], "by": by}
-        self._record(Note(NoteKind.UNSEALED, job.id, epoch, None, facts))
+        facts = {"keys": [[one.guard, one.key, _storable(one.why)] for one in done.unreached], "by": by}
+        self._record(Note(NoteKind.UNSEALED, done.job_id, done.epoch, None, facts))
 
     def on_failed(self, event: Any) -> None:
         """Seal the keys of a job that has failed for good: a listener of the worker's event `failed`."""

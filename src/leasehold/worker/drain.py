@@ -95,6 +95,8 @@ class Drain:
                         jobs.append(self._handle(grant))
                     elif not self._advance():
                         break
+                while self._shop.seal_open is not None and self._shop.seal_open():
+                    pass
             finally:
                 lifespan.exit()
         finally:

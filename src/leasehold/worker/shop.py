@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..core.retention import DEFAULT_RETENTION, Retention
@@ -22,3 +22,4 @@ class Shop(NamedTuple):
     lease_us: int
     retention: Retention = DEFAULT_RETENTION
     on_taken_back: Listener | None = None  # called with `Failed` for a job that upkeep has failed for good
+    seal_open: Callable[[], bool] | None = None  # seals keys of jobs that have ended; returns whether more are due

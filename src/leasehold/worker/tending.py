@@ -1,4 +1,4 @@
-"""The upkeep that a worker does for its store: see `Store.tend`."""
+"""The upkeep that a worker does for its store, and for the guards of its router: see `Store.tend`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ _MORE_SECONDS = 0.1  # between two portions
 _LAST_SECONDS = 1.0
 
 
-class Tender(threading.Thread):
-    """Tends the store until the end. A thread of its own: no claim, renewal or settlement waits for a prune."""
+class Upkeep(threading.Thread):
+    """
+    Calls *portion* each second until the end, and sooner if it returns that more is due.
 
-    def __init__(self, store: Store, retention: Retention, swept: Callable[[], None]) -> None:
-        super().__init__(name="leasehold-tend", daemon=True)
-        self._store = store
-        self._retention = retention
-        self._swept = swept
+    A thread of its own: no claim, renewal or settlement waits for it.
+    """
+
+    def __init__(self, name: str, portion: Callable[[], bool]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._portion = portion
         self._ended = threading.Event()
         self._failing = False
 
@@ -39,8 +41,7 @@ class Tender(threading.Thread):
 
     def _tend(self) -> bool:
         try:
-            more = self._store.tend(self._retention)
-            self._swept()
+            more = self._portion()
         except LeaseholdError as error:
             if not (self._failing or self._ended.is_set()):
                 log.warning("upkeep failed; retrying until the store answers: %s", error)
@@ -51,3 +52,19 @@ class Tender(threading.Thread):
             return False
         self._failing = False
         return more
+
+
+def tender(store: Store, retention: Retention, swept: Callable[[], None]) -> Upkeep:
+    """Return what tends *store*, and calls *swept* each time."""
+
+    def portion() -> bool:
+        more = store.tend(retention)
+        swept()
+        return more
+
+    return Upkeep("leasehold-tend", portion)
+
+
+def sealer(seal_open: Callable[[], bool]) -> Upkeep:
+    """Return what seals the keys of jobs that have ended: not the tender, since a resource may keep a seal waiting."""
+    return Upkeep("leasehold-seal", seal_open)

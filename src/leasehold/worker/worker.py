@@ -32,7 +32,7 @@ from .reporting import Reporter, Tally
 from .runner import Runner
 from .shop import Shop
 from .signals import signals
-from .tending import Tender
+from .tending import sealer, tender
 
 _LISTEN_SECONDS = 1.0  # for listeners, at the very end
 
@@ -94,7 +94,9 @@ class Worker:
             raise Conflict("this worker has been started before: make another one.")
         self._started_us = self._steady.now()
         store, runner, shop, steady = self._store, self.runner, self._shop, self._steady
-        self._tender = Tender(store, shop.retention, self._observers.swept)
+        self._upkeep = [tender(store, shop.retention, self._observers.swept)]
+        if shop.seal_open is not None:
+            self._upkeep.append(sealer(shop.seal_open))
         self._presence = Presence(store, self.owner, runner, self._report, steady)
         self._claimer = Claimer(
             store,
@@ -118,7 +120,7 @@ class Worker:
             runner.loop.close()
             raise
         runner.start()
-        for thread in (self._claimer, self._tender, self._presence):
+        for thread in (self._claimer, *self._upkeep, self._presence):
             thread.start()
         log.info("worker %s works on %s, %d at a time", self.owner, _named(self.queues), self.concurrency)
 
@@ -142,7 +144,8 @@ class Worker:
         self._presence.end()
         self.unsettled = self.runner.end()
         self.tally.left = self._claimer.left
-        self._tender.end()
+        for thread in self._upkeep:
+            thread.end()
         try:
             self._lifespan.exit()
         finally:

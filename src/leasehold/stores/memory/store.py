@@ -19,10 +19,11 @@ from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...core.search import Key, Looked, Page, Search, collect
 from ...errors import Conflict, StoreUnavailable
-from ...store import Begun, Pruned, Refusal, Renewal, ids_before
+from ...store import Begun, OpenKeys, Pruned, Refusal, Renewal, ids_before
 from ..policy import Pass
 from ..reclaimed import Reclaimed
 from . import searching, upkeep
+from .guarded import GuardedKeys
 from .record import AT_DONE, AT_PENDING, AT_RUNNING, DONE, ORDER, PENDING, RUNNING, Record, count_moved
 from .transfers import Transfers
 from .turn import inside, turn
@@ -40,6 +41,7 @@ class MemoryStore(Transfers):
         super().__init__(clock=clock, trace=trace)
         self._reclaimed = Reclaimed()
         self._pass = Pass()
+        self._guarded = GuardedKeys()
         _stores.add(self)
 
     # Producers
@@ -277,7 +279,9 @@ class MemoryStore(Transfers):
         """Record what happened at a guarded resource, as an event of the note's kind."""
         now = self._now()
         if note.kind is NoteKind.GUARDED:
-            self._admit(str(note.job_id), note.epoch, "seal", now)
+            self._guarded.note(self._admit(str(note.job_id), note.epoch, "seal", now), note)
+        elif note.kind is NoteKind.SEALED and (record := self._jobs.get(str(note.job_id))) is not None:
+            self._guarded.forget(record, note)
         self._insert_event(now, note.kind.value, note.job_id, note.epoch, note.owner, note.facts)
 
     # Operators
@@ -390,6 +394,11 @@ class MemoryStore(Transfers):
         ended = super()._take_back(record, reason, now)
         self._reclaimed.note([(ended.job_id, ended.epoch)])
         return ended
+
+    @turn
+    def open_keys(self, guards: Collection[str], *, after: int = 0, limit: int = 1_000) -> OpenKeys:
+        """Return keys of *guards* whose job has ended without a successor that would seal them."""
+        return self._guarded.open(self._jobs, guards, after, limit)
 
     @turn
     def prune(self, keep_us: int, *, limit: int = 1_000, keep_ids_us: int | None = KEEP_IDS_US) -> Pruned:

@@ -20,7 +20,7 @@ from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...core.search import Page, Search, collect
 from ...core.workers import WorkerReport, WorkerStatus
 from ...errors import LeaseholdError, StaleEpoch, UnknownJob
-from ...store import EVENTS_AT_ONCE, Begun, Pruned, Refusal, Renewal
+from ...store import EVENTS_AT_ONCE, Begun, OpenKey, OpenKeys, Pruned, Refusal, Renewal
 from .._versions import Migrated
 from ..rows import grant_of, job_of, worker_of
 from . import owning, searching
@@ -304,6 +304,12 @@ class PostgresStore:
         return Queue(queue)
 
     # The store itself
+
+    def open_keys(self, guards: Collection[str], *, after: int = 0, limit: int = 1_000) -> OpenKeys:
+        """Return keys of *guards* whose job has ended without a successor that would seal them."""
+        rows = self._call("open_keys", json.dumps(sorted(guards)), after, limit, PATIENCE_MS)
+        following = rows.pop()[-1] if rows and rows[-1][0] is None else None
+        return OpenKeys([OpenKey(*row[:-1]) for row in rows], following)
 
     def prune(self, keep_us: int, *, limit: int = 1_000, keep_ids_us: int | None = KEEP_IDS_US) -> Pruned:
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, and events that old."""

@@ -280,6 +280,11 @@ def prune_ids(session: Session, now: int, before_us: int, limit: int) -> Program
     return count
 
 
+def forget_keys(session: Session, now: int, rows: Sequence[Sequence[Any]]) -> Program[None]:
+    """Forget guarded keys, unless they were recorded again since they were read."""
+    yield one(session.sql.forget_keys, json.dumps(rows))
+
+
 # By policy: what is due is read without the write lock, and read again under it
 
 
@@ -322,3 +327,4 @@ def _remove(session: Session, seqs: Sequence[int], ids_before_us: int) -> Progra
         yield one(session.sql.prune_ownerships, listed)
         yield one(session.sql.prune_effects, listed)
         yield one(session.sql.prune_checkpoints, listed)
+        yield one(session.sql.prune_guarded, listed)

@@ -322,6 +322,11 @@ def record(session: Session, now: int, note: Note) -> Program[Refusal | None]:
         standing = yield from programs.find_held(session, now, str(note.job_id), note.epoch, "seal")
         if not isinstance(standing, Standing):
             return standing
+        keys = json.dumps(note.facts["keys"])
+        yield session.sql.insert_guarded, {"seq": standing.seq, "epoch": note.epoch, "keys": keys}, False
+    elif note.kind is NoteKind.SEALED:
+        keys = json.dumps(note.facts["keys"])
+        yield session.sql.seal_guarded, {"id": note.job_id, "epoch": note.epoch, "keys": keys}, False
     yield from session.record(now, note.kind.value, note.job_id, epoch=note.epoch, owner=note.owner, **note.facts)
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ...core import documents
@@ -16,6 +16,7 @@ from ...core.queues import Queue
 from ...core.search import Key, Looked, Order, Search
 from ...core.workers import WorkerStatus, is_alive
 from ...errors import UnknownJob
+from ...store import OpenKey, OpenKeys
 from ..rows import grant_of, job_of, state_of, worker_of
 from ..searching import Candidates, bound, by_column, key_of, ordered, prefix_end, within
 from . import backlog, programs
@@ -130,6 +131,21 @@ def events(
     return [
         Event(number, at, of, job, epoch, owner, json.loads(facts)) for number, at, of, job, epoch, owner, facts in rows
     ]
+
+
+def open_keys(
+    session: Session, guards: Collection[str], after: int, limit: int
+) -> Program[tuple[OpenKeys, list[tuple[Any, ...]]]]:
+    """Return the open keys of the next jobs, and the rows of those that need no seal."""
+    [(last, count)] = yield one(session.sql.guarded_portion, after, limit)
+    rows = (yield one(session.sql.guarded, after, last)) if count else []
+    own = [row for *row, _, status, ended in rows if status == Status.DONE and row[-1] == ended]
+    keys = [
+        OpenKey(job_id, ended, guard, key)
+        for _, guard, key, epoch, job_id, status, ended in rows
+        if status != "unfinished" and guard in guards and not (status == Status.DONE and epoch == ended)
+    ]
+    return OpenKeys(keys, last if count == limit else None), own
 
 
 def identity(session: Session) -> Program[str]:

@@ -198,6 +198,15 @@ CREATE TABLE leasehold_effects (
     PRIMARY KEY (seq, name)
 ) STRICT, WITHOUT ROWID;
 
+-- Guarded keys that an owner is about to write to, until they need no seal any more: see the verb `open_keys`.
+CREATE TABLE leasehold_guarded (
+    seq    INTEGER NOT NULL,
+    guard  TEXT NOT NULL,
+    key    TEXT NOT NULL,
+    epoch  INTEGER NOT NULL,  -- of the owner that has recorded it last
+    PRIMARY KEY (seq, guard, key)
+) STRICT, WITHOUT ROWID;
+
 -- What happened, for people.
 CREATE TABLE leasehold_events (
     number  INTEGER PRIMARY KEY AUTOINCREMENT,  -- never given twice, so that a reader can go on behind the last one

@@ -394,6 +394,34 @@ WHERE job_id = :job_id AND number > :after AND (:kind IS NULL OR kind = :kind)
 ORDER BY number LIMIT :limit;
 
 
+-- name: insert_guarded
+INSERT INTO leasehold_guarded (seq, guard, key, epoch)
+SELECT :seq, json_extract(value, '$[0]'), json_extract(value, '$[1]'), :epoch FROM json_each(:keys) WHERE true
+ON CONFLICT (seq, guard, key) DO UPDATE SET epoch = excluded.epoch;
+
+-- name: seal_guarded
+-- Of that job, the keys that were sealed above the epoch under which they were recorded.
+DELETE FROM leasehold_guarded
+WHERE seq = (SELECT seq FROM leasehold_jobs WHERE id = :id) AND epoch < :epoch
+  AND (guard, key) IN (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:keys));
+
+-- name: guarded_portion
+SELECT max(seq), count(*)
+FROM (SELECT seq FROM leasehold_guarded WHERE seq > ? ORDER BY seq, guard, key LIMIT ?);
+
+-- name: guarded
+SELECT g.seq, g.guard, g.key, g.epoch, j.id, j.status, j.epoch
+FROM leasehold_guarded AS g CROSS JOIN leasehold_jobs AS j ON j.seq = g.seq
+WHERE g.seq > ? AND g.seq <= ? ORDER BY g.seq, g.guard, g.key;
+
+-- name: forget_keys
+DELETE FROM leasehold_guarded WHERE (seq, guard, key, epoch) IN (
+    SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
+           json_extract(value, '$[3]')
+    FROM json_each(?)
+);
+
+
 -- name: prunable
 -- The oldest of one status. A child stays as long as its parent can be replayed, and would ask for it again.
 SELECT j.finished_at, j.seq FROM leasehold_jobs AS j
@@ -459,6 +487,9 @@ DELETE FROM leasehold_effects WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: prune_checkpoints
 DELETE FROM leasehold_checkpoints WHERE seq IN (SELECT value FROM json_each(?));
+
+-- name: prune_guarded
+DELETE FROM leasehold_guarded WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: prune_events
 DELETE FROM leasehold_events WHERE number IN (SELECT number FROM leasehold_events WHERE at < ? ORDER BY at LIMIT ?)

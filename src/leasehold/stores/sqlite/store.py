@@ -21,7 +21,7 @@ from ...core.search import Key, Looked, Page, Search, collect
 from ...core.workers import WorkerReport, WorkerStatus
 from ...errors import NoLease, StaleEpoch, StoreUnavailable, UnknownJob
 from ...liveness import is_gone, this_process
-from ...store import Begun, Pruned, Refusal, Renewal, ids_before
+from ...store import Begun, OpenKeys, Pruned, Refusal, Renewal, ids_before
 from ...transaction import is_inside, refuse_inside
 from .._versions import Migrated
 from ..policy import EVENTS, IDS, PORTION, WORKERS, Pass, Place
@@ -314,6 +314,13 @@ class SqliteStore:
     def take_reclaimed(self) -> list[tuple[str, int]]:
         """Return the job id and epoch of each ownership that claims and reclaims of this store object have ended."""
         return self._reclaimed.take()
+
+    def open_keys(self, guards: Collection[str], *, after: int = 0, limit: int = 1_000) -> OpenKeys:
+        """Return keys of *guards* whose job has ended without a successor that would seal them."""
+        found, settled = self._read(reading.open_keys, guards, after, limit)
+        if settled:
+            self._write(claiming.forget_keys, settled)
+        return found
 
     def prune(self, keep_us: int, *, limit: int = 1_000, keep_ids_us: int | None = KEEP_IDS_US) -> Pruned:
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, and events that old."""

@@ -1,4 +1,4 @@
-"""C39, C40: who held a job, and what was recorded."""
+"""C39, C40, C64, C67, C68: who held a job, what was recorded, and which keys are open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...core.job import Progress, new_job
 from ...core.ownership import Note, NoteKind, Ownership, Reason
 from ...core.retry import Retry
 from ...errors import StaleEpoch, UnknownJob
-from ...store import Renewal, Store
+from ...store import OpenKey, Renewal, Store
 from .support import SECOND, AlarmClock, Contract, completed, expire, failed, one, released, settle
 
 
@@ -233,6 +233,105 @@ class Recording(Contract):
         assert [event.facts for event in store.events(job_id="a", kind="guarded")] == [{"keys": [["reports", "x"]]}]
         assert store.job("a") == before
 
+    def test_c67_the_keys_of_a_job_that_ends_without_a_successor_are_open(
+        self, store: Store, clock: AlarmClock
+    ) -> None:
+        """A final failure, by its owner or by a claim that takes it back, a cancellation, a completion by hand."""
+        names = ["cancelled", "failed", "finished", "pending", "running", "taken"]
+        store.add([new_job(name, retry=Retry(max_reclaims=0)) for name in names])
+        grants = {grant.spec.id: grant for grant in store.claim("a", limit=10)}
+        for name, grant in grants.items():
+            _guarded(store, name, grant.epoch, "x")
+        store.settle([failed(grants["failed"], retry=False), released(grants["pending"])])
+        store.cancel("cancelled", grants["cancelled"].epoch, by="ops")
+        store.finish("finished", grants["finished"].epoch, by="ops")
+        clock.advance(20)
+        store.renew([Renewal("running", grants["running"].epoch)])
+        clock.advance(20)
+        store.claim("b", queues=["another"])
+
+        found = store.open_keys(["reports"])
+
+        ended = ["cancelled", "failed", "finished", "taken"]
+        assert sorted(found.keys) == [OpenKey(name, store.job(name).epoch, "reports", "x") for name in ended]
+        assert found.following is None
+        assert store.open_keys(["other"]).keys == []
+
+    def test_c67_what_its_owner_completes_is_forgotten(self, store: Store) -> None:
+        """It has ended its own writes. After a replay, another end opens nothing of it."""
+        store.add([new_job("a")])
+        grant = one(store)
+        _guarded(store, "a", grant.epoch, "x")
+        settle(store, completed(grant))
+        assert store.open_keys(["reports"]).keys == []
+
+        store.replay("a", grant.epoch, by="ops")
+        store.cancel("a", store.job("a").epoch, by="ops")
+
+        assert store.open_keys(["reports"]).keys == []
+
+    def test_c67_an_earlier_owners_keys_stay_open_if_a_later_one_does_not_take_them_over(
+        self, store: Store, clock: AlarmClock
+    ) -> None:
+        """The later one has sealed other keys, so the earlier one could still write to its own."""
+        store.add([new_job("a")])
+        _guarded(store, "a", one(store).epoch, "x", "y")
+        expire(store, clock)
+        grant = one(store)
+        _guarded(store, "a", grant.epoch, "y", "z")
+        settle(store, completed(grant))
+
+        assert store.open_keys(["reports"]).keys == [OpenKey("a", grant.epoch, "reports", "x")]
+
+    def test_c67_a_sealed_key_is_no_longer_open(self, store: Store) -> None:
+        """Unless an owner has recorded it again since, which the seal is not above."""
+        store.add([new_job("a")])
+        grant = one(store)
+        _guarded(store, "a", grant.epoch, "x", "y")
+        settle(store, failed(grant, retry=False))
+
+        _sealed(store, "a", grant.epoch, "x", "y")  # not above
+        assert [open_key.key for open_key in store.open_keys(["reports"]).keys] == ["x", "y"]
+        _sealed(store, "a", grant.epoch + 1, "x")
+        assert [open_key.key for open_key in store.open_keys(["reports"]).keys] == ["y"]
+        store.replay("a", grant.epoch, by="ops")
+        again = one(store)
+        _guarded(store, "a", again.epoch, "x")
+        _sealed(store, "a", grant.epoch + 1, "x", "y")  # late
+        settle(store, failed(again, retry=False))
+
+        assert store.open_keys(["reports"]).keys == [OpenKey("a", again.epoch, "reports", "x")]
+        _sealed(store, "gone", grant.epoch, "x")  # of a job that is not known: nothing to forget
+
+    def test_c67_what_is_pruned_has_no_keys(self, store: Store, clock: AlarmClock) -> None:
+        """They go with the job; one that is added under the same id begins anew."""
+        store.add([new_job("a")])
+        grant = one(store)
+        _guarded(store, "a", grant.epoch, "x")
+        settle(store, failed(grant, retry=False))
+        clock.advance(60)
+        store.prune(SECOND, keep_ids_us=0)
+
+        assert store.open_keys(["reports"]).keys == []
+        store.add([new_job("a")])
+        store.cancel("a", 0, by="ops")
+        assert store.open_keys(["reports"]).keys == []
+
+    def test_c68_open_keys_come_in_portions(self, store: Store) -> None:
+        """Each of whole jobs; together they are all."""
+        store.add([new_job(f"{number}") for number in range(5)])
+        for grant in store.claim("a", limit=5):
+            _guarded(store, grant.spec.id, grant.epoch, "x", "y", "z")
+            settle(store, failed(grant, retry=False))
+        found, portion = [], store.open_keys(["reports"], limit=4)
+        while portion.following is not None:
+            assert 3 <= len(portion.keys) <= 6
+            found += portion.keys
+            portion = store.open_keys(["reports"], after=portion.following, limit=4)
+
+        assert sorted(found + portion.keys) == sorted(store.open_keys(["reports"]).keys)
+        assert len(found + portion.keys) == 15
+
     def test_c40_a_reader_reads_on_where_it_was(self, store: Store) -> None:
         """Events can be asked for by job, by kind, behind a number, and a few at a time."""
         store.add([new_job("a"), new_job("b")])
@@ -266,3 +365,11 @@ class Recording(Contract):
         ]
         assert [event.kind for event in events if event.job_id == "then"] == ["added"]
         assert [event.owner for event in events if event.kind == "claimed"] == ["a"]
+
+
+def _guarded(store: Store, job_id: str, epoch: int, *keys: str) -> None:
+    store.record(Note(NoteKind.GUARDED, job_id, epoch, "a", {"keys": [["reports", key] for key in keys]}))
+
+
+def _sealed(store: Store, job_id: str, epoch: int, *keys: str) -> None:
+    store.record(Note(NoteKind.SEALED, job_id, epoch, None, {"keys": [["reports", key] for key in keys], "by": "ops"}))

@@ -207,19 +207,71 @@ END
 $lh$;
 
 -- The verb `record`. Keeps a note about a guarded resource as an event. The keys that an owner is about to write to are its
--- own write: answers with the refusal, and keeps nothing, if the epoch is not current.
+-- own write: answers with the refusal, and keeps nothing, if the epoch is not current. They are open from then on, until
+-- they were sealed above that epoch.
 CREATE OR REPLACE FUNCTION leasehold.record_note(
     p_kind text, p_id text, p_epoch bigint, p_owner text, p_facts text, p_patience integer, p_now bigint
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 DECLARE
     v_now bigint := leasehold.alone(p_now, p_patience);
+    v_seq bigint;
 BEGIN
-    IF p_kind = 'guarded' AND leasehold.lock_lease(p_id, p_epoch, true) IS NULL THEN
-        RETURN leasehold.refusal(p_id, p_epoch, 'seal', v_now, true);
+    IF p_kind = 'guarded' THEN
+        v_seq := leasehold.lock_lease(p_id, p_epoch, true);
+        IF v_seq IS NULL THEN
+            RETURN leasehold.refusal(p_id, p_epoch, 'seal', v_now, true);
+        END IF;
+        INSERT INTO leasehold.guarded (seq, guard, key, epoch)
+        SELECT DISTINCT v_seq, k->>0, k->>1, p_epoch FROM json_array_elements(p_facts::json->'keys') AS k ORDER BY 2, 3
+        ON CONFLICT (seq, guard, key) DO UPDATE SET epoch = excluded.epoch;
+    ELSIF p_kind = 'sealed' THEN
+        SELECT seq INTO v_seq FROM leasehold.jobs WHERE id = p_id;
+        DELETE FROM leasehold.guarded WHERE ctid = ANY (ARRAY(
+            SELECT g.ctid FROM json_array_elements(p_facts::json->'keys') AS k CROSS JOIN LATERAL (
+                SELECT x.ctid FROM leasehold.guarded AS x
+                WHERE x.seq = v_seq AND x.guard = k->>0 AND x.key = k->>1 AND x.epoch < p_epoch
+                OFFSET 0 FOR UPDATE
+            ) AS g
+        ));
     END IF;
     PERFORM leasehold.record(p_kind, p_id, v_now, p_epoch, p_owner, p_facts::jsonb);
     RETURN NULL;
+END
+$lh$;
+
+-- The verb `open_keys`: keys of p_guards whose job has ended without a successor. Looks at the next jobs behind p_after, and
+-- at no more than have p_limit keys; the last row is null but for where to go on, if that is not the end. Forgets the keys
+-- of an owner that has completed its job.
+CREATE OR REPLACE FUNCTION leasehold.open_keys(
+    p_guards json, p_after bigint, p_limit integer, p_patience integer, p_now bigint
+) RETURNS TABLE (id text, epoch bigint, guard text, key text, following bigint)
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_guards text[] := ARRAY(SELECT json_array_elements_text(p_guards));
+    v_last bigint;
+    r record;
+    j record;
+BEGIN
+    PERFORM leasehold.alone(p_now, p_patience);
+    SELECT max(seq) INTO v_last
+    FROM (SELECT seq FROM leasehold.guarded WHERE seq > p_after ORDER BY seq, guard, key LIMIT p_limit) AS first;
+    FOR r IN SELECT * FROM leasehold.guarded WHERE seq > p_after AND seq <= v_last ORDER BY seq, guard, key LOOP
+        SELECT x.id, x.status, x.epoch INTO j FROM leasehold.jobs AS x WHERE x.seq = r.seq;
+        IF j.status = 'done' AND j.epoch = r.epoch THEN
+            -- One that is locked is being recorded or sealed.
+            DELETE FROM leasehold.guarded WHERE ctid = ANY (ARRAY(
+                SELECT ctid FROM leasehold.guarded WHERE seq = r.seq AND guard = r.guard AND key = r.key AND epoch = r.epoch
+                FOR UPDATE SKIP LOCKED
+            ));
+        ELSIF j.status <> 'unfinished' AND r.guard = ANY (v_guards) THEN
+            RETURN QUERY VALUES (j.id, j.epoch, r.guard, r.key, NULL::bigint);
+        END IF;
+    END LOOP;
+    IF EXISTS (SELECT FROM leasehold.guarded WHERE seq > v_last) THEN
+        RETURN QUERY VALUES (NULL::text, NULL::bigint, NULL::text, NULL::text, v_last);
+    END IF;
 END
 $lh$;
 

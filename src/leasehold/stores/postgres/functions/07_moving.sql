@@ -339,6 +339,7 @@ BEGIN
     DELETE FROM leasehold.ownerships WHERE seq = ANY (v_seqs);
     DELETE FROM leasehold.effects WHERE seq = ANY (v_seqs);
     DELETE FROM leasehold.checkpoints WHERE seq = ANY (v_seqs);
+    DELETE FROM leasehold.guarded WHERE seq = ANY (v_seqs);
     RETURN coalesce(cardinality(v_seqs), 0);
 END
 $lh$;

@@ -236,6 +236,15 @@ CREATE TABLE leasehold.effects (
     PRIMARY KEY (seq, name)
 );
 
+-- Guarded keys that an owner is about to write to, until they need no seal any more: see `open_keys`.
+CREATE TABLE leasehold.guarded (
+    seq    bigint NOT NULL,
+    guard  text COLLATE "C" NOT NULL,
+    key    text COLLATE "C" NOT NULL,
+    epoch  bigint NOT NULL,  -- of the owner that has recorded it last
+    PRIMARY KEY (seq, guard, key)
+);
+
 -- What happened, for people.
 CREATE TABLE leasehold.events (
     number  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
