@@ -37,10 +37,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
+from .core.backlog import Lately, Oldest
 from .core.counts import Counts
 from .core.effects import Effect
 from .core.job import Added, Grant, Job, NewJob, Progress, Renewal, Settlement, Status
-from .core.ownership import Event, Note, Ownership, Process
+from .core.ownership import Event, LiveLease, Note, Ownership, Process
 from .core.queues import Queue
 from .core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from .core.search import Page, Search
@@ -527,6 +528,37 @@ class Store(Protocol):
 
     def counts(self) -> Counts:
         """Return how many jobs stand where."""
+        ...
+
+    def oldest(self) -> list[Oldest]:
+        """
+        Return since when the oldest due job of each queue waits, by queue.
+
+        C69.  Of each queue with a due job there is one row with the earliest `run_at` among its due jobs: those that
+              wait to be claimed, in a paused queue too, and those that are parked. A job that is not due does not
+              count. There is one more row for each task behind which due jobs of the queue are parked. A few rows are
+              read for each queue, priority, task and held lock key, however many jobs wait. Of jobs that have become
+              due since a claim or a `tend` looked last, the first 20,000 count.
+        """
+        ...
+
+    def lately(self) -> Lately:
+        """
+        Return how many jobs of each queue were added and how many have finished within the last five minutes.
+
+        C70.  It is exact for up to 2,000 jobs each way. Of more, a sample of 2,000 is split by queue; and if more than
+              10,000 have finished (on the memory store: or were added), only the last 10,000 are looked at, and the
+              time since the first of them. A job that was pruned meanwhile does not count, and a replayed one counts
+              as added once.
+        """
+        ...
+
+    def leases(self) -> list[LiveLease]:
+        """
+        Return every lease that lasts, by insertion of its job.
+
+        C71.  Each has when its owner renewed it last, and when its work moved last, as `job` says.
+        """
         ...
 
     def close(self) -> None:

@@ -7,12 +7,13 @@ The command line asks them, and so can a server or a page. Instants are ISO 8601
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from .core import instants
 from .core.job import Job, Status
-from .core.ownership import Event, Ownership
+from .core.ownership import Event, LiveLease, Ownership
 from .core.search import Page, Search
 from .core.workers import WorkerStatus
 from .errors import InvalidArgument
@@ -166,9 +167,19 @@ class Views:
     # Queues and workers
 
     def queues(self) -> list[dict[str, Any]]:
-        """Return each queue that is paused or has unfinished jobs."""
+        """
+        Return each queue that is paused, has unfinished jobs, or had jobs that came or went lately.
+
+        The depths are exact. `oldest_pending_at` is when the oldest due job became due. `added_per_minute` and
+        `finished_per_minute` are over the last five minutes: exact for up to 2,000 jobs each way; of more, a sample of
+        2,000 is split by queue, so a queue with a tenth of the jobs is right within about 7 % (one standard deviation).
+        If more than 10,000 have finished, it is over the time of the last 10,000.
+        """
+        store = self._router.store
         counts, paused = self._router.counts(), {queue.name: queue for queue in self._router.queues()}
-        names = sorted({*counts.queues, *paused})
+        oldest = {row.queue: row.since_us for row in store.oldest() if row.task is None}
+        lately = store.lately()
+        names = sorted({*counts.queues, *paused, *lately.added, *lately.finished})
         live = [worker for worker in self._router.workers() if worker.alive]
         rows = []
         for name in names:
@@ -180,7 +191,9 @@ class Views:
                     "pending": counted.get("pending", 0),
                     "running": counted.get("running", 0),
                     "parked": {task: found[name] for task, found in counts.parked.items() if name in found},
-                    "oldest_pending_at": _iso(self._oldest(name)) if counted.get("pending") else None,
+                    "oldest_pending_at": _at(oldest.get(name)),
+                    "added_per_minute": round(lately.added_per_minute(name), 2),
+                    "finished_per_minute": round(lately.finished_per_minute(name), 2),
                     "workers": sum(worker.queues is None or name in worker.queues for worker in live),
                     "paused": queue is not None and queue.paused,
                     "paused_at": None if queue is None else _iso(queue.paused_at),
@@ -190,44 +203,12 @@ class Views:
             )
         return rows
 
-    def _oldest(self, queue: str) -> datetime | None:
-        search = Search(Status.PENDING, queue=queue, newest=False)
-        jobs = self._router.store.search(search, limit=1).jobs
-        return jobs[0].run_at if jobs else None
-
     def workers(self) -> list[dict[str, Any]]:
         """Return the workers that have reported, with what they hold: last renewal and last progress side by side."""
-        return [self._worker(worker) for worker in self._router.workers()]
-
-    def _worker(self, worker: WorkerStatus) -> dict[str, Any]:
-        search = Search(Status.RUNNING, owner=worker.name)
-        held = self._router.store.search(search, limit=1000).jobs
-        return {
-            "name": worker.name,
-            "given_name": worker.given_name,
-            "alive": worker.alive,
-            "idle": not held and worker.running == 0,
-            "holding": len(held),  # now; `running` is what it reported last, up to 10 seconds ago
-            "running": worker.running,
-            "concurrency": worker.concurrency,
-            "queues": None if worker.queues is None else list(worker.queues),
-            "tasks": list(worker.tasks),
-            "started_at": _iso(worker.started_at),
-            "seen_at": _iso(worker.seen_at),
-            "renewed_at": _iso(max((job.renewed_at or job.updated_at for job in held), default=None)),
-            "progressed_at": _iso(max((job.updated_at for job in held), default=None)),
-            "holds": [
-                {
-                    "id": job.id,
-                    "epoch": job.epoch,
-                    "granted_at": _iso(job.granted_at),
-                    "expires_at": _iso(job.expires_at),
-                    "renewed_at": _iso(job.renewed_at),
-                    "progressed_at": _iso(job.updated_at),
-                }
-                for job in held
-            ],
-        }
+        held: dict[str, list[LiveLease]] = {}
+        for lease in self._router.store.leases():
+            held.setdefault(lease.owner, []).append(lease)
+        return [_worker(worker, held.get(worker.name, [])) for worker in self._router.workers()]
 
     def counts(self) -> dict[str, int]:
         """Return how many jobs have each status."""
@@ -235,5 +216,38 @@ class Views:
         return {status.value: getattr(counts, status.value) for status in Status}
 
 
+def _worker(worker: WorkerStatus, held: Sequence[LiveLease]) -> dict[str, Any]:
+    return {
+        "name": worker.name,
+        "given_name": worker.given_name,
+        "alive": worker.alive,
+        "idle": not held and worker.running == 0,
+        "holding": len(held),  # now; `running` is what it reported last, up to 10 seconds ago
+        "running": worker.running,
+        "concurrency": worker.concurrency,
+        "queues": None if worker.queues is None else list(worker.queues),
+        "tasks": list(worker.tasks),
+        "started_at": _iso(worker.started_at),
+        "seen_at": _iso(worker.seen_at),
+        "renewed_at": _at(max((lease.renewed_us for lease in held), default=None)),
+        "progressed_at": _at(max((lease.progressed_us for lease in held), default=None)),
+        "holds": [
+            {
+                "id": lease.job_id,
+                "epoch": lease.epoch,
+                "granted_at": _at(lease.granted_us),
+                "expires_at": _at(lease.expires_us),
+                "renewed_at": _at(lease.renewed_us),
+                "progressed_at": _at(lease.progressed_us),
+            }
+            for lease in held
+        ],
+    }
+
+
 def _iso(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()
+
+
+def _at(micros: int | None) -> str | None:
+    return _iso(instants.as_datetime(micros))

@@ -62,6 +62,24 @@ def test_a_queue_is_paused_listed_and_resumed(url: str, capsys: pytest.CaptureFi
         assert [event.facts["by"] for event in router.events(kind="resumed")] == ["bob"]
 
 
+def test_a_list_says_since_when_jobs_wait_and_how_fast_they_come_and_go(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job that was added first and is due later does not hide the one that waits."""
+    with Router(url) as router:
+        router.add("later", queue="reports", delay_seconds=3600)
+        router.add("due", queue="reports")
+        due = router.job("due").run_at.isoformat()
+        for lease in router.claim_many("worker-0", queues=["imports"]):
+            lease.complete()
+
+    imports, _, reports = rows(capsys, "queues")
+
+    assert (reports["name"], reports["oldest_pending_at"]) == ("reports", due)
+    assert (reports["added_per_minute"], reports["finished_per_minute"]) == (0.4, 0)
+    assert (imports["pending"], imports["oldest_pending_at"], imports["finished_per_minute"]) == (0, None, 0.2)
+
+
 def test_a_list_says_which_tasks_no_worker_knew(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A slip in a task's name shows here: its jobs wait for a worker that never comes."""
     with Router(url) as router:

@@ -19,6 +19,7 @@ OTHERS = {"transactions", "wake", "claimed", "lease", "check", "verify", "close"
 OTHERS |= {"transfers", "report", "retire"}
 OTHERS |= {"reclaim", "take_reclaimed", "open_keys", "prune", "tend", "advance"}  # upkeep
 READERS = {"identity", "job", "jobs", "search", "ownerships", "effects", "events", "queues", "workers", "counts"}
+READERS |= {"oldest", "lately", "leases"}
 
 
 def test_the_table_has_every_verb_that_writes() -> None:

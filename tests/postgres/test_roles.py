@@ -201,6 +201,9 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
     "search: running": (R, lambda it: it, lambda store, it: store.search(Search(Status.RUNNING), limit=1)),
     "search: failed": (R, lambda it: it, lambda store, it: store.search(Search(Status.FAILED), limit=1)),
     "identity": (P | W | R, lambda it: it, lambda store, it: store.identity()),
+    "oldest": (W | R, lambda it: it, lambda store, it: store.oldest()),
+    "lately": (R, Case.finished, lambda store, it: store.lately()),
+    "leases": (W | R, Case.claimed, lambda store, it: store.leases()),
     "workers": (W | R, Case.reported, lambda store, it: store.workers()),
     "transfer: to a worker": (
         OP,
@@ -306,7 +309,7 @@ def test_a_role_has_no_right_beside_those_of_its_verbs(world: World, kind: str) 
     assert changed == set()
 
 
-_CALLING = ("store.py", "claiming.py", "owning.py", "upkeep.py", "transactions.py", "lost_commits.py")
+_CALLING = ("store.py", "claiming.py", "owning.py", "upkeep.py", "transactions.py", "lost_commits.py", "observing.py")
 
 
 def test_what_is_granted_is_what_the_code_asks_for() -> None:
@@ -473,7 +476,7 @@ def test_grant_and_revoke(world: World, capsys: pytest.CaptureFixture[str]) -> N
         assert (code, text) == (0, f"{role} has the rights of: producer, reader.\n")
         assert rights(world, role)[0] == {"add", "add_alike", *KINDS["reader"].functions}
         assert said(capsys, "grant", owner, *options, "--as", "worker", "--json")[0] == 0
-        assert rights(world, role)[0] == {*KINDS["worker"].functions, "add", "add_alike", "broken"}
+        assert rights(world, role)[0] == {*KINDS["worker"].functions, "add", "add_alike", "broken", "lately"}
     finally:
         code, text = said(capsys, "revoke", owner, *options)
     assert (code, text) == (0, f"{role} has no rights in the store any more.\n")

@@ -218,6 +218,9 @@ READERS = [
     _read("queues", ".known_queues(", lambda router, name: [it for it in router.queues() if it.name == name]),
     _read("workers", ".known_workers(", lambda router, name: [it for it in router.store.workers() if it.name == name]),
     _read("transfers", ".transfers_to(", lambda router, name: router.store.transfers(name)),
+    _read("oldest", ".oldest_due(", lambda router, name: [it for it in router.store.oldest() if it.queue == name]),
+    _read("lately", ".lately(", lambda router, name: router.store.lately().added.get(name)),
+    _read("leases", ".live_leases(", lambda router, name: [it for it in router.store.leases() if it.job_id == name]),
     _read("verify", ".broken(", lambda router, name: router.verify()),
     Verb(
         "leases of a claim",

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
+from leasehold.core.backlog import Lately
 from leasehold.core.counts import Counts
 from leasehold.core.effects import Effect
 from leasehold.core.job import Added, Grant, Job, Status
 from leasehold.core.lifecycle import FINISHED
-from leasehold.core.ownership import Event, Ownership, Reason
+from leasehold.core.ownership import Event, LiveLease, Ownership, Reason
 from leasehold.core.queues import Queue
 from leasehold.core.workers import WorkerStatus
 from leasehold.errors import LeaseholdError, Settled, StaleEpoch, UnknownJob
@@ -37,6 +38,8 @@ class Snapshot:
     counts: Counts
     queues: list[Queue]
     workers: list[WorkerStatus]
+    leases: list[LiveLease]
+    lately: Lately
 
     @classmethod
     def of(cls, store: Store, now: int) -> Snapshot:
@@ -56,6 +59,11 @@ class Snapshot:
         assert {
             (task, queue): count for task, queues in counts.parked.items() for queue, count in queues.items()
         } == parked
+        due: dict[str, int] = {}
+        for job in seen:
+            if job.status is Status.PENDING and job.run_us <= now:
+                due[job.queue] = min(due.get(job.queue, now), job.run_us)
+        assert {row.queue: row.since_us for row in store.oldest() if row.task is None} == due
         return cls(
             now,
             jobs,
@@ -65,6 +73,8 @@ class Snapshot:
             counts._replace(parked={}),
             store.queues(),
             store.workers(),
+            store.leases(),
+            store.lately(),
         )
 
     def may_write(self, job_id: str, epoch: int) -> bool:
@@ -166,6 +176,8 @@ def same_state(memory: Snapshot, other: Snapshot) -> None:
     same(memory.counts, other.counts)
     same(memory.queues, other.queues)
     same(memory.workers, other.workers)
+    same(memory.leases, other.leases)
+    same(memory.lately, other.lately)
 
 
 def _recorded(event: Event) -> tuple[object, ...]:

@@ -17,6 +17,8 @@ _QUEUES = (
     "pending",
     "running",
     "oldest_pending_at",
+    "added_per_minute",
+    "finished_per_minute",
     "workers",
     "parked",
     "paused_by",

@@ -111,6 +111,18 @@ class Ownership:
         return instants.as_datetime(self.ended_us)
 
 
+class LiveLease(NamedTuple):
+    """A lease that lasts, with when its owner renewed it last and when its work moved last."""
+
+    job_id: str
+    epoch: int
+    owner: str
+    granted_us: int
+    expires_us: int
+    renewed_us: int  # when it was granted, if it was not renewed
+    progressed_us: int
+
+
 class NoteKind(StrEnum):
     """What a note reports: of guarded resources, and of operators."""
 

@@ -177,6 +177,11 @@ class Ready:
     def _all(self) -> list[Lanes]:
         return [self._lanes, *self._paused.values()]
 
+    def all_lanes(self) -> Iterator[tuple[tuple[str, int], Lane]]:
+        """Every lane by its queue and priority, those of paused queues too."""
+        for lanes in self._all():
+            yield from lanes.items()
+
     def records(self) -> Iterator[Record]:
         """Every record that waits here, in no order."""
         for lanes in self._all():
@@ -232,6 +237,17 @@ class Scheduled:
             _, _, ticket, record = heappop(self._heap)
             if record.ticket == ticket:
                 yield record
+
+    def due(self, now: int) -> Iterator[Record]:
+        """Yield what has become due and was not removed so far, in no order."""
+        places = [0]
+        while places:
+            place = places.pop()
+            if place < len(self._heap) and self._heap[place][0] <= now:
+                _, _, ticket, record = self._heap[place]
+                if record.ticket == ticket:
+                    yield record
+                places += [2 * place + 1, 2 * place + 2]  # what is below it in the heap is not due before it
 
     def next(self) -> int | None:
         """Return the instant of the next one, or None; maybe too early, never too late."""

@@ -24,15 +24,15 @@ from ..policy import Pass
 from ..reclaimed import Reclaimed
 from . import searching, upkeep
 from .guarded import GuardedKeys
+from .observing import Observing
 from .record import AT_DONE, AT_PENDING, AT_RUNNING, DONE, ORDER, PENDING, RUNNING, Record, count_moved
-from .transfers import Transfers
 from .turn import inside, turn
 from .verifying import broken
 
 _COMPLETE = Outcome.COMPLETE
 
 
-class MemoryStore(Transfers):
+class MemoryStore(Observing):
     """Keeps jobs in this process: every clause of the contract but durability."""
 
     transactions = None

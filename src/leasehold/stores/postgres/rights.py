@@ -78,6 +78,8 @@ KINDS = {
             "retire_worker",
             "forget_workers",
             "known_workers",
+            "oldest_due",
+            "live_leases",
         )
     ),
     "operator": Kind(
@@ -98,6 +100,9 @@ KINDS = {
             "prune_ids",
             "forget_workers",
             "known_workers",
+            "oldest_due",
+            "lately",
+            "live_leases",
             "record_refusal",
             "record_note",
             "open_keys",
@@ -107,7 +112,9 @@ KINDS = {
         ),
         _READ,
     ),
-    "reader": Kind(("counted", "known_queues", "known_workers", "broken"), _READ),
+    "reader": Kind(
+        ("counted", "known_queues", "known_workers", "oldest_due", "lately", "live_leases", "broken"), _READ
+    ),
 }
 
 # One right of each kind by which a role that has it is known as that. (An operator is a reader too.)

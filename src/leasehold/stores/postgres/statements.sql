@@ -71,3 +71,6 @@ SELECT * FROM leasehold.known_processes();
 
 -- name: verify
 SELECT * FROM leasehold.broken();
+
+-- name: live_leases
+SELECT * FROM leasehold.live_leases();

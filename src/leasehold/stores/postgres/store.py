@@ -26,6 +26,7 @@ from ..rows import grant_of, job_of, worker_of
 from . import owning, searching
 from .claiming import Claiming
 from .database import Database
+from .observing import Observing
 from .owning import PATIENCE_MS, Batches, in_parts
 from .rights import grants, revocations
 from .rows import (
@@ -49,7 +50,7 @@ from .upkeep import Upkeep
 log = logging.getLogger("leasehold")
 
 
-class PostgresStore:
+class PostgresStore(Observing):
     """Keeps jobs in one schema of a PostgreSQL database, which many machines may share."""
 
     def __init__(

@@ -613,3 +613,44 @@ SELECT j.id FROM leasehold_jobs AS j WHERE j.narrow = 1 AND j.finished_at IS NOT
 -- name: verify_ownerships
 SELECT j.id, l.epoch FROM leasehold_leases AS l JOIN leasehold_jobs AS j ON j.seq = l.seq
 WHERE l.epoch <= (SELECT coalesce(max(o.epoch), 0) FROM leasehold_ownerships AS o WHERE o.seq = l.seq) OR l.epoch <= j.epoch;
+
+-- name: next_lane
+-- The first job of the next queue and rank.
+SELECT queue, rank, run_at FROM leasehold_ready WHERE (queue, rank) > (?, ?) ORDER BY queue, rank, run_at, seq LIMIT 1;
+
+-- name: next_parked
+-- The first job behind the next key or task, of the next queue and rank.
+SELECT kind, behind, queue, rank, run_at FROM leasehold_parked WHERE (kind, behind, queue, rank) > (?, ?, ?, ?)
+ORDER BY kind, behind, queue, rank, run_at, seq LIMIT 1;
+
+-- name: overdue
+-- Due, and not made ready so far.
+SELECT queue, min(run_at) FROM (
+    SELECT queue, run_at FROM leasehold_scheduled WHERE run_at <= ? ORDER BY run_at, seq LIMIT ?
+) GROUP BY queue;
+
+-- name: first_and_last
+SELECT (SELECT min(seq) FROM leasehold_jobs), (SELECT max(seq) FROM leasehold_jobs);
+
+-- name: created
+SELECT created_at FROM leasehold_jobs WHERE seq >= ? ORDER BY seq LIMIT 1;
+
+-- name: finished_lately
+-- The newest first. By the index alone.
+SELECT seq, finished_at FROM (
+    SELECT * FROM (SELECT seq, finished_at FROM leasehold_jobs WHERE narrow = 0 AND status = 'done' AND finished_at >= ?
+                   AND finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?)
+    UNION ALL
+    SELECT * FROM (SELECT seq, finished_at FROM leasehold_jobs WHERE narrow = 0 AND status = 'failed' AND finished_at >= ?
+                   AND finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?)
+    UNION ALL
+    SELECT * FROM (SELECT seq, finished_at FROM leasehold_jobs WHERE narrow = 0 AND status = 'cancelled' AND finished_at >= ?
+                   AND finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?)
+) ORDER BY finished_at DESC LIMIT ?;
+
+-- name: queues_of
+SELECT j.queue FROM json_each(?) AS s CROSS JOIN leasehold_jobs AS j ON j.seq = s.value WHERE j.narrow = 0;
+
+-- name: live_leases
+SELECT j.id, l.epoch, l.owner, l.granted_at, l.expires_at, coalesce(l.renewed_at, l.granted_at), l.updated_at
+FROM leasehold_leases AS l CROSS JOIN leasehold_jobs AS j ON j.seq = l.seq ORDER BY l.seq;

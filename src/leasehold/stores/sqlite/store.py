@@ -29,6 +29,7 @@ from ..reclaimed import Reclaimed
 from . import claiming, forks, moving, owning, reading
 from .connection import Changes
 from .database import Database
+from .observing import Observing
 from .programs import Program, Session, statements
 from .transactions import SqliteTransactions
 
@@ -38,7 +39,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class SqliteStore:
+class SqliteStore(Observing):
     """Keeps jobs in one SQLite file, which many processes may share."""
 
     def __init__(

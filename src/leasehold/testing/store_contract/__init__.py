@@ -53,6 +53,7 @@ from .epochs import Epochs  # noqa: E402
 from .fencing import Fencing  # noqa: E402
 from .keeping import Keeping  # noqa: E402
 from .locking import Locking  # noqa: E402
+from .observing import Observing  # noqa: E402
 from .operating import Operating  # noqa: E402
 from .owning import Owning  # noqa: E402
 from .parking import Parking  # noqa: E402
@@ -100,6 +101,7 @@ class StoreContract(
     Recording,
     Reading,
     Searching,
+    Observing,
     InTransactions,
     ProgressInTransactions,
 ):

@@ -1,0 +1,34 @@
+"""What operators and upkeep look at: the oldest due jobs, what came and went lately, live leases."""
+
+from __future__ import annotations
+
+from ...core.backlog import LATELY_US, LOOKS_AT, SAMPLE, Lately, Oldest
+from ...core.ownership import LiveLease
+from ...core.search import LOOKS_AT as OVERDUE
+from .database import Database
+
+
+class Observing:
+    """The verbs of `PostgresStore` that ask about queues and owners, and not about one job."""
+
+    database: Database
+
+    def _now(self) -> int | None:
+        raise NotImplementedError  # the store has it
+
+    def oldest(self) -> list[Oldest]:
+        """Return since when the oldest due job of each queue waits, by queue."""
+        return [Oldest(*row) for row in self.database.call("oldest_due", OVERDUE, self._now(), again=True)]
+
+    def lately(self) -> Lately:
+        """Return how many jobs of each queue were added and how many have finished within the last five minutes."""
+        [(*_, now), *rows] = self.database.call("lately", LATELY_US, LOOKS_AT, SAMPLE, self._now(), again=True)
+        counts: dict[str, dict[str, float]] = {"in": {}, "out": {}}
+        since = dict.fromkeys(counts, now - LATELY_US)
+        for way, queue, count, since_us in rows:
+            counts[way][queue], since[way] = count, since_us
+        return Lately(now, counts["in"], since["in"], counts["out"], since["out"])
+
+    def leases(self) -> list[LiveLease]:
+        """Return every lease that lasts, by insertion of its job."""
+        return [LiveLease(*row) for row in self.database.read(self.database.statements.live_leases, {})]

@@ -1,0 +1,165 @@
+"""C69 to C71: since when jobs wait, how fast they come and go, and which leases last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...core.backlog import Lately, Oldest
+from ...core.job import Progress, new_job
+from ...store import Renewal, Store
+from .support import SECOND, AlarmClock, Contract, completed, failed, one, released, settle
+
+_MANY = 3_000  # more than are counted one by one
+
+
+def shown(lately: Lately) -> tuple[dict[str, float], dict[str, float]]:
+    """What came in and went out, by queue."""
+    return _rounded(lately.added), _rounded(lately.finished)
+
+
+def _rounded(counts: Mapping[str, float]) -> dict[str, float]:
+    return {queue: round(count, 6) for queue, count in sorted(counts.items())}
+
+
+class Observing(Contract):
+    """What an operator sees at one glance, without a look at every job."""
+
+    def test_c69_the_oldest_due_job_counts_from_when_it_became_due(self, store: Store, clock: AlarmClock) -> None:
+        """Whatever its priority; one that was added earlier and is due later does not hide it."""
+        began = clock.now()
+        store.add([new_job("later", queue="x", delay_seconds=100), new_job("low", queue="x", priority=-1)])
+        clock.advance(5)
+        store.add([new_job("high", queue="x", priority=9), new_job("other", queue="y")])
+        clock.advance(5)
+
+        assert store.oldest() == [Oldest("x", None, began), Oldest("y", None, began + 5 * SECOND)]
+        assert one(store, queues=["x"]).spec.id == "high"
+        assert one(store, queues=["x"]).spec.id == "low"
+        assert store.oldest() == [Oldest("y", None, began + 5 * SECOND)], "what is not due does not wait"
+
+    def test_c69_a_delayed_job_waits_from_its_time_on(self, store: Store, clock: AlarmClock) -> None:
+        """Also if no claim and no upkeep has looked since then."""
+        began = clock.now()
+        store.add([new_job("a", queue="x", delay_seconds=20), new_job("b", queue="x", delay_seconds=10)])
+        store.add([new_job("c", queue="y", delay_seconds=30)])
+        assert store.oldest() == []
+
+        clock.advance(25)
+
+        assert store.oldest() == [Oldest("x", None, began + 10 * SECOND)]
+        clock.advance(5)
+        both = [Oldest("x", None, began + 10 * SECOND), Oldest("y", None, began + 30 * SECOND)]
+        assert store.oldest() == both
+        store.tend()
+        assert store.oldest() == both
+
+    def test_c69_a_retry_waits_from_the_end_of_its_delay(self, store: Store, clock: AlarmClock) -> None:
+        """Not from when the job was added."""
+        store.add([new_job("a")])
+        settle(store, failed(one(store), delay_us=10 * SECOND))
+        assert store.oldest() == []
+
+        clock.advance(15)
+
+        assert store.oldest() == [Oldest("default", None, clock.now() - 5 * SECOND)]
+
+    def test_c69_a_paused_queue_has_its_oldest_job_too(self, store: Store, clock: AlarmClock) -> None:
+        """Whether it was paused before or after."""
+        began = clock.now()
+        store.add([new_job("a", queue="x")])
+        store.pause("x", by="ops")
+        store.pause("y", by="ops")
+        clock.advance(1)
+        store.add([new_job("b", queue="y")])
+
+        assert store.oldest() == [Oldest("x", None, began), Oldest("y", None, began + SECOND)]
+
+    def test_c69_parked_jobs_count_and_are_listed_by_task(self, store: Store, clock: AlarmClock) -> None:
+        """Behind a lock key, which is held, or behind a task that no claim knew."""
+        began = clock.now()
+        store.add([new_job("holder", queue="x", lock="k"), new_job("behind", queue="x", lock="k")])
+        assert len(store.claim("w", limit=10)) == 1
+        clock.advance(1)
+        store.add([new_job("slip", queue="x", task="chrge"), new_job("none", queue="y")])
+        clock.advance(1)
+        store.add([new_job("slip too", queue="x", task="chrge"), new_job("slip y", queue="y", task="chrge")])
+        assert store.claim("w", limit=10, tasks=["charge"]) == []
+
+        assert store.oldest() == [
+            Oldest("x", None, began),
+            Oldest("x", "chrge", began + SECOND),
+            Oldest("y", None, began + SECOND),
+            Oldest("y", "", began + SECOND),
+            Oldest("y", "chrge", began + 2 * SECOND),
+        ]
+
+    def test_c70_jobs_of_the_last_five_minutes_are_counted_by_queue(self, store: Store, clock: AlarmClock) -> None:
+        """However they finished; what is older is not."""
+        assert shown(store.lately()) == ({}, {})
+        store.add([new_job(f"old {n}", queue="x") for n in range(5)])
+        for grant in store.claim("w", limit=2):
+            settle(store, completed(grant))
+        clock.advance(301)
+        store.add([new_job(f"x{n}", queue="x") for n in range(3)])
+        store.add([new_job("y", queue="y")])
+        a, b, c = store.claim("w", limit=3)
+        settle(store, completed(a))
+        settle(store, failed(b, retry=False))
+        settle(store, released(c))
+        store.cancel("y", 0, by="ops")
+        clock.advance(60)
+
+        lately = store.lately()
+
+        assert shown(lately) == ({"x": 3, "y": 1}, {"x": 2, "y": 1})
+        assert lately.now_us == clock.now()
+        assert lately.added_since_us == lately.finished_since_us == clock.now() - 300 * SECOND
+        assert lately.added_per_minute("x") == 3 / 5
+        assert lately.finished_per_minute("y") == 1 / 5
+        assert lately.added_per_minute("z") == 0
+
+    def test_c70_of_many_jobs_the_share_of_each_queue_is_about_right(self, store: Store, clock: AlarmClock) -> None:
+        """Where queues take turns, too."""
+        store.add([new_job(f"old {n}", queue="x") for n in range(100)])
+        clock.advance(400)
+        store.add([new_job(f"{n}", queue="xy"[n % 2], priority=1) for n in range(_MANY)])
+        store.settle([completed(grant) for grant in store.claim("w", limit=_MANY)])
+        clock.advance(100)
+
+        lately = store.lately()
+
+        for counts in (lately.added, lately.finished):
+            assert sorted(counts) == ["x", "y"]
+            assert abs(sum(counts.values()) - _MANY) <= 1
+            assert abs(counts["x"] - _MANY / 2) < _MANY / 10, "more than eight standard deviations"
+
+    def test_c70_pruned_jobs_do_not_count(self, store: Store, clock: AlarmClock) -> None:
+        """Neither way, whether or not their ids are kept."""
+        store.add([new_job("kept"), new_job("gone")._replace(chosen=False), new_job("stays")])
+        store.settle([completed(grant) for grant in store.claim("w", limit=2)])
+        clock.advance(10)
+        assert store.prune(5 * SECOND).jobs == 2
+
+        assert shown(store.lately()) == ({"default": 1}, {})
+
+    def test_c71_leases_have_their_last_renewal_beside_their_last_progress(
+        self, store: Store, clock: AlarmClock
+    ) -> None:
+        """Of every job that runs, and of no other."""
+        store.add([new_job("b"), new_job("a"), new_job("done"), new_job("waits")])
+        b, a, done = store.claim("w", limit=3)
+        settle(store, completed(done))
+        clock.advance(3)
+        store.renew([Renewal("b", b.epoch)])
+        clock.advance(3)
+        store.progress([Progress("a", a.epoch, 0.5)])
+        transferred = store.transfer("a", a.epoch, to="v", by="ops")
+
+        leases = store.leases()
+
+        assert [lease[:3] for lease in leases] == [("b", b.epoch, "w"), ("a", transferred.epoch, "v")]
+        for lease in leases:
+            job = store.job(lease.job_id)
+            assert lease[3:] == (job.granted_us, job.expires_us, job.renewed_us, job.updated_us)
+        assert leases[0].renewed_us == leases[0].granted_us + 3 * SECOND
+        assert leases[0].progressed_us == leases[0].granted_us
