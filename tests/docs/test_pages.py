@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ TOP = Path(__file__).parents[2]
 PAGES = sorted([TOP / "README.md", TOP / "CONTRIBUTING.md", *(TOP / "docs").rglob("*.md")])
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHOWN = re.compile(r"#\s*->\s*(.+)$")
+SOURCE = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+_OURS = re.compile(re.escape(SOURCE) + "/(blob|tree)/main/")
 
 
 class _Checks(ast.NodeTransformer):
@@ -88,9 +91,9 @@ def test_a_wrong_value_on_a_page_is_noticed() -> None:
 
 
 def links_of(page: Path) -> list[tuple[Path, str]]:
-    """The relative links of a page: the file, and the heading in it if the link names one."""
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in link]
-    parts = [link.partition("#") for link in links]
+    """The links of a page to this repository, relative or not: the file, and the heading that the link names."""
+    links = [_OURS.sub(f"{TOP}/", link) for link in re.findall(r"\]\(([^)]+)\)", page.read_text())]
+    parts = [link.partition("#") for link in links if "://" not in link]
     return [((page.parent / path).resolve() if path else page, heading) for path, _, heading in parts]
 
 
@@ -102,11 +105,21 @@ def headings_of(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
 def test_links_lead_somewhere(page: Path) -> None:
-    """Every relative link names a file that exists, and a heading that it has."""
+    """Every link to this repository names a file that exists, and a heading that it has."""
     links = links_of(page)
 
     assert [str(file) for file, _ in links if not file.exists()] == []
     assert [(file.name, heading) for file, heading in links if heading and heading not in headings_of(file)] == []
+
+
+def test_the_links_of_the_readme_work_on_a_package_index_too() -> None:
+    """They name the repository; a file as a blob, a folder as a tree."""
+    links = re.findall(r"\]\(([^)]+)\)", (TOP / "README.md").read_text())
+    ours = [(match[1], link[match.end() :].partition("#")[0]) for link in links if (match := _OURS.match(link))]
+
+    assert ours
+    assert [link for link in links if "://" not in link and not link.startswith("#")] == []
+    assert [path for kind, path in ours if kind != ("tree" if (TOP / path).is_dir() else "blob")] == []
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

@@ -42,4 +42,4 @@ def test_the_short_form_of_the_readme_has_the_same_promises_in_the_same_order() 
     titles = re.findall(r"^\d\. \*\*(.+?)\.?\*\*", section, re.MULTILINE)
 
     assert titles == [title for _, title, _ in promises()]
-    assert "(docs/explanation/promises.md)" in section
+    assert "/docs/explanation/promises.md)" in section
