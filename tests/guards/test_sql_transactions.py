@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
+import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ import psycopg
 import pytest
 import sqlalchemy
 from psycopg import IsolationLevel, sql
+from psycopg.conninfo import make_conninfo
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
@@ -516,6 +520,11 @@ def test_a_connection_to_another_database_than_the_guards_is_not_fenced(tmp_path
             connection.execute("begin")
             with pytest.raises(InvalidArgument, match="would see no seal"):
                 guard.fence(connection, "k", epoch=5, owner="old", store="s")
+    with closing(sqlite3.connect(tmp_path / "other.db", isolation_level=None)) as connection:
+        connection.execute("begin")
+        made = SqlGuard(lambda: sqlite3.connect(tmp_path / "app.db"))
+        with pytest.raises(InvalidArgument, match="would see no seal"):
+            made.fence(connection, "k", epoch=5, owner="old", store="s")
     (tmp_path / "linked.db").symlink_to(tmp_path / "app.db")
     with closing(sqlite3.connect(tmp_path / "linked.db", isolation_level=None)) as connection:
         connection.execute("begin")
@@ -524,6 +533,136 @@ def test_a_connection_to_another_database_than_the_guards_is_not_fenced(tmp_path
         connection.execute("begin")
         with pytest.raises(InvalidArgument, match="is to sqlite"):
             SqlGuard("postgresql://localhost/app").fence(connection, "k", epoch=5, owner="old", store="s")
+
+
+@each_version
+@pytest.mark.parametrize("made", ["empty", "copied"])
+def test_another_database_with_the_same_schema_is_not_fenced(server_url: str, made: str) -> None:
+    """It has marks of its own, in which no seal of this guard is seen. Also a copy, which has the same numbers."""
+    names = [f"{name}_{next(_numbers)}_{os.getpid()}" for name in ("own", "other")]
+    own, other = (make_conninfo(server_url, dbname=name) for name in names)
+    guards = [SqlGuard(functools.partial(psycopg.connect, url)) for url in (own, other)]
+    with closing(psycopg.connect(server_url, autocommit=True)) as server:
+        try:
+            server.execute(sql.SQL("create database {}").format(sql.Identifier(names[0])))
+            guards[0].install()
+            template = names[0] if made == "copied" else "template1"
+            create = sql.SQL("create database {} template {}")
+            server.execute(create.format(sql.Identifier(names[1]), sql.Identifier(template)))
+            guards[1].install()
+            guards[0].seal("k", **NEW)
+
+            with closing(psycopg.connect(other)) as connection:
+                connection.execute("select 1")
+                with pytest.raises(InvalidArgument, match=r"another database than the guard's own.*would see no seal"):
+                    guards[0].fence(connection, "k", **OLD)
+            with closing(psycopg.connect(own)) as connection:
+                connection.execute("select 1")
+                with pytest.raises(StaleEpoch):
+                    guards[0].fence(connection, "k", **OLD)
+        finally:
+            for name in names:
+                server.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.mark.parametrize("how", ["rollback", "rollback to a savepoint"])
+def test_a_block_whose_fence_was_rolled_back_commits_nothing_more(tmp_path: Path, how: str) -> None:
+    """On SQLite the fence is a write, and goes with what is rolled back. The block notices before its COMMIT."""
+    guard = SqlGuard(f"sqlite:///{tmp_path / 'app.db'}")
+    with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
+        connection.execute("create table notes (text)")
+    guard.seal("k", **OLD)
+
+    def write() -> None:
+        with guard.transaction("k", **NEW) as own:
+            own.execute("rollback")
+            own.execute("begin")
+            if how != "rollback":
+                own.execute("savepoint early")
+                guard.fence(own, "k", **NEW)
+                own.execute("rollback to early")
+            own.execute("insert into notes values ('unfenced')")
+
+    with pytest.raises(NotInTransaction, match=r"the fence of this block was rolled back in it"):
+        write()
+
+    with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
+        assert connection.execute("select * from notes").fetchall() == []
+    assert (mark := guard.mark("k")) is not None
+    assert mark.epoch == OLD["epoch"]
+
+
+def test_a_postgres_block_whose_transaction_has_ended_is_named(place: Place) -> None:
+    """What comes behind a ROLLBACK in the block is not fenced."""
+    with (
+        pytest.raises(NotInTransaction, match=r"the fence of this block was rolled back in it"),
+        place.guard.transaction("k", **NEW) as own,
+    ):
+        own.rollback()
+
+
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+def test_a_savepoint_of_sqlite_takes_its_fence_along(tmp_path: Path, journal: str) -> None:
+    """
+    What was compared stays compared, since the write lock is held to the end; but the mark is not raised.
+
+    So a newer owner is not overwritten. An older one is refused only if the key was sealed before.
+    """
+    path = tmp_path / "app.db"
+    guard = SqlGuard(f"sqlite:///{path}", busy_seconds=0.05)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(f"pragma journal_mode = {journal}")
+        connection.execute("create table notes (text)")
+        guard.seal("sealed", **NEW)
+        connection.execute("begin")
+        connection.execute("savepoint early")
+        fence = guard.fence(connection, "sealed", "unsealed", savepoint=True, **NEW)
+        connection.execute("rollback to early")
+        connection.execute("insert into notes values ('new')")
+        with pytest.raises(GuardUnavailable, match="write lock"):
+            guard.seal("unsealed", epoch=11, owner="newest", store="s")
+        connection.execute("commit")
+
+        assert fence.committed() is False, "its mark was not raised"
+        assert guard.mark("unsealed") is None
+        connection.execute("begin")
+        with pytest.raises(StaleEpoch):
+            guard.fence(connection, "sealed", **OLD)
+        guard.fence(connection, "unsealed", **OLD)  # which is why a key is sealed first
+        connection.execute("rollback")
+
+
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+def test_a_proof_that_meets_a_stopped_writer_names_it_and_waits_once(tmp_path: Path, journal: str) -> None:
+    """As a seal does: an error of leasehold's, after one busy_seconds."""
+    path = tmp_path / "app.db"
+    guard = SqlGuard(f"sqlite:///{path}", busy_seconds=0.05)
+    waits: list[Any] = []
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(f"pragma journal_mode = {journal}")
+        guard.install()
+        opened = guard._source.open
+        guard._source.open = lambda: waits.append(1) or opened()  # type: ignore[method-assign, func-returns-value]
+        program = (
+            "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('begin immediate'); "
+            "print('held', flush=True); input()"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "held\n"
+            os.kill(writer.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(
+                    GuardUnavailable, match=rf"process {writer.pid} holds the only write lock.*end that"
+                ):
+                    guard.prove()
+            finally:
+                os.kill(writer.pid, signal.SIGCONT)
+                writer.communicate("\n")
+        assert len(waits) <= 3, "one to prove with, one that seals, one for the message"
+    guard.prove()
 
 
 def test_a_temporary_table_does_not_hide_the_marks(tmp_path: Path) -> None:

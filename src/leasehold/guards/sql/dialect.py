@@ -28,12 +28,13 @@ class Fenced(NamedTuple):
     """
     The marks as they stood before, by key, and the number of the transaction, where it has one.
 
-    *refused*: keys whose marks were not raised. (PostgreSQL raises all of them in COMMIT.)
+    *refused*: keys whose marks were not raised. (PostgreSQL raises all of them in COMMIT.) *place*: the database.
     """
 
     before: Mapping[str, Mark]
     number: str | None = None
     refused: frozenset[str] = frozenset()
+    place: str = ""
 
 
 class Known(NamedTuple):

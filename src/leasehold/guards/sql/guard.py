@@ -26,12 +26,11 @@ from ...errors import (
     NotInTransaction,
     StaleEpoch,
     StoreIncompatible,
-    Unfenced,
     Unsupported,
     finders,
 )
 from ...guard import Guard, Presented, Seal, Verifier
-from . import postgres, sqlite
+from . import postgres, proof, sqlite
 from .connecting import Source, begin, commit, has_failed, source_of
 from .dialect import RECENT, Dialect, Fenced, Known, Request
 from .postgres import Postgres
@@ -39,8 +38,7 @@ from .sqlite import Sqlite
 
 log = logging.getLogger("leasehold")
 
-VERSION = 1  # of what `install` makes
-PROOF = "leasehold prove "  # how the keys of proofs begin
+VERSION = 2  # of what `install` makes
 _END_SECONDS = 5.0  # for a server to notice that its client is gone
 _guards: weakref.WeakValueDictionary[str, SqlGuard] = weakref.WeakValueDictionary()
 _NOTED = "_leasehold_guard_noted"  # set on an error whose refusal has been counted
@@ -101,6 +99,7 @@ class SqlGuard(Guard):
         self._dialects: dict[str, Dialect] = {dialect.vendor: dialect for dialect in dialects}
         self._token = uuid.uuid4().hex
         self._installed = False
+        self._place: str | None = None  # which database of PostgreSQL the guard's own connections are to
         self._installing = threading.Lock()
         _guards[self._token] = self
 
@@ -116,8 +115,8 @@ class SqlGuard(Guard):
     def canonical(self, key: str) -> str:
         """Return *key*: 1 to 255 characters, without NUL."""
         name = checks.name(key, "key")
-        if name.startswith(PROOF):
-            raise InvalidArgument(f"key {name!r}: keys that begin with {PROOF!r} are for prove().")
+        if name.startswith(proof.KEYS):
+            raise InvalidArgument(f"key {name!r}: keys that begin with {proof.KEYS!r} are for prove().")
         return name
 
     # In the caller's transaction
@@ -142,8 +141,7 @@ class SqlGuard(Guard):
             self.at("fencing")
             found = recognise(connection)
             dialect = self._joined(found, savepoint)
-            if dialect.vendor == "postgresql":
-                self._ensure()
+            self._prepare(dialect)
             with self._explaining(request.keys[0], found):
                 fenced = found.run(dialect.fence(request, found.style))
             fence = self._fenced(request, fenced)
@@ -155,8 +153,8 @@ class SqlGuard(Guard):
             self.at("fencing")
             found = await recognise_async(connection)
             dialect = self._joined(found, request.savepoint)
-            if dialect.vendor == "postgresql" and not self._installed:
-                await asyncio.to_thread(self._ensure)
+            if not self._installed:
+                await asyncio.to_thread(self._prepare, dialect)
             with self._explaining(request.keys[0], found):
                 fenced = await found.run_async(dialect.fence(request, found.style))
             fence = self._fenced(request, fenced)
@@ -186,6 +184,7 @@ class SqlGuard(Guard):
                     raise self._row_locked(self.resource(fence.keys[0])) from error
                 raise
             self.at("committing")
+            self._require_fence(handle, fence)
             if has_failed(handle):
                 raise NotInTransaction(
                     f"{self.resource(fence.keys[0])}: an error in the block has made its transaction fail, and was "
@@ -203,6 +202,19 @@ class SqlGuard(Guard):
             raise
         finally:
             self._source.give(handle, whole=whole)
+
+    def _require_fence(self, handle: Any, fence: Fence) -> None:
+        """Raise `NotInTransaction` if the block has rolled its fence back."""
+        own = recognise(handle)
+        holds = own.in_transaction()
+        if holds and own.vendor == "sqlite":
+            known = own.run(self._dialect(own).known(fence.keys[0], own.style))
+            holds = known is not None and fence._nonce in known.recent
+        if not holds:
+            raise NotInTransaction(
+                f"{self.resource(fence.keys[0])}: the fence of this block was rolled back in it, by ROLLBACK or "
+                "ROLLBACK TO, so what followed is not fenced and not committed. Let an exception end the block instead."
+            )
 
     def _answer(self, error: Exception, fence: Fence) -> None:
         """Say what became of a COMMIT that raised *error*; return if it happened."""
@@ -279,66 +291,7 @@ class SqlGuard(Guard):
 
     def _prove(self) -> None:
         """Let a stale transaction commit, which must be refused, with keys that no owner has."""
-        key = f"{PROOF}{uuid.uuid4().hex}"
-        old, new = (Writer(epoch, "prove", "prove") for epoch in (1, 2))
-        try:
-            self._prove_with(key, old, new)
-        finally:
-            with self._source.lend() as own:
-                own.run(self._dialect(own).end_proof(key, own.style))
-
-    def _prove_with(self, key: str, old: Writer, new: Writer) -> None:
-        self._ensure()
-        handle = self._source.open()
-        whole = False
-        try:
-            connection = recognise(handle)
-            if connection.vendor == "postgresql":
-                # Both at once, as in life: the old owner is in its transaction while the new one seals.
-                self._begin_for_proof(handle, connection)
-                fenced = connection.run(
-                    self._dialect(connection).fence(self._request_of((key,), old), connection.style)
-                )
-                self._seal_once(key, self._request_of((key,), new))
-                refused = not self._commits(handle)
-            else:
-                self._seal_once(key, self._request_of((key,), new))
-                fenced = connection.run(
-                    self._dialect(connection).fence(self._request_of((key,), old), connection.style)
-                )
-                refused = key in fenced.refused
-                handle.rollback()
-            whole = True
-        finally:
-            if not whole:
-                with suppress(Exception):
-                    handle.rollback()
-            self._source.give(handle, whole=whole)
-        known = self._known(key)
-        if not refused or known is None or known.mark.epoch != new.epoch:
-            raise Unfenced(
-                f"a transaction under an older epoch was committed in {self._source.where}: its fence does not bite. "
-                f"Look at the trigger at_commit of {self._schema}.fences (PostgreSQL) or at triggers on the table "
-                f"{self._schema}_marks (SQLite), and call guard.install()."
-            )
-
-    def _begin_for_proof(self, handle: Any, connection: Connection) -> None:
-        if not connection.begins():
-            connection.execute("BEGIN")
-
-    def _commits(self, handle: Any) -> bool:
-        try:
-            if recognise(handle).library == "Django":
-                recognise(handle).execute("COMMIT")
-            else:
-                commit(handle)
-        except Exception as error:
-            if postgres.sqlstate_of(error) != postgres.REFUSED:
-                raise
-            with suppress(Exception):
-                handle.rollback()
-            return False
-        return True
+        proof.prove(self)
 
     def _committed(self, key: str, epoch: int, nonce: int, number: str | None) -> bool:
         left, pause = patience(_END_SECONDS), threading.Event()
@@ -389,6 +342,12 @@ class SqlGuard(Guard):
 
     def _fenced(self, request: Request, fenced: Fenced) -> Fence:
         """Raise a refusal that is known already, and log a key that passes to another store."""
+        if fenced.place and fenced.place != self._place and fenced.place != self._own_place():
+            raise InvalidArgument(
+                f"that connection is to another database than the guard's own, {self._source.where}: a fence of "
+                f"{request.keys[0]!r} there would see no seal. Roll it back, and make the guard with the URL of the "
+                "database that you write to."
+            )
         for key, before in fenced.before.items():
             self._admit(key, before, request.writer)
         if fenced.refused:
@@ -424,6 +383,21 @@ class SqlGuard(Guard):
                 "explanation of guards for what to do there."
             )
         return found
+
+    def _prepare(self, dialect: Dialect) -> None:
+        """Learn what a fence needs to know about the guard's own database, once."""
+        if isinstance(dialect, Sqlite):
+            if dialect.file is None:
+                dialect.file = self._file(None) or ""
+        else:
+            self._ensure()
+
+    def _own_place(self) -> str:
+        """Ask again which database the marks are in: it may have been restored or replaced."""
+        with self._explaining("", None), self._source.lend() as own:
+            dialect = self._dialect(own)
+            self._place = own.run(dialect.place(own.style)) if isinstance(dialect, Postgres) else ""
+        return self._place
 
     def _ensure(self) -> None:
         """Install what is missing, once per guard; on SQLite the first write does it."""

@@ -50,7 +50,12 @@ class Postgres(Dialect):
         [(reply,)] = yield self._call("fence", style), (_sent(request),), False
         facts = json.loads(reply)
         marks = {each["key"]: mark_of(each, f"{self._kind}:{each['key']}") for each in facts["marks"] or ()}
-        return Fenced(marks, facts["number"])
+        return Fenced(marks, facts["number"], place=facts["place"])
+
+    def place(self, style: str) -> Program[str]:
+        """Ask the server which database this is."""
+        [(place,)] = yield f"SELECT {self._escaped(style)}.place()", (), False
+        return str(place)
 
     def seal(self, request: Request, style: str, busy_seconds: float) -> Program[tuple[Mark | None, Mark | None]]:
         """Raise the mark, waiting at most *busy_seconds* for a COMMIT that has it locked."""

@@ -24,7 +24,15 @@ CREATE UNLOGGED TABLE IF NOT EXISTS leasehold_guard.fences (
 );
 
 CREATE OR REPLACE FUNCTION leasehold_guard.version() RETURNS integer
-LANGUAGE sql IMMUTABLE AS $lh$ SELECT 1 $lh$;
+LANGUAGE sql IMMUTABLE AS $lh$ SELECT 2 $lh$;
+
+-- Which database this is. Another one with this schema has other marks, also if it is a copy of this one.
+CREATE OR REPLACE FUNCTION leasehold_guard.place() RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+    SELECT c.system_identifier || '/' || d.oid
+    FROM pg_catalog.pg_control_system() AS c, pg_catalog.pg_database AS d
+    WHERE d.datname = pg_catalog.current_database()
+$lh$;
 
 -- A mark as JSON, or null.
 CREATE OR REPLACE FUNCTION leasehold_guard.mark(p_key text) RETURNS text
@@ -60,8 +68,8 @@ BEGIN
 END
 $lh$;
 
--- Fences the caller's transaction, and returns the marks as they stand and the number of the transaction. Also if one of
--- them refuses: a caller that ignores the refusal is refused again by its COMMIT.
+-- Fences the caller's transaction, and returns the marks as they stand, the number of the transaction, and which database
+-- this is. Also if one of them refuses: a caller that ignores the refusal is refused again by its COMMIT.
 CREATE OR REPLACE FUNCTION leasehold_guard.fence(p text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
 DECLARE
@@ -78,6 +86,7 @@ BEGIN
     END IF;
     RETURN json_build_object(
         'number', pg_current_xact_id()::text,
+        'place', leasehold_guard.place(),
         'marks', (
             SELECT json_agg(m) FROM leasehold_guard.marks AS m
             WHERE m.key IN (SELECT json_array_elements_text(p::json->'keys'))

@@ -27,7 +27,7 @@ class Sqlite(Dialect):
 
     def __init__(self, schema: str, kind: str, file: str | None = None) -> None:
         checks.name(schema, "schema")
-        self._file = file  # which the guard's own connections open, if that is known
+        self.file = file  # which the guard's own connections open; "" if that cannot be known, None if it is not yet
         # Of the main database: a temporary table of that name would hide it from the caller's connection.
         table = 'main."' + f"{schema}_marks".replace('"', '""') + '"'
         self._kind = kind
@@ -66,9 +66,9 @@ class Sqlite(Dialect):
 
     def fence(self, request: Request, style: str) -> Program[Fenced]:
         """Raise the marks now: they are committed, or rolled back, with the caller's rows."""
-        if self._file is not None:
+        if self.file:
             databases = yield "PRAGMA database_list", (), False  # which reads nothing from the file
-            _check_file(self._file, str(databases[0][2] or ""), request.keys[0])
+            _check_file(self.file, str(databases[0][2] or ""), request.keys[0])
         before, refused = dict[str, Mark](), set[str]()
         for key in request.keys:
             passed, mark = yield from self._admit(key, request)
