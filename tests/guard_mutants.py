@@ -440,8 +440,8 @@ SQL = (
         "prove() does not look at what became of the stale transaction.",
         (
             Edit(
-                _SQL + "guard.py",
-                "if not refused or known is None or known.mark.epoch != new.epoch:",
+                _SQL + "proof.py",
+                "if not refused or known is None or known.mark.epoch != new.writer.epoch:",
                 "if known is None:",
             ),
         ),

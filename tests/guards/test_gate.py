@@ -575,6 +575,34 @@ def test_a_use_whose_recording_is_unknown_is_ended(shared: Open, monkeypatch: py
     assert gate.seal("k", **under(NEW)).doubts == ()
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+def test_a_use_that_was_recorded_and_is_refused_on_asking_again_is_ended(
+    places: Places, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Its reply was lost, and a newer owner has sealed before it was sent again: no later seal may wait for it."""
+    with places.opener("postgresql", drain_seconds=0)() as gate, places.opener("postgresql", drain_seconds=0)() as new:
+        if known:  # else it is the first use of the key
+            gate.begin("k", **under(OLD)).end()
+        database = gate._home._database  # type: ignore[attr-defined]
+        run = database._run
+
+        def losing(sql: str, params: Any) -> Any:
+            rows = run(sql, params)
+            if "leasehold_gate_uses" in sql:
+                monkeypatch.undo()
+                new._home.seal("k", lambda mark: mark._replace(epoch=NEW, counter=mark.counter + 1))  # type: ignore[union-attr]
+                raise GuardUnavailable("the reply was lost") from database._psycopg.OperationalError()
+            return rows
+
+        gate.mark("k")  # so that a connection is idle, and the statement is sent again
+        monkeypatch.setattr(database, "_run", losing)
+        with pytest.raises(StaleEpoch):
+            gate.begin("k", **under(OLD))
+
+        assert new._home.running("k", NEW) == []
+        assert new.seal("k", **under(NEWEST)).doubts == ()
+
+
 def test_a_server_that_commits_later_is_asked_to_commit_at_once(places: Places) -> None:
     """A mark that a crash forgets would let an old owner pass."""
     url = f"{places.url('postgresql')}%20-csynchronous_commit%3Doff%20-cdefault_transaction_isolation%3Dserializable"

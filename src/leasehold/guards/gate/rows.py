@@ -18,7 +18,7 @@ from ...core import instants
 from ...core.clock import Clock, SystemClock
 from ...core.marks import Mark, unreadable
 from ...core.ownership import EPOCH_LIMIT, Process
-from ...errors import GuardUnavailable
+from ...errors import GuardUnavailable, StaleEpoch
 from ...guard import Doubt
 from .database import Database
 from .home import Admit, Home, Running
@@ -157,10 +157,21 @@ class RowsHome(Home):
     def _begin_in_a_statement(self, use: Running, admit: Admit) -> Mark | None:
         known = self._known.get(use.key)
         before = known if known is not None and known.epoch == use.epoch else self.mark(use.key)
-        while before is None or before.epoch >= use.epoch:
-            if (written := self._write(use.key, before, admit(before), use)) is not None:
-                return written
-            before = self.mark(use.key)
+        sent = False
+        try:
+            while before is None or before.epoch >= use.epoch:
+                after = admit(before)
+                sent = True
+                if (written := self._write(use.key, before, after, use)) is not None:
+                    return written
+                before = self.mark(use.key)
+        except StaleEpoch:
+            if sent:
+                self.end(use)
+            raise
+        if sent:
+            # Its reply may have been lost, and the mark was raised before it was sent again: then it is recorded.
+            self.end(use)
         return None
 
     def seal(self, key: str, admit: Admit) -> Mark:
