@@ -588,7 +588,7 @@ def test_a_refusal_inside_a_transaction_is_recorded_after_it(router: Router, she
         with pytest.raises(StaleEpoch):
             shelf.write("a", b"late", lease=lease)
         assert router.events(lease.job_id, kind="refused") == []
-    router._registry.flush_notes()
+    router._registry.guards.flush()
 
     assert len(router.events(lease.job_id, kind="refused")) == 1
 

@@ -75,9 +75,9 @@ class NewJob(NamedTuple):
         """Return the same wish with another id and payload."""
         return _new_tuple(NewJob, (id, document, *self[2:]))
 
-    def made(self) -> NewJob:
-        """Return the same wish, whose id leasehold made: nothing of it stays once the job is pruned."""
-        return _new_tuple(NewJob, (*self[:-1], False))
+    def made(self, id: str | None = None) -> NewJob:
+        """Return the same wish with an *id* that leasehold made: nothing of it stays once the job is pruned."""
+        return _new_tuple(NewJob, (self.id if id is None else id, *self[1:-1], False))
 
     def stored(self) -> NewJob:
         """Return the wish without what a store keeps elsewhere: when the job is due, and who chose its id."""
@@ -193,6 +193,7 @@ class Outcome(StrEnum):
     CRASH = "crash"  # the process of the handler has died, and its worker has not; counts a reclaim, not an error
 
 
+_PENDING = Status.PENDING
 _COMPLETE = Outcome.COMPLETE  # in Python 3.11 an enum's member is found through its metaclass, ten times slower
 _new_tuple = tuple.__new__  # a NamedTuple's own constructor is a Python function around it (gain not measured)
 
@@ -429,9 +430,7 @@ class Job:
 def new_state(spec: NewJob, now: int) -> Job:
     """Return the job that *spec* becomes when it is added at *now*."""
     run_us, spec = spec.due(now), spec.stored()
-    return Job(
-        spec, Status.PENDING, 0, None, None, 0, 0, 0, run_us, None, None, None, None, None, None, None, now, now, None
-    )
+    return Job(spec, _PENDING, 0, None, None, 0, 0, 0, run_us, None, None, None, None, None, None, None, now, now, None)
 
 
 class Added(NamedTuple):

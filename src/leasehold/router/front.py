@@ -192,7 +192,7 @@ class Router:
 
     def _wish(self, job: NewJob | Mapping[str, Any]) -> NewJob:
         if isinstance(job, NewJob):
-            return job if job.id else job.like(self._adder.new_id(), job.document).made()
+            return job if job.id else job.made(self._adder.new_id())
         if not isinstance(job, Mapping):
             raise InvalidArgument(f"add_many takes mappings with the names of add()'s arguments, not {job!r}.")
         return as_new_job(job) if job.get("id") is not None else as_new_job({**job, "id": self._adder.new_id()}).made()

@@ -94,12 +94,42 @@ _LEASE = _SPEC + len(LeaseRow._fields)
 
 def spec_of(row: Sequence[Any]) -> NewJob:
     """Return what the producer asked for, from a row that begins with `SpecRow`."""
-    # Unpacked rather than made a SpecRow: each claim of SQLite's does this for each of its jobs.
-    job_id, payload, task, queue, priority, lock, unique, lease_us, stall_us, *rest = row[:_SPEC]
-    start_within_us, parent, max_errors, max_reclaims, document, meta = rest
+    # Not by way of a SpecRow, nor with stars: a claim does this for each of its jobs, in half the time.
+    (
+        job_id,
+        payload,
+        task,
+        queue,
+        priority,
+        lock,
+        unique,
+        lease_us,
+        stall_us,
+        within_us,
+        parent,
+        max_errors,
+        max_reclaims,
+        document,
+        meta,
+    ) = row[:_SPEC]
     options = decode(document, max_errors, max_reclaims)
-    asked = lock, unique, lease_us, stall_us, start_within_us, parent, options, meta
-    return NewJob(job_id, payload, task, queue, priority, None, 0, *asked)
+    return NewJob(
+        job_id,
+        payload,
+        task,
+        queue,
+        priority,
+        None,
+        0,
+        lock,
+        unique,
+        lease_us,
+        stall_us,
+        within_us,
+        parent,
+        options,
+        meta,
+    )
 
 
 def state_of(row: Sequence[Any]) -> StateRow:

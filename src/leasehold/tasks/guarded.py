@@ -35,7 +35,6 @@ Keys = Callable[..., Any]  # of the handler's arguments; returns `GuardKey`s
 
 PROVE_SECONDS = 600.0
 _MOST_KEYS = 1_000
-_MOST_PENDING = 1_000
 _MOST_SKIPPED = 256  # passes of upkeep between two attempts to seal a key that cannot be reached
 SEALER = "leasehold"  # who seals the keys of a job that upkeep or its owner has failed
 
@@ -67,7 +66,7 @@ class Sealed(NamedTuple):
 class Guards:
     """The guards of one router, by name."""
 
-    def __init__(self, adder: Adder) -> None:
+    def __init__(self, adder: Adder, pending: deque[Note]) -> None:
         self._adder = adder
         self._named: dict[str, Guard] = {}
         self._to_prove: set[str] = set()
@@ -75,7 +74,7 @@ class Guards:
         self._open_from = 0  # where the pass of `seal_open` has come to
         self._passes = 0
         self._failed: dict[OpenKey, int] = {}  # how often each could not be sealed in `seal_open`
-        self._pending: deque[Note] = deque(maxlen=_MOST_PENDING)  # refusals met inside an open transaction
+        self._pending = pending  # what is to be recorded when a transaction, open at the time, has ended
 
     def __bool__(self) -> bool:
         return bool(self._named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,12 @@ from .adder import Adder
 from .hooks import Hooks
 
 if TYPE_CHECKING:  # imported on use: most programs that add jobs need no tasks
+    from ..core.ownership import Note
     from .guarded import Guards
     from .signature import TaskSettings
     from .task import AnyTask
+
+_MOST_NOTES = 1_000
 
 
 class Registry:
@@ -24,6 +28,7 @@ class Registry:
         self.tasks: dict[str, AnyTask] = {}
         self.hooks = Hooks()
         self.adder = Adder(self.tasks)
+        self.notes: deque[Note] = deque(maxlen=_MOST_NOTES)  # of guards, met inside a transaction that was open
         self._guards: Guards | None = None
 
     @property
@@ -32,13 +37,8 @@ class Registry:
         if self._guards is None:
             from .guarded import Guards
 
-            self._guards = Guards(self.adder)
+            self._guards = Guards(self.adder, self.notes)
         return self._guards
-
-    def flush_notes(self) -> None:
-        """Record refusals of guards that were met inside a transaction, which has ended."""
-        if self._guards is not None:
-            self._guards.flush()
 
     def load(self) -> None:
         """Import the modules that define tasks."""

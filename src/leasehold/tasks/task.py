@@ -268,7 +268,7 @@ class Task(Generic[C, P, R_co]):
         wish = {"id": "unnamed" if id is None else id, "task": self.name, **self._stored, **options}
         template = as_new_job(wish)
         if id is None:
-            template = template.like("", template.document).made()
+            template = template.made("")
         return TaskOptions(self.registry.adder, self._arguments, template, parent, connection, savepoint)
 
     # Workers

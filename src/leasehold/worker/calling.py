@@ -87,7 +87,8 @@ def _call(task: Task[..., ..., Any], grant: Grant, lease: Lease, hooks: Hooks) -
         worker_side.forget_transactions(lease)
         return End(None, _own(error))
     finally:
-        task.registry.flush_notes()
+        if task.registry.notes:
+            task.registry.guards.flush()
 
 
 async def call_async(task: Task[..., ..., Any], grant: Grant, lease: Lease, hooks: Hooks) -> End:
@@ -111,7 +112,8 @@ async def call_async(task: Task[..., ..., Any], grant: Grant, lease: Lease, hook
         worker_side.forget_transactions(lease)
         return End(None, _own(error))
     finally:
-        task.registry.flush_notes()
+        if task.registry.notes:
+            task.registry.guards.flush()
 
 
 def _seal(task: Task[..., ..., Any], lease: Lease, arguments: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ class Dispatcher:
         self._executors = executors
         self._lock = threading.Lock()  # for all that follows, and the `has_slot` of every run
         self._free = slots
-        self._waiting: dict[Kind, deque[Run]] = {kind: deque() for kind in executors}
+        self._waiting: dict[Kind, deque[Run]] = {}  # of the kinds that had to wait so far; mostly there is one
 
     def start(self, runs: Sequence[Run]) -> None:
         """Begin as many of *runs*, which one claim has got, as there are free slots, and the others later."""
@@ -45,7 +45,7 @@ class Dispatcher:
                     run.has_slot = True
                     begin.setdefault(kind, []).append(run)
                 else:
-                    self._waiting[kind].append(run)
+                    self._waiting.setdefault(kind, deque()).append(run)
         for kind, some in begin.items():
             self._executors[kind].start(some)
 
@@ -61,12 +61,13 @@ class Dispatcher:
             if not run.has_slot:
                 return None
             run.has_slot = False
-            following = self._next(run.task.kind)
+            kind = run.task.kind
+            following = self._next(kind)
             if following is None:
                 self._free += 1
                 return None
             following.has_slot = True
-        if following.task.kind is run.task.kind:
+        if following.task.kind is kind:
             return following
         self._start(following)
         return None
@@ -79,12 +80,14 @@ class Dispatcher:
 
     def _next(self, kind: Kind) -> Run | None:
         """Take out the run that a slot of *kind* is for: of the oldest claim, and rather of that kind."""
-        heads: list[Run] = []
+        first: Run | None = None
         for waiting in self._waiting.values():
             while waiting and waiting[0].state is not WAITING:
                 waiting.popleft()  # it was handed back meanwhile
-            heads += (waiting[0],) if waiting else ()
-        if not heads:
-            return None
-        first = heads[0] if len(heads) == 1 else min(heads, key=lambda run: (run.came_us, run.task.kind is not kind))
-        return self._waiting[first.task.kind].popleft()
+            if waiting and (first is None or _goes_before(waiting[0], first, kind)):
+                first = waiting[0]
+        return None if first is None else self._waiting[first.task.kind].popleft()
+
+
+def _goes_before(run: Run, other: Run, kind: Kind) -> bool:
+    return run.came_us < other.came_us or (run.came_us == other.came_us and run.task.kind is kind)

@@ -93,8 +93,9 @@ class Run:
         # The deadline runs from the sending of what the store has acknowledged: the store's own is not earlier. A claim
         # that waited may have been granted at any time since: assume a third of the lease is left, and renew at once.
         lasts = grant.lease_us
-        self.deadline_us = max(sent_us + lasts, now + lasts // 3)
-        self.renew_us = sent_us + lasts // 3
+        third = lasts // 3
+        self.deadline_us = sent_us + lasts if now - sent_us <= lasts - third else now + third
+        self.renew_us = sent_us + third
         self.began_us: int | None = None  # None: it waits, or its process has yet to begin
         self.stop: Stop | None = None
         self.handle: Any = None  # what its executor needs in order to stop it

@@ -207,16 +207,24 @@ class Runner:
 
     def _ended(self, run: Run, end: End) -> Run | None:
         """Have the run settled as its handler ended, or as was decided before; return the next run for its executor."""
-        # Before the transition: it may take its time, since it calls the task's own delay function.
-        settlement = self._settlement(run, end) if run.state <= STOPPING else None
+        decided: Settlement | None = None
+        if run.state <= STOPPING:
+            # Before the transition: it may take its time, since it calls the task's own delay function.
+            try:
+                decided = settlement(run.task, run.grant, run.lease, end)
+            except BaseException as error:
+                log.exception("could not determine how %r ended", run)
+                decided = failed(run.task, run.grant, error, text="the error of the handler cannot be recorded")
         if run.transition(EXECUTING, SETTLING):
-            self.settler.put(Ending(run, settlement, end.error))
+            self.settler.put(Ending(run, decided, end.error))
             if end.error is not None and isinstance(end.error, Unguarded):
                 self._unable(Unsupported(str(end.error)))
         else:
-            self._ended_late(run, end, settlement)
+            self._ended_late(run, end, decided)
         following = self.dispatcher.replace(run)
-        self._notify()
+        self._freed()
+        if self.closing:
+            self._changed.set()
         return following
 
     def _ended_late(self, run: Run, end: End, settlement: Settlement | None) -> None:
@@ -230,20 +238,9 @@ class Runner:
         elif run.transition(OUTLIVED, SETTLING) or run.transition(LINGERING, OVER):
             self._reporter.returned(run)
 
-    def _settlement(self, run: Run, end: End) -> Settlement | None:
-        try:
-            return settlement(run.task, run.grant, run.lease, end)
-        except BaseException as error:
-            log.exception("could not determine how %r ended", run)
-            return failed(run.task, run.grant, error, text="the error of the handler cannot be recorded")
-
     def _free(self, run: Run) -> None:
         """Give the slot of a run that will never begin to the next one."""
         self.dispatcher.free(run)
-        self._notify()
-
-    def _notify(self) -> None:
-        """Let the claimer look for room, and at the end of the worker `wait_for_handlers` look again."""
         self._freed()
         if self.closing:
             self._changed.set()

@@ -79,8 +79,8 @@ def claim(
         leases.append(
             (seq, epoch, owner, reason, claim_id, number, spec.lock, now, until, lasts, stalls, stall_us, now)
         )
-        held = REASONS[reason], attempt, errors, checkpoint, claim_id, process, now, until, lasts
-        grants.append(Grant(spec, epoch, owner, *held))
+        why = REASONS[reason]
+        grants.append(Grant(spec, epoch, owner, why, attempt, errors, checkpoint, claim_id, process, now, until, lasts))
         if session.trace:
             yield from session.record(now, "claimed", spec.id, epoch=epoch, owner=owner, reason=reason, attempt=attempt)
     first_epoch = epoch - len(taken) + 1

@@ -350,6 +350,7 @@ def _effect(job_id: str, name: str, row: tuple[Any, ...]) -> Effect:
 
 
 def _job_row(seq: int, job: NewJob, run_us: int, now: int) -> tuple[Any, ...]:
+    options = job.options
     return (
         seq,
         job.id,
@@ -364,9 +365,9 @@ def _job_row(seq: int, job: NewJob, run_us: int, now: int) -> tuple[Any, ...]:
         job.stall_us,
         job.start_within_us,
         job.parent,
-        job.retry.max_errors,
-        job.retry.max_reclaims,
-        encode(job.options),
+        options.retry.max_errors,
+        options.retry.max_reclaims,
+        encode(options),
         job.meta,
         job.document,
         now,
