@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant(
         "operator-looks-once",
         "Operators do not see a claim that commits beside them: they look once.",
-        (Edit(_SQL + "07_moving.sql", "            RAISE EXCEPTION USING ERRCODE = 'LH008', MESSAGE = 'the job has moved';",
+        (Edit(_SQL + "07_moving.sql", "            RAISE EXCEPTION USING ERRCODE = 'LH008', MESSAGE = 'job moved';",
               "            EXIT;"),),
         (_BESIDE + "test_an_operator_who_saw_a_pending_job_meets_the_claim_beside_it",),
     ),
@@ -440,7 +440,7 @@ MUTANTS = (
         (
             Edit(
                 _SQL + "07_moving.sql",
-                "RAISE EXCEPTION USING ERRCODE = 'LH008', MESSAGE = 'the job has moved';",
+                "RAISE EXCEPTION USING ERRCODE = 'LH008', MESSAGE = 'job moved';",
                 "NULL;",
             ),
         ),

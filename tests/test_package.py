@@ -299,6 +299,45 @@ def test_no_module_has_grown_too_long() -> None:
     assert len([path for path, lines in lengths.items() if lines > LONG_MODULE]) <= MOST_LONG_MODULES
 
 
+# Sentences
+
+# A person sees these of an error whose statement no code of this package sends, so none of it can make a sentence.
+PROSE_IN_SQL = {
+    "a transaction that is fenced by a lease cannot be prepared",
+    "It would keep the lease locked until it is committed, over restarts too. Commit it in one phase.",
+    "a transaction that is fenced by a guard cannot be prepared",
+    "It would keep the marks locked until it is committed, over restarts too. Commit it in one phase.",
+    "Run the transaction again, unless StaleEpoch.find(error) returns a refusal.",
+}
+
+
+def prose(sql: str) -> set[str]:
+    """The string literals of *sql* with three words or more."""
+    # Comments, which may have apostrophes, are matched so that no literal begins in one.
+    literals = re.findall(r"--[^\n]*|'((?:[^']|'')*)'", sql)
+    return {text for text in literals if re.search(r"\b[A-Za-z]+[,:;]? +(?:%?[A-Za-z]+[,:;]? +)+[A-Za-z]", text)}
+
+
+def test_no_sentence_is_made_in_sql() -> None:
+    """A function answers with facts, and Python makes the sentence once, for all stores."""
+    found = {text for path in PACKAGE.rglob("*.sql") for text in prose(path.read_text(encoding="utf-8"))}
+    assert found - {"ALTER SEQUENCE %s RESTART WITH %s"} == PROSE_IN_SQL  # which is a statement
+
+
+@pytest.mark.parametrize(
+    ("sql", "found"),
+    [
+        ("SELECT format('the lease of %s expired', owner)", {"the lease of %s expired"}),
+        ("RAISE EXCEPTION USING ERRCODE = 'LH001', MESSAGE = 'stale epoch'", set()),
+        ("SELECT 1 -- it's not a literal, and isn't one here", set()),
+        ("current_setting('transaction_isolation') = 'read committed'", set()),
+    ],
+)
+def test_a_sentence_in_sql_is_found(sql: str, found: set[str]) -> None:
+    """By its words; a code has two at most."""
+    assert prose(sql) == found
+
+
 # Privacy
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
+import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ import pytest
 from psycopg import sql
 
 from leasehold.core.clock import Clock, SystemClock
+from leasehold.core.invariants import violation
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.connection import Connection
 
@@ -209,7 +211,7 @@ def _emptied(url: str, schema: str, rows: str) -> list[str]:
         cleaner.execute("set client_min_messages = warning; set lock_timeout = '20s'")
     tables = cleaner.execute(_TABLES, [schema]).fetchall()
     checker = sql.SQL("select * from {}()").format(sql.Identifier(schema, "broken"))
-    broken = [sentence for (sentence,) in cleaner.execute(checker).fetchall()]
+    broken = [violation(kind, *json.loads(facts)) for kind, facts in cleaner.execute(checker).fetchall()]
     statements = [
         sql.SQL("drop schema if exists {} cascade").format(sql.Identifier(rows)),
         *(

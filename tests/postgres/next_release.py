@@ -32,7 +32,7 @@ SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.lea
        j.attempt, j.errors, j.reclaims, j.run_at, l.granted_at, l.expires_at,
        coalesce(l.progress, j.progress) AS progress, coalesce(l.note, j.note) AS note, c.checkpoint,
        j.result, j.last_error, j.created_at, coalesce(l.updated_at, j.updated_at) AS updated_at, j.finished_at, j.seq,
-       NULL::text AS parked, coalesce(l.renewed_at, l.granted_at) AS renewed_at, j.tag
+       NULL::text AS parked, coalesce(l.renewed_at, l.granted_at) AS renewed_at, j.cause, j.tag
 FROM leasehold.jobs AS j
 LEFT JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
 LEFT JOIN leasehold.checkpoints AS c ON c.seq = j.seq;

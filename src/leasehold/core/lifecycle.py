@@ -7,8 +7,9 @@ walks this table against the store, so that the two stay the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import Conflict, NoLease, StoreUnavailable
 from .instants import as_datetime
@@ -85,6 +86,13 @@ _REFUSED = {
 
 
 NOT_STARTED = "it was not claimed within its start_within_seconds"  # the note of such a cancellation
+CRASH, LATE = "crash", "late"  # beside reasons, what a cause can be: see `cause_text`
+
+_TAKEN_BACK: dict[str, str] = {
+    Reason.TIMEOUT: "the lease of {} expired",
+    Reason.STALL: "{} made no progress in time",
+    Reason.RECOVERY: "the process of {} is gone",
+}
 
 
 def after(verb: Verb, status: Status, job_id: str) -> Status:
@@ -115,21 +123,35 @@ class Reclaim(NamedTuple):
 
 def judge_taken_back(reason: Reason, owner: str, reclaims: int, retry: Retry, *, picked_up: bool) -> Reclaim:
     """Judge a lease that the store takes back, from the budget as it was. A transfer not picked up costs nothing."""
-    what = {
-        Reason.TIMEOUT: f"the lease of {owner!r} expired",
-        Reason.STALL: f"{owner!r} made no progress in time",
-        Reason.RECOVERY: f"the process of {owner!r} is gone",
-    }[reason]
     if not picked_up:
-        return Reclaim(Verb.RECLAIM, reclaims, f"{what}; it was never picked up")
-    verb = judge_reclaim(reclaims + 1, retry)
-    return Reclaim(verb, reclaims + 1, _reclaimed(verb, what, reclaims + 1, retry))
+        return Reclaim(Verb.RECLAIM, reclaims, _taken_back(reason, owner, None, retry.max_reclaims))
+    spent = reclaims + 1
+    return Reclaim(judge_reclaim(spent, retry), spent, _taken_back(reason, owner, spent, retry.max_reclaims))
 
 
-def _reclaimed(verb: Verb, what: str, reclaims: int, retry: Retry) -> str:
-    if verb is Verb.EXHAUST:
-        return f"{what}; that was reclaim {reclaims}, and max_reclaims is {retry.max_reclaims}"
+def _taken_back(reason: str, owner: str, reclaims: int | None, max_reclaims: int) -> str:
+    what = _TAKEN_BACK[reason].format(repr(owner))
+    return f"{what}; it was never picked up" if reclaims is None else _reclaimed(what, reclaims, max_reclaims)
+
+
+def _reclaimed(what: str, reclaims: int, max_reclaims: int) -> str:
+    if reclaims > max_reclaims:
+        return f"{what}; that was reclaim {reclaims}, and max_reclaims is {max_reclaims}"
     return f"{what}; reclaimed"
+
+
+def cause_text(cause: Mapping[str, Any], error: str | None = None) -> str:
+    """
+    Return the last error of a job, or the note of its ownership, from the facts that a store keeps instead of it.
+
+    `why` is a `Reason` for which the store took the job back from `owner`, `CRASH` of an owner that reported *error*,
+    or `LATE`. `reclaims` counts this one, and is None if the job was never picked up.
+    """
+    if cause["why"] == LATE:
+        return NOT_STARTED
+    if cause["why"] == CRASH:
+        return _reclaimed(str(error), cause["reclaims"], cause["max_reclaims"])
+    return _taken_back(cause["why"], cause["owner"], cause.get("reclaims"), cause["max_reclaims"])
 
 
 class Setback(NamedTuple):
@@ -148,7 +170,7 @@ def setback(settlement: Settlement, errors: int, reclaims: int, last_error: str 
         return Setback(judge_error(errors + 1, retry, again=settlement.retry), errors + 1, reclaims, error)
     if settlement.outcome is Outcome.CRASH:
         verb = judge_reclaim(reclaims + 1, retry)
-        return Setback(verb, errors, reclaims + 1, _reclaimed(verb, str(error), reclaims + 1, retry))
+        return Setback(verb, errors, reclaims + 1, _reclaimed(str(error), reclaims + 1, retry.max_reclaims))
     return Setback(Verb.RELEASE, errors, reclaims, last_error if error is None else error)
 
 

@@ -53,11 +53,16 @@ def draw_epochs(last: int, count: int, now: int) -> int:
 def sane(now: int) -> int:
     """Return *now*, unless epochs that followed such a clock could never be followed by others."""
     if now >= CLOCK_LIMIT:
-        raise StoreUnavailable(
-            f"the store's clock says {now} microseconds since 1970, after the year 2112. Set it right: "
-            "epochs follow the clock and are never taken back. Nothing was changed."
-        )
+        raise wrong_clock(now)
     return now
+
+
+def wrong_clock(now: int) -> StoreUnavailable:
+    """Return the refusal of a verb at such a time."""
+    return StoreUnavailable(
+        f"the store's clock says {now} microseconds since 1970, after the year 2112. Set it right: "
+        "epochs follow the clock and are never taken back. Nothing was changed."
+    )
 
 
 class Ending(NamedTuple):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..core.job import Grant, Job, NewJob, Status
+from ..core.lifecycle import cause_text
 from ..core.options import decode
 from ..core.ownership import Process, Reason
 from ..core.parking import Parked
@@ -65,6 +66,7 @@ class StateRow(NamedTuple):
     seq: int
     parked: str | None  # as JSON: kind, behind, by
     renewed_at: int | None
+    cause: str | None  # as JSON, of which `cause_text` makes the last error; None: that is a text already
 
 
 class LeaseRow(NamedTuple):
@@ -156,13 +158,18 @@ def job_of(row: Sequence[Any]) -> Job:
         state.note,
         state.checkpoint,
         state.result,
-        state.last_error,
+        caused(state.cause, state.last_error),
         state.created_at,
         state.updated_at,
         state.finished_at,
         None if state.parked is None else Parked(*json.loads(state.parked)),
         state.renewed_at,
     )
+
+
+def caused(cause: str | None, text: str | None) -> str | None:
+    """Return the last error, or the note of an ownership: *text* as it stands, unless the store keeps its *cause*."""
+    return text if cause is None else cause_text(json.loads(cause), text)
 
 
 def grant_of(row: Sequence[Any]) -> Grant:

@@ -61,7 +61,7 @@ BEGIN
         SELECT * INTO v_mark FROM leasehold_guard.marks AS m WHERE m.key = p_key;
         RAISE EXCEPTION USING
             ERRCODE = CASE WHEN v_mark.epoch > 0 AND v_mark.counter > 0 THEN 'LG001' ELSE 'LG005' END,
-            MESSAGE = format('key %s: %s with epoch %s is refused', quote_literal(p_key), p_verb, p->>'epoch'),
+            MESSAGE = CASE WHEN v_mark.epoch > 0 AND v_mark.counter > 0 THEN 'stale epoch' ELSE 'unreadable mark' END,
             DETAIL = (v_facts || jsonb_build_object('mark', to_jsonb(v_mark)))::text;
     END IF;
     RETURN v_mark;
@@ -82,7 +82,7 @@ BEGIN
     -- The trigger is queued by the insertion, and keeps the row's values: nothing has to stay behind.
     DELETE FROM leasehold_guard.fences WHERE ctid = v_place;
     IF v_sub AND NOT (p::json->>'savepoint')::boolean THEN
-        RAISE EXCEPTION USING ERRCODE = 'LG006', MESSAGE = 'this is a savepoint';
+        RAISE EXCEPTION USING ERRCODE = 'LG006', MESSAGE = 'in savepoint';
     END IF;
     RETURN json_build_object(
         'number', pg_current_xact_id()::text,
@@ -166,7 +166,7 @@ BEGIN
                 -- The mark has changed since this transaction's snapshot, which cannot tell who changed it.
                 RAISE EXCEPTION USING
                     ERRCODE = 'serialization_failure',
-                    MESSAGE = format('key %s: its mark has changed since the snapshot was taken', quote_literal(v_key)),
+                    MESSAGE = 'stale snapshot',
                     DETAIL = (NEW.fence::jsonb - 'keys' || jsonb_build_object('key', v_key, 'verb', 'write'))::text,
                     HINT = 'Run the transaction again, unless StaleEpoch.find(error) returns a refusal.';
             END;

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ...connections import IN_SAVEPOINT
+from ...core.ownership import wrong_clock
 from ...core.redaction import secrets_of, shown_url
 from ...errors import (
     Conflict,
@@ -79,10 +80,7 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
                 "commit together."
             )
         case "LH003":
-            return StoreUnavailable(
-                f"{message}, after the year 2112. Set it right: epochs follow the clock and are never taken back. "
-                f"{_NOTHING}"
-            )
+            return wrong_clock(int(detail_of(error) or 0))
         case "LH004":
             return StaleSnapshot(
                 "your transaction had read before the job was claimed, so it cannot see whether the epoch is current: "
@@ -97,8 +95,8 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
             return Conflict(IN_SAVEPOINT)
         case "LH007":
             return Unsupported(
-                f"{message}: it would keep its lease locked until it is committed, over restarts too. Commit in one "
-                f"phase. {_NOTHING}"
+                "a transaction that is fenced by a lease cannot be prepared: it would keep its lease locked until it "
+                f"is committed, over restarts too. Commit in one phase. {_NOTHING}"
             )
         case "3F000" | "42P01" | "42883":
             return StoreIncompatible(
@@ -170,6 +168,11 @@ def sqlstate_of(error: object) -> str | None:
         if isinstance(code, str):
             return code
     return None
+
+
+def detail_of(error: object) -> str | None:
+    """Return the DETAIL that a driver's error carries, by whatever name: facts, if a function raised it."""
+    return getattr(getattr(error, "diag", None), "message_detail", None) or getattr(error, "detail", None)
 
 
 def without_secrets(text: str, url: str) -> str:

@@ -16,7 +16,7 @@ import psycopg
 
 from ...core.clock import patience
 from ...errors import LeaseholdError, StaleEpoch, connection_was_lost, finders
-from .errors import is_lost, sqlstate_of
+from .errors import detail_of, is_lost, sqlstate_of
 from .rows import stale_epoch
 
 if TYPE_CHECKING:
@@ -70,9 +70,8 @@ def _facts(error: BaseException) -> dict[str, Any] | None:
     """Return the facts of the refusal that a fence raised inside COMMIT as *error*, whichever driver brings it."""
     if sqlstate_of(error) != REFUSED_SQLSTATE:
         return None
-    detail = getattr(getattr(error, "diag", None), "message_detail", None) or getattr(error, "detail", None)
     try:
-        facts: dict[str, Any] = json.loads(detail or "")
+        facts: dict[str, Any] = json.loads(detail_of(error) or "")
     except ValueError:
         return None  # an ORM's copy of the error, without its facts; they are in its cause
     return None if "unknown" in facts else facts  # unknown: the job is gone, and no epoch is current

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -11,13 +12,13 @@ from typing import Any, NamedTuple
 
 from ...core.counts import Counts
 from ...core.job import Added, Grant, NewJob, Outcome, Settlement, Status, new_state
-from ...core.lifecycle import Verb, after, ending, lock_held, no_effect, only_its_id, unique_taken
+from ...core.lifecycle import Verb, after, cause_text, ending, lock_held, no_effect, only_its_id, unique_taken
 from ...core.options import encode
 from ...core.ownership import Ending, Event, Ownership, Process, Reason
 from ...core.workers import several_workers
 from ...errors import Conflict, Settled, StaleEpoch, UnknownJob
 from ...store import Refusal
-from ..rows import REASONS, job_of, spec_of
+from ..rows import REASONS, caused, job_of, spec_of
 from .schema import in_schema
 
 Row = Sequence[Any]
@@ -28,6 +29,7 @@ NO_PROCESS = (None,) * len(Process._fields)
 _COMPLETE = Outcome.COMPLETE  # in Python 3.11 an enum's member is found through its metaclass, ten times slower
 _PLACES = [f"${number}" for number in range(100)]
 _LITERALS = {None: "NULL", True: "true", False: "false"}
+_DIFFERENT = ("another timeline", "other files", "another table", "another start of the server")
 _SCALAR = {"fence", "has_job", "settled_in"}  # functions that answer with one value
 _NUMBER = ", pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text"
 # How the answer of a function that nests a job or a lease is selected; of any other, as it is.
@@ -230,20 +232,34 @@ _short = lru_cache(maxsize=1024)(_others)
 
 def taken_back(row: Row) -> Ownership:
     """Return the ownership that a sweep has ended."""
-    job_id, epoch, owner, began, *rest, _ = row
-    return Ownership(job_id, epoch, owner, REASONS[began], *rest)
+    job_id, epoch, owner, began, granted, expires, ended, at, by, cause, _ = row
+    return Ownership(job_id, epoch, owner, REASONS[began], granted, expires, ended, at, by, caused(cause, None))
 
 
 def ownership_of(job_id: str, row: Row) -> Ownership:
     """Return an ownership of a row of the statement `ownerships`."""
-    epoch, owner, began, ended, granted, expires, by, at, note, _ = row
-    return Ownership(job_id, epoch, owner, REASONS[began], granted, expires, ended, at, by, note)
+    epoch, owner, began, ended, granted, expires, by, at, note, cause = row
+    return Ownership(job_id, epoch, owner, REASONS[began], granted, expires, ended, at, by, caused(cause, note))
 
 
 def event_of(row: Row) -> Event:
     """Return an event."""
-    number, at, kind, job_id, epoch, owner, facts = row
-    return Event(number, at, kind, job_id, epoch, owner, json.loads(facts))
+    number, at, kind, job_id, epoch, owner, document = row
+    facts: dict[str, Any] = json.loads(document)
+    if (cause := facts.pop("cause", None)) is not None:
+        facts["note" if kind == "cancelled" else "error"] = cause_text(cause, facts.get("error"))
+    if kind == "advanced" and "is" in facts:
+        facts["found"] = _differing(facts["was"], facts["is"])
+    return Event(number, at, kind, job_id, epoch, owner, facts)
+
+
+def _differing(was: str, here: str) -> str:
+    """Return what differs between the server that issued the last epoch and the one that went on: see 02_epochs.sql."""
+    parts = r"([^/]+)/(.+)/(\d+)/([\d.]+)"  # a file's path has slashes of its own
+    before, now = re.fullmatch(parts + r"/\d+", was), re.fullmatch(parts, here)
+    pairs = zip(before.groups() if before else (None,) * 4, now.groups() if now else (None,) * 4, strict=True)
+    found = [what for what, (one, other) in zip(_DIFFERENT, pairs, strict=True) if one != other]
+    return ", ".join(found) or "a row that was put back"
 
 
 def counts_of(rows: Sequence[Row]) -> Counts:
@@ -305,9 +321,13 @@ def _ending(how: Mapping[str, Any]) -> Ending:
         how["reason"],
         how["finished_at"],
         how["done_by"],
-        moved=tuple(how["moved"] or (None, None)),
+        moved=_moved(*how["moved"] or ()),
         last=how["last"],
     )
+
+
+def _moved(by: str | None = None, note: str | None = None, cause: str | None = None) -> tuple[str | None, str | None]:
+    return by, caused(cause, note)
 
 
 def admitted_children(job_id: str, epoch: int, jobs: Sequence[NewJob], rows: list[Row]) -> list[Added]:

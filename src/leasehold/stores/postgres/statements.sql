@@ -40,7 +40,7 @@ SELECT * FROM leasehold.transfers_to(%(owner)s);
 SELECT 0, NULL, NULL, NULL, NULL::bigint, NULL::bigint, NULL, NULL::bigint, NULL, NULL
 FROM leasehold.jobs WHERE id = %(id)s
 UNION ALL
-SELECT o.epoch, o.owner, o.began, o.ended, o.granted_at, o.expires_at, o.ended_by, o.ended_at, o.note, NULL
+SELECT o.epoch, o.owner, o.began, o.ended, o.granted_at, o.expires_at, o.ended_by, o.ended_at, o.note, o.cause
 FROM leasehold.jobs AS j JOIN leasehold.ownerships AS o ON o.seq = j.seq WHERE j.id = %(id)s
 UNION ALL
 SELECT l.epoch, l.owner, l.reason, NULL, l.granted_at, l.expires_at, NULL, NULL, NULL, NULL

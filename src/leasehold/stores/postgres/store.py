@@ -12,6 +12,7 @@ from ...core import checks
 from ...core.clock import Clock, SystemClock
 from ...core.counts import Counts
 from ...core.effects import Effect, effect_key
+from ...core.invariants import violation
 from ...core.job import Added, Grant, Job, NewJob, Progress, Settlement, Status, new_state
 from ...core.lifecycle import Verb
 from ...core.ownership import Event, Note, Ownership, Process, sane
@@ -338,7 +339,7 @@ class PostgresStore(Observing):
     def verify(self) -> list[str]:
         """Return a sentence for every broken invariant; an empty list is good news."""
         rows = self.database.read(self.database.statements.verify, {}, patient=True)
-        return [sentence for (sentence,) in rows]
+        return [violation(kind, *json.loads(facts)) for kind, facts in rows]
 
     # The schema
 

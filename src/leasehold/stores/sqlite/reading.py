@@ -9,6 +9,7 @@ from typing import Any
 from ...core import documents
 from ...core.counts import Counts
 from ...core.effects import Effect
+from ...core.invariants import violation
 from ...core.job import Grant, Job, Status
 from ...core.lifecycle import FINISHED, no_lease
 from ...core.ownership import Event, Ownership, Reason
@@ -185,27 +186,19 @@ def counts(session: Session) -> Program[Counts]:
 
 def verify(session: Session) -> Program[list[str]]:
     """Return a sentence for every broken invariant."""
-    wrong = [
-        f"job {job_id!r} is {status} and in {places} places of {int(status == 'unfinished')}."
-        for job_id, status, places in (yield one(session.sql.verify_places))
-    ]
-    wrong += [f"row {seq} is in a place and not a job." for (seq,) in (yield one(session.sql.verify_strays))]
-    wrong += [
-        f"jobs of {queue!r} are parked behind lock {lock!r}, which is free."
-        for lock, queue in (yield one(session.sql.verify_parked))
-    ]
-    wrong += [f"job {job_id!r} runs without its lock." for (job_id,) in (yield one(session.sql.verify_locks))]
-    wrong += [f"job {job_id!r} waits in the wrong place." for (job_id,) in (yield one(session.sql.verify_ready))]
-    wrong += [
-        f"job {job_id!r} has epoch {epoch}, above the last one issued."
-        for job_id, epoch in (yield one(session.sql.verify_epochs))
-    ]
-    wrong += [
-        f"job {job_id!r} is leased under epoch {epoch}, which is not above its earlier ones."
-        for job_id, epoch in (yield one(session.sql.verify_ownerships))
-    ]
-    for (job_id,) in (yield one(session.sql.verify_narrow)):
-        wrong.append(f"job {job_id!r} was pruned, and more than its id is kept.")
+    sql = session.sql
+    wrong = []
+    for kind, statement in (
+        ("places", sql.verify_places),
+        ("stray", sql.verify_strays),
+        ("free lock", sql.verify_parked),
+        ("lock", sql.verify_locks),
+        ("wrong place", sql.verify_ready),
+        ("epoch", sql.verify_epochs),
+        ("earlier epoch", sql.verify_ownerships),
+        ("pruned", sql.verify_narrow),
+    ):
+        wrong += [violation(kind, *facts) for facts in (yield one(statement))]
     return wrong
 
 

@@ -510,7 +510,7 @@ SELECT {spec},
            (SELECT json_array(p.kind, p.behind, p.parked_by) FROM leasehold_parked AS p
             WHERE p.kind = 'lock' AND p.behind = j.lock AND p.queue = j.queue AND p.rank = -j.priority
               AND p.run_at = j.run_at AND p.seq = j.seq)
-       ) END, coalesce(l.renewed_at, l.granted_at)
+       ) END, coalesce(l.renewed_at, l.granted_at), NULL
 FROM leasehold_jobs AS j LEFT JOIN leasehold_leases AS l ON l.seq = j.seq
 WHERE j.id = ?;
 
@@ -578,7 +578,7 @@ SELECT seq FROM (
 ) WHERE seq NOT IN (SELECT seq FROM leasehold_jobs);
 
 -- name: verify_parked
-SELECT DISTINCT p.behind, p.queue FROM leasehold_parked AS p
+SELECT DISTINCT p.queue, p.behind FROM leasehold_parked AS p
 WHERE p.kind = 'lock' AND NOT EXISTS (SELECT 1 FROM leasehold_leases AS l WHERE l.lock = p.behind)
   AND NOT EXISTS (
     SELECT 1 FROM leasehold_ready AS r JOIN leasehold_jobs AS j ON j.seq = r.seq

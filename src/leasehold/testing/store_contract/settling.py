@@ -182,6 +182,34 @@ class Settling(Contract):
 
         assert (store.job("a").last_error, store.job("a").errors) == (None, 1)
 
+    @pytest.mark.parametrize("how", ["one", "several", "then", "finish", "fail"])
+    def test_c25_the_error_of_a_reclaim_lasts_until_the_next_end(
+        self, store: Store, clock: AlarmClock, how: str
+    ) -> None:
+        """A release without a reason leaves it as it was; no later success or error does, and a replay has neither."""
+        store.add([new_job("a"), new_job("b")])
+        store.claim("owner", limit=2)
+        expire(store, clock)
+        error = "the lease of 'owner' expired; reclaimed"
+        for grant in store.claim("other", limit=2):
+            settle(store, released(grant))
+        assert [store.job(name).last_error for name in "ab"] == [error, error]
+
+        first, second = store.claim("other", limit=2)
+        if how == "several":
+            assert store.settle([completed(first), completed(second)]) == [None, None]
+        elif how == "then":
+            settle(store, completed(first, then=(new_job("c"),)))
+        elif how == "finish":
+            store.finish("a", first.epoch, by="ops")
+        else:
+            settle(store, completed(first) if how == "one" else failed(first, retry=False))
+
+        job = store.job("a")
+        assert (job.last_error, store.ownerships("a")[0].note) == ("boom" if how == "fail" else None, error)
+        store.replay("a", job.epoch, by="ops")
+        assert store.job("a").last_error == job.last_error
+
     def test_c25_reclaims_spend_another_budget_than_errors(self, store: Store, clock: AlarmClock) -> None:
         """Three reclaims and four errors together are still within both."""
         store.add([new_job("a")])

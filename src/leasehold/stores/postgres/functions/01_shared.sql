@@ -1,5 +1,8 @@
 -- What the verbs share: time, places, records and refusals.
 --
+-- No function here writes a sentence that a reader sees. It answers with facts: a code, names, numbers. core/ makes the sentence,
+-- for all stores. The MESSAGE of an error is for a person at psql; its SQLSTATE and DETAIL are for Python.
+--
 -- The functions of this folder are replaced whenever a newer schema is installed. A verb is one call, so it is one round
 -- trip, and no verb can leave a transaction half done. They run with the rights of the schema's owner (SECURITY DEFINER)
 -- and name every table with its schema. schema.py gives all of those the same settings. Under a fixed search_path, neither
@@ -29,7 +32,7 @@ DECLARE
     v_now bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
 BEGIN
     IF v_now >= 4503599627370496 THEN
-        RAISE EXCEPTION USING ERRCODE = 'LH003', MESSAGE = format('the clock says %s microseconds since 1970', v_now);
+        RAISE EXCEPTION USING ERRCODE = 'LH003', MESSAGE = 'wrong clock', DETAIL = v_now::text;
     END IF;
     RETURN v_now;
 END
@@ -47,7 +50,7 @@ BEGIN
     THEN
         -- Each statement of a verb must see what was committed while the one before it waited for a lock (trap 6).
         IF current_setting('transaction_isolation') <> 'read committed' THEN
-            RAISE EXCEPTION USING ERRCODE = 'LH005', MESSAGE = 'verbs run in read committed transactions of their own';
+            RAISE EXCEPTION USING ERRCODE = 'LH005', MESSAGE = 'wrong isolation';
         END IF;
         -- An epoch that a crash could take back might be issued twice (trap 2).
         IF current_setting('synchronous_commit') = 'off' THEN
@@ -76,14 +79,6 @@ BEGIN
 END
 $lh$;
 
--- A name as Python's repr shows it; nearly: what no terminal prints is shown as it is.
-CREATE OR REPLACE FUNCTION leasehold.shown(p_name text) RETURNS text
-LANGUAGE sql IMMUTABLE AS $lh$
-    SELECT CASE WHEN position('''' IN escaped) > 0 AND position('"' IN escaped) = 0 THEN '"' || escaped || '"'
-                ELSE '''' || replace(escaped, '''', '\''') || '''' END
-    FROM (SELECT replace(replace(replace(replace(p_name, '\', '\\'), E'\n', '\n'), E'\r', '\r'), E'\t', '\t')) AS e(escaped)
-$lh$;
-
 -- Puts a pending job where it waits.
 CREATE OR REPLACE FUNCTION leasehold.wait(
     p_seq bigint, p_queue text, p_priority integer, p_run_at bigint, p_lock text, p_now bigint
@@ -109,15 +104,16 @@ BEGIN
 END
 $lh$;
 
--- Keeps the record of a lease that ends.
+-- Keeps the record of a lease that ends. A sentence about it is made in Python: p_cause has its facts (`cause`).
 CREATE OR REPLACE FUNCTION leasehold.archive(
-    l leasehold.leases, p_how text, p_now bigint, p_by text, p_note text, p_fingerprint text
+    l leasehold.leases, p_how text, p_now bigint, p_by text, p_note text, p_cause text, p_fingerprint text
 ) RETURNS void
 LANGUAGE plpgsql AS $lh$
 BEGIN
     INSERT INTO leasehold.ownerships
-        (seq, epoch, owner, began, granted_at, expires_at, ended, ended_at, ended_by, note, settlement)
-    VALUES (l.seq, l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, p_how, p_now, p_by, p_note, p_fingerprint);
+        (seq, epoch, owner, began, granted_at, expires_at, ended, ended_at, ended_by, note, cause, settlement)
+    VALUES (l.seq, l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, p_how, p_now, p_by, p_note, p_cause,
+            p_fingerprint);
 END
 $lh$;
 
@@ -201,7 +197,7 @@ BEGIN
     -- What core.lifecycle.ending makes a sentence's facts of: the job's end, and that of this and its newest ownership.
     v_ending := jsonb_build_object(
         'status', CASE WHEN l.seq IS NULL THEN j.status END, 'reason', j.reason, 'finished_at', j.finished_at,
-        'done_by', j.owner, 'moved', CASE WHEN NOT v_settled THEN jsonb_build_array(o.ended_by, o.note) END,
+        'done_by', j.owner, 'moved', CASE WHEN NOT v_settled THEN jsonb_build_array(o.ended_by, o.note, o.cause) END,
         'last', (SELECT jsonb_build_array(ended, ended_at, ended_by) FROM leasehold.ownerships
                  WHERE seq = j.seq ORDER BY epoch DESC LIMIT 1)
     );

@@ -5,7 +5,7 @@ CREATE OR REPLACE FUNCTION leasehold.refuse_standby() RETURNS void
 LANGUAGE plpgsql VOLATILE AS $lh$
 BEGIN
     IF pg_is_in_recovery() THEN
-        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = 'the server is a standby, and follows another one';
+        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = 'in recovery';
     END IF;
 END
 $lh$;
@@ -32,27 +32,6 @@ CREATE OR REPLACE FUNCTION leasehold.fingerprint() RETURNS text
 LANGUAGE plpgsql VOLATILE AS $lh$
 BEGIN
     RETURN concat_ws('/', leasehold.here(), pg_current_xact_id()::xid);
-END
-$lh$;
-
--- In words, what differs between the fingerprint that was kept and where this is.
-CREATE OR REPLACE FUNCTION leasehold.differing(p_was text, p_here text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE AS $lh$
-DECLARE
-    v_parts constant text := '^([^/]+)/(.+)/(\d+)/([\d.]+)';  -- a file's path has slashes of its own
-    v_was text[] := regexp_match(p_was, v_parts || '/\d+$');
-    v_here text[] := regexp_match(p_here, v_parts || '$');
-BEGIN
-    RETURN coalesce(
-        nullif(concat_ws(
-            ', ',
-            CASE WHEN v_was[1] IS DISTINCT FROM v_here[1] THEN 'another timeline' END,
-            CASE WHEN v_was[2] IS DISTINCT FROM v_here[2] THEN 'other files' END,
-            CASE WHEN v_was[3] IS DISTINCT FROM v_here[3] THEN 'another table' END,
-            CASE WHEN v_was[4] IS DISTINCT FROM v_here[4] THEN 'another start of the server' END
-        ), ''),
-        'a row that was put back'
-    );
 END
 $lh$;
 
@@ -104,7 +83,7 @@ BEGIN
     PERFORM setval('leasehold.lowered', v_next);
     PERFORM leasehold.record(
         'advanced', NULL, p_now, v_next, NULL,
-        jsonb_build_object('found', leasehold.differing(v_was, v_here), 'was', v_was, 'is', v_here)
+        jsonb_build_object('was', v_was, 'is', v_here)
     );
 END
 $lh$;

@@ -102,7 +102,7 @@ BEGIN
     IF v_made IS NOT NULL THEN
         -- A row written in a savepoint has the savepoint's own transaction id.
         IF NOT p_savepoint AND (SELECT xmin <> pg_current_xact_id()::xid FROM leasehold.jobs WHERE id = v_made[1]) THEN
-            RAISE EXCEPTION USING ERRCODE = 'LH006', MESSAGE = 'this is a savepoint';
+            RAISE EXCEPTION USING ERRCODE = 'LH006', MESSAGE = 'in savepoint';
         END IF;
         IF position('"start_within_us":' IN p_jobs::text) > 0 THEN
             INSERT INTO leasehold.starts (start_by, seq)
@@ -122,7 +122,7 @@ BEGIN
         IF v_count < cardinality(v_ids) THEN
             -- It was there when this looked, and not any more: the next call adds it. Without a word it would be taken
             -- for added here, and be nowhere.
-            RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a job was pruned while it was being added again';
+            RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'concurrent update';
         END IF;
     END IF;
 END
@@ -189,7 +189,7 @@ CREATE OR REPLACE FUNCTION leasehold.same_store(p_store uuid) RETURNS void
 LANGUAGE plpgsql AS $lh$
 BEGIN
     IF p_store IS DISTINCT FROM (SELECT id FROM leasehold.store) THEN
-        RAISE EXCEPTION USING ERRCODE = 'LH002', MESSAGE = 'this is another store';
+        RAISE EXCEPTION USING ERRCODE = 'LH002', MESSAGE = 'another store';
     END IF;
 END
 $lh$;

@@ -1,12 +1,10 @@
 -- Taking jobs back from owners that are overdue or gone, and what else time does to jobs.
 
--- What a reclaimed job keeps as its last error: what happened, and what that did to its budget.
-CREATE OR REPLACE FUNCTION leasehold.reclaim_error(p_what text, j leasehold.jobs) RETURNS text
+-- The facts of a sentence about a job that was taken back or cancelled by the store, or whose owner crashed; `cause_text` in
+-- core/lifecycle.py makes it. No reclaims: it cost the job nothing.
+CREATE OR REPLACE FUNCTION leasehold.cause(p_why text, p_owner text, p_reclaims integer, p_max_reclaims integer) RETURNS json
 LANGUAGE sql IMMUTABLE AS $lh$
-    SELECT p_what || CASE WHEN j.reclaims + 1 > j.max_reclaims
-        THEN format('; that was reclaim %s, and max_reclaims is %s', j.reclaims + 1, j.max_reclaims)
-        ELSE '; reclaimed'
-    END
+    SELECT json_build_object('why', p_why, 'owner', p_owner, 'reclaims', p_reclaims, 'max_reclaims', p_max_reclaims)
 $lh$;
 
 -- Takes a job back from its owner; the row of the lease is locked.
@@ -16,7 +14,7 @@ LANGUAGE plpgsql AS $lh$
 DECLARE
     j leasehold.jobs;
     v_final boolean;
-    v_error text;
+    v_cause json;
     v_epoch bigint;
     v_run_at bigint;
     v_fenced boolean;
@@ -28,30 +26,22 @@ BEGIN
     END IF;
     -- A transfer that was never picked up costs the job nothing.
     v_final := l.picked_up AND j.reclaims + 1 > j.max_reclaims;
-    v_error := CASE p_reason
-        WHEN 'timeout' THEN format('the lease of %s expired', leasehold.shown(l.owner))
-        WHEN 'stall' THEN format('%s made no progress in time', leasehold.shown(l.owner))
-        ELSE format('the process of %s is gone', leasehold.shown(l.owner))
-    END;
-    IF l.picked_up THEN
-        v_error := leasehold.reclaim_error(v_error, j);
-    ELSE
-        v_error := v_error || '; it was never picked up';
-    END IF;
+    v_cause := leasehold.cause(p_reason, l.owner, CASE WHEN l.picked_up THEN j.reclaims + 1 END, j.max_reclaims);
     v_fenced := leasehold.is_fenced(l.epoch);
-    PERFORM leasehold.archive(l, p_reason, p_now, 'leasehold', v_error, NULL);
+    PERFORM leasehold.archive(l, p_reason, p_now, 'leasehold', NULL, v_cause::text, NULL);
     v_run_at := CASE WHEN v_final THEN j.run_at ELSE least(j.run_at, p_now) END;
     v_epoch := nextval('leasehold.epochs');
     UPDATE leasehold.jobs SET
         status = CASE WHEN v_final THEN 'failed' ELSE 'unfinished' END,
         epoch = v_epoch, reason = p_reason, attempt = j.attempt + (NOT v_final)::integer,
-        reclaims = j.reclaims + l.picked_up::integer, last_error = v_error, run_at = v_run_at, progress = coalesce(l.progress, progress), note = coalesce(l.note, note),
+        reclaims = j.reclaims + l.picked_up::integer, last_error = NULL, cause = v_cause::text, run_at = v_run_at,
+        progress = coalesce(l.progress, progress), note = coalesce(l.note, note),
         updated_at = p_now, finished_at = CASE WHEN v_final THEN p_now END
     WHERE seq = l.seq;
     IF v_final THEN
         PERFORM leasehold.finish(j, 'failed', p_now);
         PERFORM leasehold.record(
-            'failed', j.id, p_now, v_epoch, NULL, jsonb_build_object('reason', p_reason, 'was', l.owner, 'error', v_error)
+            'failed', j.id, p_now, v_epoch, NULL, jsonb_build_object('reason', p_reason, 'was', l.owner, 'cause', v_cause)
         );
     ELSE
         PERFORM leasehold.wait(j.seq, j.queue, j.priority, v_run_at, j.lock, p_now);
@@ -62,7 +52,7 @@ BEGIN
     IF l.lock IS NOT NULL THEN
         INSERT INTO leasehold.freed (lock) VALUES (l.lock);
     END IF;
-    RETURN ROW(j.id, l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, p_reason, p_now, 'leasehold', v_error,
+    RETURN ROW(j.id, l.epoch, l.owner, l.reason, l.granted_at, l.expires_at, p_reason, p_now, 'leasehold', v_cause::text,
                v_fenced)::leasehold.taken_back;
 END
 $lh$;
@@ -145,6 +135,7 @@ DECLARE
     j leasehold.jobs;
     v_over boolean;
     v_epoch bigint;
+    v_cause json := leasehold.cause('late', NULL, NULL, NULL);
 BEGIN
     FOR s IN
         SELECT ctid, seq FROM leasehold.starts WHERE start_by <= p_now ORDER BY start_by, seq LIMIT p_most
@@ -161,14 +152,14 @@ BEGIN
         v_epoch := nextval('leasehold.epochs');
         UPDATE leasehold.jobs SET
             status = 'cancelled', epoch = v_epoch, reason = 'cancellation', updated_at = p_now, finished_at = p_now,
-            last_error = 'it was not claimed within its start_within_seconds'
+            last_error = NULL, cause = v_cause::text
         WHERE seq = j.seq;
         PERFORM leasehold.finish(j, 'cancelled', p_now);
         -- It may have been the next to hold its key.
         INSERT INTO leasehold.freed (lock) SELECT j.lock WHERE j.lock IS NOT NULL;
         PERFORM leasehold.record(
             'cancelled', j.id, p_now, v_epoch, NULL,
-            jsonb_build_object('by', 'leasehold', 'note', 'it was not claimed within its start_within_seconds')
+            jsonb_build_object('by', 'leasehold', 'cause', v_cause)
         );
     END LOOP;
 END

@@ -10,7 +10,7 @@ DECLARE
     v_keep bigint;
 BEGIN
     UPDATE leasehold.jobs AS j SET
-        status = 'done', result = p_result, last_error = NULL, epoch = l.epoch, reason = l.reason, owner = l.owner,
+        status = 'done', result = p_result, last_error = NULL, cause = NULL, epoch = l.epoch, reason = l.reason, owner = l.owner,
         granted_at = l.granted_at, expires_at = l.expires_at, settlement = p_fingerprint,
         progress = coalesce(l.progress, j.progress), note = coalesce(l.note, j.note), updated_at = p_now,
         finished_at = p_now
@@ -19,7 +19,7 @@ BEGIN
     IF v_seq IS NULL THEN
         -- A settlement at REPEATABLE READ, which this has waited for, has ended the lease and left its row. The store calls
         -- again, and is refused.
-        RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a job was changed while its lease was being settled';
+        RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'concurrent update';
     END IF;
     INSERT INTO leasehold.finished (finished_at, status, seqs, keep_us) VALUES (p_now, 'done', ARRAY[v_seq], v_keep);
     IF v_unique IS NOT NULL THEN
@@ -45,8 +45,9 @@ DECLARE
     v_before text;
     v_errors integer;
     v_reclaims integer;
-    v_error text := p_error;
+    v_cause json;
     v_final boolean := false;
+    v_kept boolean := p_outcome = 'release' AND p_error IS NULL;  -- whether the last error stays what it was
     v_how text;
     v_run_at bigint;
 BEGIN
@@ -72,20 +73,21 @@ BEGIN
         v_reclaims := j.reclaims + (p_outcome = 'crash')::integer;
         IF p_outcome = 'crash' THEN
             v_final := v_reclaims > j.max_reclaims;
-            v_error := leasehold.reclaim_error(p_error, j);
+            v_cause := leasehold.cause('crash', NULL, v_reclaims, j.max_reclaims);
         ELSE
             v_final := p_outcome = 'fail' AND NOT (p_retry AND v_errors < j.max_errors);
         END IF;
         v_how := CASE WHEN v_final THEN 'failed' WHEN p_outcome = 'fail' THEN 'retry' WHEN p_outcome = 'crash' THEN 'recovery'
                       ELSE 'release' END;
-        PERFORM leasehold.archive(l, v_how, p_now, l.owner, v_error, p_fingerprint);
+        PERFORM leasehold.archive(l, v_how, p_now, l.owner, p_error, v_cause::text, p_fingerprint);
         -- Without a delay it is due at once, also if it was transferred before its time had come.
         v_run_at := CASE WHEN v_final THEN j.run_at WHEN p_delay > 0 THEN p_now + p_delay ELSE least(j.run_at, p_now) END;
         UPDATE leasehold.jobs SET
             status = CASE WHEN v_final THEN 'failed' ELSE 'unfinished' END,
             epoch = l.epoch, reason = CASE WHEN v_final THEN l.reason ELSE v_how END,
             attempt = j.attempt + (NOT v_final)::integer, errors = v_errors, reclaims = v_reclaims,
-            last_error = CASE WHEN p_outcome = 'release' THEN coalesce(v_error, last_error) ELSE v_error END,
+            last_error = CASE WHEN v_kept THEN last_error ELSE p_error END,
+            cause = CASE WHEN v_kept THEN cause ELSE v_cause::text END,
             run_at = v_run_at,
             progress = coalesce(l.progress, progress), note = coalesce(l.note, note), updated_at = p_now,
             finished_at = CASE WHEN v_final THEN p_now END
@@ -93,13 +95,13 @@ BEGIN
         IF v_final THEN
             PERFORM leasehold.finish(j, 'failed', p_now);
             PERFORM leasehold.record(
-                'failed', j.id, p_now, l.epoch, l.owner, jsonb_build_object('error', v_error, 'errors', v_errors)
+                'failed', j.id, p_now, l.epoch, l.owner, jsonb_build_object('error', p_error, 'errors', v_errors, 'cause', v_cause)
             );
         ELSE
             PERFORM leasehold.wait(j.seq, j.queue, j.priority, v_run_at, j.lock, p_now);
             PERFORM leasehold.record(
                 CASE p_outcome WHEN 'fail' THEN 'retried' WHEN 'crash' THEN 'crashed' ELSE 'released' END, j.id, p_now,
-                l.epoch, l.owner, jsonb_build_object('error', v_error, 'run_us', v_run_at)
+                l.epoch, l.owner, jsonb_build_object('error', p_error, 'run_us', v_run_at, 'cause', v_cause)
             );
         END IF;
     END IF;
@@ -178,8 +180,8 @@ BEGIN
                   s.ord, s.result, s.fingerprint, s.job
     ), done AS (
         UPDATE leasehold.jobs AS j SET
-            status = 'done', result = coalesce(e.result, 'null'), last_error = NULL, epoch = e.epoch, reason = e.reason,
-            owner = e.owner, granted_at = e.granted_at, expires_at = e.expires_at,
+            status = 'done', result = coalesce(e.result, 'null'), last_error = NULL, cause = NULL, epoch = e.epoch,
+            reason = e.reason, owner = e.owner, granted_at = e.granted_at, expires_at = e.expires_at,
             settlement = coalesce(e.fingerprint, 'complete'), progress = coalesce(e.progress, j.progress),
             note = coalesce(e.note, j.note), updated_at = v_now, finished_at = v_now
         -- The epoch too: some versions of PostgreSQL do not compare a place again after they have waited.
@@ -194,7 +196,7 @@ BEGIN
     INTO v_ended, v_ords, v_locks, v_uniques, v_seqs FROM done;
     IF v_ended <> coalesce(cardinality(v_ords), 0) THEN
         -- As in `complete_one`.
-        RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a job was changed while its lease was being settled';
+        RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'concurrent update';
     END IF;
     IF v_uniques IS NOT NULL THEN
         DELETE FROM leasehold.uniques WHERE unique_key = ANY (v_uniques) AND seq = ANY (v_seqs);

@@ -27,7 +27,7 @@ BEGIN
                   AND run_at = j.run_at AND seq = j.seq FOR UPDATE;
                 EXIT WHEN FOUND;
             END IF;
-            RAISE EXCEPTION USING ERRCODE = 'LH008', MESSAGE = 'the job has moved';
+            RAISE EXCEPTION USING ERRCODE = 'LH008', MESSAGE = 'job moved';
         EXCEPTION WHEN SQLSTATE 'LH008' THEN
             -- It has moved between these statements: a claim has taken it, its lease has ended, or it has become due. Look
             -- again, without what was locked here: the owner of its lease may be waiting for the row of the job (trap 11b).
@@ -144,7 +144,7 @@ BEGIN
         IF leasehold.is_fenced(l.epoch) THEN
             v_fenced := ARRAY[l.epoch];
         END IF;
-        PERFORM leasehold.archive(l, 'manual', v_now, p_by, p_note, NULL);
+        PERFORM leasehold.archive(l, 'manual', v_now, p_by, p_note, NULL, NULL);
     END IF;
     DELETE FROM leasehold.leases WHERE seq = j.seq;
     UPDATE leasehold.jobs SET
@@ -216,7 +216,7 @@ BEGIN
         IF leasehold.is_fenced(l.epoch) THEN
             v_fenced := ARRAY[l.epoch];
         END IF;
-        PERFORM leasehold.archive(l, v_reason, v_now, p_by, p_note, NULL);
+        PERFORM leasehold.archive(l, v_reason, v_now, p_by, p_note, NULL, NULL);
         DELETE FROM leasehold.leases WHERE seq = j.seq;
     ELSIF j.status = 'unfinished' THEN
         PERFORM leasehold.leave(j);
@@ -235,6 +235,7 @@ BEGIN
         status = v_status, epoch = v_epoch, reason = v_reason, attempt = j.attempt + v_back::integer,
         errors = CASE WHEN v_replay THEN 0 ELSE errors END, reclaims = CASE WHEN v_replay THEN 0 ELSE reclaims END,
         last_error = CASE p_verb WHEN 'finish' THEN NULL ELSE last_error END,
+        cause = CASE p_verb WHEN 'finish' THEN NULL ELSE cause END,
         result = CASE p_verb WHEN 'finish' THEN p_result WHEN 'replay' THEN NULL ELSE result END,
         run_at = v_run_at,
         progress = coalesce(l.progress, progress), note = coalesce(l.note, note), updated_at = v_now,
@@ -326,8 +327,8 @@ BEGIN
         UPDATE leasehold.jobs SET
             narrow = true, task = NULL, queue = '', priority = 0, run_at = finished_at, lock = NULL, unique_key = NULL,
             lease_us = NULL, stall_us = NULL, start_within_us = NULL, parent = NULL, max_errors = 5, max_reclaims = 3,
-    options = NULL, meta = NULL, payload = '',
-            attempt = 0, errors = 0, reclaims = 0, result = NULL, last_error = NULL, progress = NULL, note = NULL,
+            options = NULL, meta = NULL, payload = '',
+            attempt = 0, errors = 0, reclaims = 0, result = NULL, last_error = NULL, cause = NULL, progress = NULL, note = NULL,
             created_at = finished_at, updated_at = finished_at, owner = NULL, granted_at = NULL, expires_at = NULL,
             settlement = NULL
         WHERE seq = ANY (v_seqs) AND chosen AND finished_at >= p_ids_before

@@ -39,7 +39,7 @@ BEGIN
     -- The trigger is queued by the insertion, and keeps the row's values: nothing has to stay behind.
     DELETE FROM leasehold.fences WHERE ctid = v_place;
     IF v_sub AND NOT p_savepoint THEN
-        RAISE EXCEPTION USING ERRCODE = 'LH006', MESSAGE = 'this is a savepoint';
+        RAISE EXCEPTION USING ERRCODE = 'LH006', MESSAGE = 'in savepoint';
     END IF;
     IF p_request IS NOT NULL AND p_verb <> 'progress' THEN
         PERFORM set_config('leasehold_fence.settled', leasehold.settled_here() || leasehold.fence_of(p_epoch) || ' ', true);
@@ -111,7 +111,7 @@ BEGIN
         RETURN leasehold.refusal(p_id, p_epoch, p_verb, leasehold.instant(p_now), false);
     END IF;
     -- This snapshot knows the job from before it was claimed, or taken over. Who has it cannot be seen here.
-    RAISE EXCEPTION USING ERRCODE = 'LH004', MESSAGE = 'this snapshot is older than the claim';
+    RAISE EXCEPTION USING ERRCODE = 'LH004', MESSAGE = 'stale snapshot';
 END
 $lh$;
 
@@ -121,7 +121,7 @@ LANGUAGE plpgsql AS $lh$
 BEGIN
     RAISE EXCEPTION USING
         ERRCODE = 'LH001',
-        MESSAGE = format('job %s: %s with epoch %s is refused', leasehold.shown(p_id), p_verb, p_epoch),
+        MESSAGE = 'stale epoch',
         DETAIL = (
             jsonb_build_object('job_id', p_id, 'store', (SELECT id FROM leasehold.store)) || p_refusal::jsonb
         )::text;

@@ -49,10 +49,11 @@ BEGIN
 END
 $lh$;
 
--- The verb `verify`: a sentence for every violation. A lease at its job's own epoch was ended by a caller's transaction; a
+-- The verb `verify`: a kind and facts, as JSON, for every violation; core/invariants.py makes sentences of them. A lease at its job's own epoch was ended by a caller's transaction; a
 -- row of `freed` stands for a key whose parked jobs the next claim will see to.
-CREATE OR REPLACE FUNCTION leasehold.broken() RETURNS SETOF text
+CREATE OR REPLACE FUNCTION leasehold.broken() RETURNS TABLE (kind text, facts text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER AS $lh$
+#variable_conflict use_column
 BEGIN
     RETURN QUERY
     WITH live AS (
@@ -65,30 +66,29 @@ BEGIN
     ), counted (seq, n) AS (
         SELECT seq, count(*) FROM places GROUP BY seq
     )
-    SELECT format('job %s is %s and in %s places.', quote_literal(j.id), j.status, coalesce(c.n, 0))
+    SELECT 'places', jsonb_build_array(j.id, j.status, coalesce(c.n, 0))::text
     FROM leasehold.jobs AS j LEFT JOIN counted AS c ON c.seq = j.seq
     WHERE coalesce(c.n, 0) <> (j.status = 'unfinished')::integer
     UNION ALL
-    SELECT format('row %s is in a place and not a job.', p.seq) FROM places AS p
+    SELECT 'stray', jsonb_build_array(p.seq)::text FROM places AS p
     WHERE NOT EXISTS (SELECT FROM leasehold.jobs AS j WHERE j.seq = p.seq)
     UNION ALL
-    SELECT format('row %s is a lease that ended, and nothing says that it is to be removed.', l.seq)
+    SELECT 'ended lease', jsonb_build_array(l.seq)::text
     FROM leasehold.leases AS l
     WHERE NOT EXISTS (SELECT FROM live WHERE live.seq = l.seq)
       AND NOT EXISTS (SELECT FROM leasehold.freed AS f WHERE f.seq = l.seq AND f.epoch = l.epoch)
     UNION ALL
-    SELECT DISTINCT format('jobs of queue %s are parked behind lock %s, which is free.', quote_literal(p.queue),
-                           quote_literal(p.behind))
+    SELECT DISTINCT 'free lock', jsonb_build_array(p.queue, p.behind)::text
     FROM leasehold.parked AS p
     WHERE p.kind = 'lock'
       AND NOT EXISTS (SELECT FROM live AS l WHERE l.lock = p.behind)
       AND NOT EXISTS (SELECT FROM leasehold.freed AS f WHERE f.lock = p.behind)
       AND NOT EXISTS (SELECT FROM leasehold.ready AS r WHERE r.lock = p.behind AND r.queue = p.queue)
     UNION ALL
-    SELECT format('job %s runs without its lock.', quote_literal(j.id))
+    SELECT 'lock', jsonb_build_array(j.id)::text
     FROM live AS l JOIN leasehold.jobs AS j ON j.seq = l.seq WHERE j.lock IS DISTINCT FROM l.lock
     UNION ALL
-    SELECT format('job %s waits in the wrong place.', quote_literal(j.id)) FROM (
+    SELECT 'wrong place', jsonb_build_array(j.id)::text FROM (
         SELECT seq, queue, rank, run_at, lock, NULL AS kind, NULL AS behind FROM leasehold.ready
         UNION ALL SELECT seq, queue, rank, run_at, lock, NULL, NULL FROM leasehold.scheduled
         UNION ALL SELECT seq, queue, rank, run_at, lock, kind, behind FROM leasehold.parked
@@ -96,48 +96,48 @@ BEGIN
     WHERE (j.queue, -j.priority, j.run_at) <> (w.queue, w.rank, w.run_at) OR j.lock IS DISTINCT FROM w.lock
        OR w.behind IS DISTINCT FROM CASE w.kind WHEN 'lock' THEN j.lock WHEN 'task' THEN coalesce(j.task, '') END
     UNION ALL
-    SELECT format('job %s has epoch %s, above the last one issued.', quote_literal(j.id), greatest(j.epoch, l.epoch))
+    SELECT 'epoch', jsonb_build_array(j.id, greatest(j.epoch, l.epoch))::text
     FROM leasehold.jobs AS j LEFT JOIN live AS l ON l.seq = j.seq
     WHERE greatest(j.epoch, l.epoch) > leasehold.last_epoch()
     UNION ALL
-    SELECT format('job %s is leased under epoch %s, which is not above its earlier ones.', quote_literal(j.id), l.epoch)
+    SELECT 'earlier epoch', jsonb_build_array(j.id, l.epoch)::text
     FROM live AS l JOIN leasehold.jobs AS j ON j.seq = l.seq
     WHERE l.epoch <= (SELECT max(o.epoch) FROM leasehold.ownerships AS o WHERE o.seq = l.seq)
     UNION ALL
-    SELECT format('job %s is %s and its record among the finished ones differs.', quote_literal(j.id), j.status)
+    SELECT 'finished', jsonb_build_array(j.id, j.status)::text
     FROM leasehold.jobs AS j LEFT JOIN over AS f ON f.seq = j.seq
     WHERE (j.finished_at, CASE WHEN j.narrow THEN 'narrow' ELSE j.status END) IS DISTINCT FROM
           (f.finished_at, coalesce(f.status, 'unfinished'))
     UNION ALL
-    SELECT format('row %s is among the finished ones %s times.', seq, count(*)) FROM over
+    SELECT 'finished twice', jsonb_build_array(seq, count(*))::text FROM over
     GROUP BY seq HAVING count(*) > 1
     UNION ALL
-    SELECT format('job %s contradicts itself: its row says what no job can be.', quote_literal(j.id))
+    SELECT 'job', jsonb_build_array(j.id)::text
     FROM leasehold.jobs AS j
     WHERE j.id = '' OR j.status NOT IN ('unfinished', 'done', 'failed', 'cancelled') OR j.lease_us <= 0 OR j.stall_us <= 0
        OR (j.owner IS NOT NULL AND j.status <> 'done')
        OR (j.owner IS NULL) <> (j.settlement IS NULL) OR (j.owner IS NULL) <> (j.granted_at IS NULL)
        OR j.narrow <> (j.payload = '') OR (j.narrow AND j.finished_at IS NULL)
     UNION ALL
-    SELECT format('the lease of row %s contradicts itself: it says what no lease can be.', l.seq)
+    SELECT 'lease', jsonb_build_array(l.seq)::text
     FROM leasehold.leases AS l
     WHERE l.owner = '' OR l.lease_us <= 0 OR (l.stalls_at IS NULL) <> (l.stall_us IS NULL)
     UNION ALL
-    SELECT format('job %s and its unique key differ.', quote_literal(j.id))
+    SELECT 'unique key', jsonb_build_array(j.id)::text
     FROM leasehold.jobs AS j LEFT JOIN leasehold.uniques AS u ON u.seq = j.seq
     WHERE u.unique_key IS DISTINCT FROM CASE WHEN j.status = 'unfinished' THEN j.unique_key END
     UNION ALL
-    SELECT format('job %s was pruned, and more than its id is kept.', quote_literal(j.id)) FROM leasehold.jobs AS j
+    SELECT 'pruned', jsonb_build_array(j.id)::text FROM leasehold.jobs AS j
     WHERE j.narrow AND (EXISTS (SELECT FROM leasehold.ownerships AS o WHERE o.seq = j.seq)
         OR EXISTS (SELECT FROM leasehold.effects AS e WHERE e.seq = j.seq)
         OR EXISTS (SELECT FROM leasehold.checkpoints AS c WHERE c.seq = j.seq))
     UNION ALL
-    SELECT format('epoch %s was issued %s times.', epoch, count(*)) FROM (
+    SELECT 'issued twice', jsonb_build_array(epoch, count(*))::text FROM (
         SELECT epoch FROM live UNION ALL SELECT epoch FROM leasehold.ownerships
         UNION ALL SELECT epoch FROM leasehold.jobs WHERE owner IS NOT NULL
     ) AS issued GROUP BY epoch HAVING count(*) > 1
     UNION ALL
-    SELECT DISTINCT format('row %s of %s belongs to no job.', r.seq, r.kept_in) FROM (
+    SELECT DISTINCT 'no job', jsonb_build_array(r.seq, r.kept_in)::text FROM (
         SELECT seq, 'finished' AS kept_in FROM over UNION ALL SELECT seq, 'uniques' FROM leasehold.uniques
         UNION ALL SELECT seq, 'ownerships' FROM leasehold.ownerships UNION ALL SELECT seq, 'effects' FROM leasehold.effects
         UNION ALL SELECT seq, 'checkpoints' FROM leasehold.checkpoints

@@ -50,6 +50,7 @@ CREATE TABLE leasehold.jobs (
     meta          text,  -- a JSON object of the producer's, without NUL; null: none. It never changes
     result        text,
     last_error    text,
+    cause         text,  -- what the store did to it, as JSON, of which `cause_text` makes the last error; null: as it stands
     progress      double precision,
     note          text,
     finished_at   bigint,
@@ -222,6 +223,7 @@ CREATE TABLE leasehold.ownerships (
     ended_at    bigint NOT NULL,
     ended_by    text COLLATE "C" NOT NULL,
     note        text,
+    cause       text,  -- of which the note is made, as JSON; null: as it stands
     settlement  text,
     PRIMARY KEY (seq, epoch)
 );
@@ -301,7 +303,8 @@ SELECT j.id, j.payload, j.task, j.queue, j.priority, j.lock, j.unique_key, j.lea
                  AND x.run_at = j.run_at AND x.seq = j.seq OFFSET 0
            ) AS p LIMIT 1
        ) END AS parked,
-       coalesce(l.renewed_at, l.granted_at) AS renewed_at
+       coalesce(l.renewed_at, l.granted_at) AS renewed_at,
+       j.cause
 FROM leasehold.jobs AS j
 -- A lease that is not above its job has been ended by a transaction that could not remove it.
 LEFT JOIN leasehold.leases AS l ON l.seq = j.seq AND l.epoch > j.epoch
@@ -363,6 +366,6 @@ CREATE TYPE leasehold.claimed AS (
 );
 CREATE TYPE leasehold.taken_back AS (
     job_id text, epoch bigint, owner text, began text, granted_at bigint, expires_at bigint, ended text, ended_at bigint,
-    ended_by text, note text, fenced boolean
+    ended_by text, cause text, fenced boolean
 );
 CREATE TYPE leasehold.answer AS (ord integer, at bigint, refusal text);
