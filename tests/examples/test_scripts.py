@@ -158,7 +158,7 @@ def site() -> Iterator[tuple[str, Counter[str]]]:
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/", read
         server.shutdown()
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import socketserver
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -44,20 +45,22 @@ def new_repository(folder: Path) -> Path:
 @contextmanager
 def daemon(folder: Path) -> Iterator[str]:
     """Serve the repositories below *folder* on this machine, and yield the beginning of their URLs."""
-    options = ("--inetd", "--export-all", "--enable=receive-pack", "--log-destination=none", f"--base-path={folder}")
+    # What it logs, and an end that is not its own, is shown by pytest with a test that fails.
+    options = ("--inetd", "--export-all", "--enable=receive-pack", "--log-destination=stderr", f"--base-path={folder}")
 
     class Connection(socketserver.BaseRequestHandler):
         def handle(self) -> None:  # as inetd starts it, so no port has to be guessed
-            subprocess.run(
-                ["git", "daemon", *options], stdin=self.request, stdout=self.request, env=_ENVIRONMENT, check=False
-            )
+            command = ["git", "daemon", *options]
+            ran = subprocess.run(command, stdin=self.request, stdout=self.request, env=_ENVIRONMENT, check=False)
+            if ran.returncode:
+                sys.stderr.write(f"git daemon ended with {ran.returncode}\n")
 
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = True
         block_on_close = False
 
     with Server(("127.0.0.1", 0), Connection) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield f"git://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
 

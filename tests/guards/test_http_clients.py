@@ -232,7 +232,7 @@ class Raw:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/files"
 
     def __enter__(self) -> Raw:
-        self._thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         self._thread.start()
         return self
 

@@ -76,10 +76,7 @@ class OnPostgres(Battery):
         """What a child process opens."""
         return functools.partial(opened, self.url, self.library, self.schema)
 
-    @staticmethod
-    def put(guard: Any, key: str, value: bytes, presented: dict[str, Any]) -> None:
-        """Write a row."""
-        sql_puts.put(guard, key, value, presented)
+    put = staticmethod(sql_puts.put)
 
     def value(self, guard: Guard, key: str) -> bytes | None:
         """Read the row, past the guard."""

@@ -52,10 +52,7 @@ class OnSqlite(Battery):
         """What a child process opens."""
         return functools.partial(opened, self.url, self.library)
 
-    @staticmethod
-    def put(guard: Any, key: str, value: bytes, presented: dict[str, Any]) -> None:
-        """Write a row."""
-        sql_puts.put(guard, key, value, presented)
+    put = staticmethod(sql_puts.put)
 
     def value(self, guard: Guard, key: str) -> bytes | None:
         """Read the row, past the guard."""
