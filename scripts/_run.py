@@ -102,7 +102,7 @@ def _summary(runs: list[Ran], load: int) -> str:
 
 
 def _run(arguments: list[str], output: Path) -> Ran:
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-rfE", "-n", "2", "--dist", "loadfile", *arguments]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-rfE", *arguments]
     began = time.monotonic()
     with output.open("w") as file:
         # In this process group, so that Ctrl-C reaches pytest and its workers as well.
