@@ -59,7 +59,7 @@ each_version = pytest.mark.parametrize("server_url", [*VERSIONS, *_others], indi
 """For a test of something that differs between versions, and that asks for `place` or `server_url`."""
 
 _TABLES = """
-    select relname, pg_total_relation_size(c.oid) > 200000 from pg_class c join pg_namespace n on n.oid = relnamespace
+    select relname, pg_relation_size(c.oid) > 80000 from pg_class c join pg_namespace n on n.oid = relnamespace
     where nspname = %s and relkind = 'r' and relname <> 'store'
 """
 
