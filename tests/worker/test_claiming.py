@@ -312,9 +312,14 @@ def test_a_queue_that_nobody_has_heard_of_is_a_warning(
     def resize() -> None:
         pass
 
+    @any_router.task
+    def ready() -> None:
+        pass
+
     any_router.add("elsewhere", queue="mail", delay_seconds=3600)
     any_router.pause("paused", by="ops")
-    with working(any_router, queues=[queue]) as worker:
+    any_router.add_many([ready.job()])  # a claim that finds nothing would wait for a second
+    with working(any_router, queues=sorted({queue, "default"})) as worker:
         until(lambda: worker.health().claimed_seconds is not None, "its first claim")
 
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == said
