@@ -101,6 +101,7 @@ LAYERS = [
     "transaction",
     "store",
     "stores",
+    "reconciler",
     "aio",
     "lease",
     "guard",

@@ -6,6 +6,7 @@ Background jobs whose stale owners cannot write.
     connections/  a caller's database connection: what it is, its transaction, and how to run statements on it
     credentials   signed statements of an ownership, for guards
     store         CONTRACT: the verbs of a store       stores/   memory, sqlite, postgres
+    reconciler    compares owners, queues and workers, and records what an operator should look at
     lease         what an owner holds
     guard         CONTRACT: what a guarded resource must refuse       guards/   files, and more
     tasks/        what a task is: its signature, arguments and their conversion

@@ -41,6 +41,7 @@ from .core.backlog import Lately, Oldest
 from .core.counts import Counts
 from .core.effects import Effect
 from .core.job import Added, Grant, Job, NewJob, Progress, Renewal, Settlement, Status
+from .core.observations import Observation, Observed
 from .core.ownership import Event, LiveLease, Note, Ownership, Process
 from .core.queues import Queue
 from .core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
@@ -441,6 +442,17 @@ class Store(Protocol):
         """
         ...
 
+    def observe(self, round: int, found: Sequence[Observation]) -> bool:
+        """
+        Record that *found* is what there is to be observed, by a look that began at *round*; return whether it counts.
+
+        C72.  The round is compared and raised in the same atomic step as the rest is written: a look that began before
+              another one was recorded changes nothing, and returns False. So over many processes each observation is
+              recorded once as `observed`, when it was not there the last time, and once as `cleared`, when it is no
+              longer there. No job and no lease changes.
+        """
+        ...
+
     def advance(self, above: int = 0) -> int:
         """Return a new epoch, above every epoch issued so far, the clock and *above*; no owner gets it (C1)."""
         ...
@@ -503,9 +515,9 @@ class Store(Protocol):
 
         C40.  What is not an owner's ordinary work is always recorded, as `refused`, `alarm`, `retried`, `released`,
               `crashed`, `failed`, `reclaimed`, `transferred`, `cancelled`, `finished`, `replayed`, `requeued`,
-              `resolved`, `paused`, `resumed`, `advanced`, `guarded`, `doubted`, `unsealed`, `sealed`, `bulk` or
-              `break-glass`. A store that traces records the rest too, as `added`, `claimed`, `renewed`, `progressed`,
-              `completed`.
+              `resolved`, `paused`, `resumed`, `advanced`, `guarded`, `doubted`, `unsealed`, `sealed`, `bulk`,
+              `break-glass`, `observed` or `cleared`. A store that traces records the rest too, as `added`, `claimed`,
+              `renewed`, `progressed`, `completed`.
         """
         ...
 
@@ -551,6 +563,10 @@ class Store(Protocol):
               time since the first of them. A job that was pruned meanwhile does not count, and a replayed one counts
               as added once.
         """
+        ...
+
+    def observed(self) -> Observed:
+        """Return the round in which upkeep has looked last, when that was, and what was observed then (C72)."""
         ...
 
     def leases(self) -> list[LiveLease]:

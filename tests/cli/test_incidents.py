@@ -267,7 +267,7 @@ def test_a_wrong_deploy(play: Play) -> None:
     until(lambda: play.recorded("export-1", "released"))
 
     printed = play.run("doctor", code=1)
-    assert "No live worker of queue 'default' knows the task 'charge', for which 1 job waits." in printed
+    assert "No live worker of queue 'default' knows the task 'charge', for which jobs wait." in printed
     assert "charge_customer" in play.run("workers", "--fields", "name,queues,tasks")
     assert "knows the task 'charge'; it is served by 1 live worker" in play.run("explain", "charge-1")
     until(lambda: "its last error was: the payload has no 'year'" in play.show("export-1")["explanation"])
@@ -334,7 +334,7 @@ def test_a_backlog(play: Play) -> None:
     assert "mail" in play.run("queues")
 
     printed = play.run("doctor", "--waiting-seconds", "0.1", code=1)
-    assert "no-consumer: No live worker serves queue 'mail', which has 3 pending jobs." in printed
+    assert "no-consumer: No live worker serves queue 'mail', which has due jobs." in printed
     assert "old-backlog: The oldest due job of queue 'mail' has waited for " in printed
     assert "1 live worker serves other queues" in play.run("explain", "mail-0")
     play.worker("m", "--queues", "mail")

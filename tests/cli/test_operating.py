@@ -396,7 +396,7 @@ def test_the_doctor_finds_what_does_not_move(url: str, capsys: pytest.CaptureFix
     assert code == 1
     assert "not-moving: Job 'first' at 'worker-1' is renewed, and has made no progress" in out
     assert "    leasehold show first" in out
-    assert "no-consumer: No live worker serves queue 'default', which has 1 pending job." in out
+    assert "no-consumer: No live worker serves queue 'default', which has due jobs." in out
     assert epoch(url, "first") == before
     code, out, _ = called(capsys, "doctor", "--json", "--quiet-seconds", "0.000001")
     found = json.loads(out)

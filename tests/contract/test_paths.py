@@ -16,10 +16,10 @@ TOP = Path(__file__).resolve().parent.parent.parent
 SETTLE = {"complete", "fail", "release"}
 # What neither an owner nor an operator calls to change a job.
 OTHERS = {"transactions", "wake", "claimed", "lease", "check", "verify", "close"}
-OTHERS |= {"transfers", "report", "retire"}
+OTHERS |= {"transfers", "report", "retire", "observe"}
 OTHERS |= {"reclaim", "take_reclaimed", "open_keys", "prune", "tend", "advance"}  # upkeep
 READERS = {"identity", "job", "jobs", "search", "ownerships", "effects", "events", "queues", "workers", "counts"}
-READERS |= {"oldest", "lately", "leases"}
+READERS |= {"oldest", "lately", "leases", "observed"}
 
 
 def test_the_table_has_every_verb_that_writes() -> None:

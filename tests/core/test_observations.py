@@ -6,27 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from leasehold.core.job import Job, Status, new_job, new_state
-from leasehold.core.observations import Backlog, Observation, observe
-from leasehold.core.ownership import Reason
+from leasehold.core.backlog import Oldest
+from leasehold.core.observations import MOST_NOTED, Noted, Observation, noted_first, observe
+from leasehold.core.ownership import LiveLease
+from leasehold.core.queues import Queue
 from leasehold.core.workers import WorkerStatus
 
 NOW = 1_800_000_000_000_000
 SECOND = 1_000_000
 
 
-def running(name: str = "a", *, owner: str = "w-1", quiet: int = 0, expires: int = 20) -> Job:
-    """A running job without progress for *quiet* seconds, whose lease lasts *expires* seconds more."""
-    return replace(
-        new_state(new_job(name), NOW - 9_000 * SECOND),
-        status=Status.RUNNING,
-        epoch=7,
-        owner=owner,
-        reason=Reason.CLAIM,
-        granted_us=NOW - 8_000 * SECOND,
-        updated_us=NOW - quiet * SECOND,
-        expires_us=NOW + expires * SECOND,
-    )
+def running(name: str = "a", *, owner: str = "w-1", quiet: int = 0, expires: int = 20, renewed: int = 1) -> LiveLease:
+    """A lease without progress for *quiet* seconds, which lasts *expires* seconds more."""
+    granted, at = NOW - 8_000 * SECOND, NOW - renewed * SECOND
+    return LiveLease(name, 7, owner, granted, NOW + expires * SECOND, at, NOW - quiet * SECOND)
 
 
 def worker(name: str = "w-1", *, queues: tuple[str, ...] | None = None, alive: bool = True) -> WorkerStatus:
@@ -34,9 +27,15 @@ def worker(name: str = "w-1", *, queues: tuple[str, ...] | None = None, alive: b
     return WorkerStatus(name, "w", None, queues, (), 2, 0, NOW, NOW, alive)
 
 
-def seen(*jobs: Job, backlogs: tuple[Backlog, ...] = (), workers: tuple[WorkerStatus, ...] = ()) -> list[Observation]:
+def seen(
+    *leases: LiveLease,
+    oldest: tuple[Oldest, ...] = (),
+    paused: tuple[str, ...] = (),
+    workers: tuple[WorkerStatus, ...] = (),
+) -> list[Observation]:
     """What is observed."""
-    return observe(NOW, running=jobs, backlogs=backlogs, workers=workers)
+    queues = [Queue(name, NOW, "ann") for name in paused]
+    return observe(NOW, leases=leases, oldest=oldest, queues=queues, workers=workers)
 
 
 def kinds(found: list[Observation]) -> list[tuple[str, str]]:
@@ -59,26 +58,43 @@ def test_an_owner_that_has_gone_silent_is_observed() -> None:
     assert kinds(seen(running(quiet=700, expires=-6), running("b", expires=-5))) == [("silent", "a")]
 
 
+def test_a_worker_that_stopped_reporting_is_silent_before_its_lease_is_over() -> None:
+    """A long lease keeps the job of a dead worker from others; one that still renews is not silent."""
+    dead = replace(worker(alive=False), seen_us=NOW - 60 * SECOND)
+
+    [found] = seen(running(expires=3_000, renewed=70), running("b", renewed=10), workers=(dead,))
+
+    assert (found.kind, found.subject, found.since_us) == ("silent", "a", dead.seen_us)
+    assert found.sentence == (
+        "Worker 'w-1' of job 'a' is silent: it reported last 1 min ago and has not renewed since; its lease lasts "
+        "another 50 min."
+    )
+    assert found.held == ("a", 7, "w-1")
+
+
+def waiting(seconds: int) -> Oldest:
+    """A queue whose oldest due job waits for so long."""
+    return Oldest("mail", None, NOW - seconds * SECOND)
+
+
 @pytest.mark.parametrize(
-    ("backlog", "workers", "expected"),
+    ("oldest", "workers", "expected"),
     [
-        (Backlog("mail", 3, NOW - 10 * SECOND, False), (), ["no-consumer"]),
-        (Backlog("mail", 3, NOW - 10 * SECOND, False), (worker(alive=False),), ["no-consumer"]),
-        (Backlog("mail", 3, NOW - 10 * SECOND, False), (worker(queues=("other",)),), ["no-consumer"]),
-        (Backlog("mail", 3, NOW - 10 * SECOND, False), (worker(queues=("mail",)),), []),
-        (Backlog("mail", 3, NOW - 10 * SECOND, False), (worker(),), []),
-        (Backlog("mail", 3, NOW - 300 * SECOND, False), (worker(),), ["old-backlog"]),
-        (Backlog("mail", 3, NOW - 300 * SECOND, False), (), ["no-consumer", "old-backlog"]),
-        (Backlog("mail", 3, NOW - 300 * SECOND, True), (), []),
-        (Backlog("mail", 3, NOW + SECOND, False), (), []),
-        (Backlog("mail", 0, None, False), (), []),
+        (waiting(10), (), ["no-consumer"]),
+        (waiting(10), (worker(alive=False),), ["no-consumer"]),
+        (waiting(10), (worker(queues=("other",)),), ["no-consumer"]),
+        (waiting(10), (worker(queues=("mail",)),), []),
+        (waiting(10), (worker(),), []),
+        (waiting(300), (worker(),), ["old-backlog"]),
+        (waiting(300), (), ["no-consumer", "old-backlog"]),
     ],
 )
 def test_a_backlog_is_observed_unless_it_is_meant(
-    backlog: Backlog, workers: tuple[WorkerStatus, ...], expected: list[str]
+    oldest: Oldest, workers: tuple[WorkerStatus, ...], expected: list[str]
 ) -> None:
-    """A paused queue waits on purpose, and a job that is not due yet does not wait."""
-    assert [one.kind.value for one in seen(backlogs=(backlog,), workers=workers)] == expected
+    """A paused queue waits on purpose."""
+    assert [one.kind.value for one in seen(oldest=(oldest,), workers=workers)] == expected
+    assert seen(oldest=(oldest,), workers=workers, paused=("mail",)) == []
 
 
 def test_a_worker_whose_slots_are_all_stuck_is_observed() -> None:
@@ -92,16 +108,26 @@ def test_a_worker_whose_slots_are_all_stuck_is_observed() -> None:
 
 
 def test_a_task_that_no_worker_of_its_queue_knows_is_observed_at_once() -> None:
-    """Waiting does not help it; even if the first job of the queue is due later."""
-    backlog = Backlog("q", 3, NOW + SECOND, False, {"charge": 2, "": 1})
+    """Waiting does not help it. Each task is an observation of its own."""
+    parked = Oldest("q", "charge", NOW), Oldest("q", "", NOW)
     knows = replace(worker("w-2", queues=("q",)), tasks=("charge",))
 
-    [found] = seen(
-        backlogs=(backlog,), workers=(worker(), replace(knows, queues=("other",)), replace(knows, alive=False))
-    )
+    [found] = seen(oldest=parked, workers=(worker(), replace(knows, queues=("other",)), replace(knows, alive=False)))
 
-    assert (found.kind, found.subject) == ("no-consumer", "q")
-    assert found.sentence == "No live worker of queue 'q' knows the task 'charge', for which 2 jobs wait."
+    assert (found.kind, found.subject, found.task) == ("no-consumer", "q", "charge")
+    assert found.sentence == "No live worker of queue 'q' knows the task 'charge', for which jobs wait."
     assert found.command == "leasehold workers --fields name,queues,tasks"
-    assert seen(backlogs=(backlog,), workers=(worker(), knows)) == []
-    assert seen(backlogs=(backlog._replace(paused=True),), workers=(worker(),)) == []
+    assert seen(oldest=parked, workers=(worker(), knows)) == []
+    assert seen(oldest=parked, workers=(worker(),), paused=("q",)) == []
+    assert len({one.key for one in seen(oldest=(*parked, Oldest("q", "other", NOW)), workers=(worker(),))}) == 2
+
+
+def test_what_is_recorded_already_comes_before_others_if_there_is_too_much() -> None:
+    """Else a new observation would end an older one that lasts."""
+    found = [*seen(*(running(f"{n:04}", quiet=700) for n in range(MOST_NOTED + 5)))]
+    noted = [Noted(*one.key, NOW) for one in found[-3:]]
+
+    chosen = noted_first(found, noted)
+
+    assert len(chosen) == MOST_NOTED
+    assert {one.key for one in noted} < {one.key for one in chosen}

@@ -204,6 +204,8 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
     "oldest": (W | R, lambda it: it, lambda store, it: store.oldest()),
     "lately": (R, Case.finished, lambda store, it: store.lately()),
     "leases": (W | R, Case.claimed, lambda store, it: store.leases()),
+    "observed": (W | R, lambda it: it, lambda store, it: store.observed()),
+    "observe": (W | OP, lambda it: it, lambda store, it: store.observe(-1, [])),
     "workers": (W | R, Case.reported, lambda store, it: store.workers()),
     "transfer: to a worker": (
         OP,

@@ -221,6 +221,7 @@ READERS = [
     _read("oldest", ".oldest_due(", lambda router, name: [it for it in router.store.oldest() if it.queue == name]),
     _read("lately", ".lately(", lambda router, name: router.store.lately().added.get(name)),
     _read("leases", ".live_leases(", lambda router, name: [it for it in router.store.leases() if it.job_id == name]),
+    _read("observed", ".observed(", lambda router, name: router.store.observed().noted),
     _read("verify", ".broken(", lambda router, name: router.verify()),
     Verb(
         "leases of a claim",

@@ -35,6 +35,7 @@ def doctor(target: Target, output: Output, quiet_seconds: float, waiting_seconds
             "kind": one.kind.value,
             "subject": one.subject,
             "since": one.since.isoformat(),
+            "noted_at": None if one.noted_at is None else one.noted_at.isoformat(),
             "sentence": one.sentence,
             "command": one.command,
         }

@@ -1,7 +1,8 @@
 """
 What a reconciler sees: owners that renew while the work does not move, silent owners, queues without a consumer.
 
-Observations are advice. They never move a job; only expiry and `stall_seconds` do.
+Observations are advice. They never move a job; only expiry and `stall_seconds` do. Upkeep records them: one event when
+an observation begins and one when it ends.
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import instants
+from .backlog import Oldest
 from .explanation import span
-from .job import Job
-from .wording import counted
+from .ownership import LiveLease
+from .queues import Queue
 from .workers import WorkerStatus
+
+OBSERVE_EVERY_US = 10_000_000  # over all processes
+MOST_NOTED = 1_000  # observations that are recorded at a time; an incident that is larger is seen from these
+
+Key = tuple[str, str, str]  # kind, subject and task
 
 
 class ObservationKind(StrEnum):
@@ -31,18 +38,76 @@ class ObservationKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Something that an operator should look at: since when, and the command to begin with."""
+    """
+    Something that an operator should look at: since when, and the command to begin with.
+
+    *subject* is the id of a job, or the name of a queue or worker. *noted_us* is when upkeep recorded that it began,
+    None if it has not.
+    """
 
     kind: ObservationKind
     subject: str
     since_us: int
     sentence: str
     command: str
+    task: str = ""  # that no worker of the queue knows
+    held: tuple[str, int, str] | None = None  # of a job: its id, epoch and owner
+    noted_us: int | None = None
+
+    @property
+    def key(self) -> Key:
+        """What tells it from every other observation at the time."""
+        return self.kind.value, self.subject, self.task
 
     @property
     def since(self) -> datetime:
         """Since when."""
         return instants.aware(self.since_us)
+
+    @property
+    def noted_at(self) -> datetime | None:
+        """When upkeep recorded that it began, or None if it has not."""
+        return instants.as_datetime(self.noted_us)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the event says when it begins."""
+        task = {"task": self.task} if self.task else {}
+        found = {"observation": self.kind.value, "subject": self.subject, **task, "since": self.since.isoformat()}
+        return {**found, "sentence": self.sentence}
+
+
+class Noted(NamedTuple):
+    """An observation that upkeep has recorded, and that has not ended."""
+
+    kind: str
+    subject: str
+    task: str
+    noted_us: int
+
+    @property
+    def key(self) -> Key:
+        """That of the observation."""
+        return self.kind, self.subject, self.task
+
+
+class Observed(NamedTuple):
+    """What is recorded as observed; *round* rises with each time that upkeep has looked."""
+
+    now_us: int
+    round: int
+    looked_us: int  # when it looked last; 0: never
+    noted: list[Noted]
+
+
+def ended(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what the event says when an observation ends, of what it said when it began."""
+    return {name: value for name, value in facts.items() if name != "sentence"}
+
+
+def noted_first(found: Sequence[Observation], noted: Iterable[Noted]) -> list[Observation]:
+    """Return those that may be recorded: no more than `MOST_NOTED`, and what is recorded already before others."""
+    known = {one.key for one in noted}
+    return sorted(found, key=lambda one: (one.key not in known, one.key))[:MOST_NOTED]
 
 
 class Bounds(NamedTuple):
@@ -53,88 +118,86 @@ class Bounds(NamedTuple):
     waiting_us: int = 300_000_000  # a due job
 
 
-class Backlog(NamedTuple):
-    """The due jobs of one queue."""
-
-    queue: str
-    pending: int
-    oldest_us: int | None  # when its oldest job became due
-    paused: bool
-    parked: Mapping[str, int] = {}  # by task: jobs that workers have passed over, since they do not know it
-
-
 def observe(
     now: int,
     *,
-    running: Iterable[Job],
-    backlogs: Iterable[Backlog],
+    leases: Iterable[LiveLease],
+    oldest: Iterable[Oldest],
+    queues: Iterable[Queue] = (),
     workers: Sequence[WorkerStatus],
     bounds: Bounds = Bounds(),  # noqa: B008  # immutable
 ) -> list[Observation]:
     """Return what is worth a look, by kind and subject."""
-    live = {worker.name: worker for worker in workers if worker.alive}
-    jobs = list(running)
-    found = [one for job in jobs if (one := _job(now, job, bounds)) is not None]
-    for backlog in backlogs:
-        found += _backlog(now, backlog, list(live.values()), bounds)
-        found += _unknown_tasks(now, backlog, list(live.values()))
-    found += _workers(now, jobs, live, bounds)
-    return sorted(found, key=lambda one: (one.kind, one.subject))
+    by_name = {worker.name: worker for worker in workers}
+    live = [worker for worker in workers if worker.alive]
+    held = list(leases)
+    found = [one for lease in held if (one := _lease(now, lease, by_name.get(lease.owner), bounds)) is not None]
+    paused = {queue.name for queue in queues if queue.paused}
+    for row in oldest:
+        if row.queue not in paused:
+            found += _backlog(now, row, live, bounds) if row.task is None else _unknown_task(row, live)
+    found += _workers(now, held, {worker.name: worker for worker in live}, bounds)
+    return sorted(found, key=lambda one: one.key)
 
 
-def _job(now: int, job: Job, bounds: Bounds) -> Observation | None:
-    deadline, moved = job.expires_us or 0, job.updated_us
-    show = f"leasehold show {job.id}"
+def _lease(now: int, lease: LiveLease, worker: WorkerStatus | None, bounds: Bounds) -> Observation | None:
+    deadline, moved = lease.expires_us, lease.progressed_us
+    show = f"leasehold show {lease.job_id}"
     if now - deadline > bounds.silent_us:
-        sentence = f"Owner {job.owner!r} of job {job.id!r} is silent: its lease expired {span(now - deadline)} ago."
-        return Observation(ObservationKind.SILENT, job.id, deadline, sentence, show)
+        sentence = (
+            f"Owner {lease.owner!r} of job {lease.job_id!r} is silent: its lease expired {span(now - deadline)} ago."
+        )
+        return Observation(ObservationKind.SILENT, lease.job_id, deadline, sentence, show, held=lease[:3])
+    if worker is not None and not worker.alive and lease.renewed_us <= worker.seen_us:
+        # Before the deadline: a long lease keeps the job of a dead worker from others.
+        sentence = (
+            f"Worker {lease.owner!r} of job {lease.job_id!r} is silent: it reported last {span(now - worker.seen_us)} "
+            f"ago and has not renewed since; its lease lasts another {span(deadline - now)}."
+        )
+        return Observation(ObservationKind.SILENT, lease.job_id, worker.seen_us, sentence, show, held=lease[:3])
     if now - moved >= bounds.quiet_us:
-        sentence = f"Job {job.id!r} at {job.owner!r} is renewed, and has made no progress for {span(now - moved)}."
-        return Observation(ObservationKind.NOT_MOVING, job.id, moved, sentence, show)
+        sentence = (
+            f"Job {lease.job_id!r} at {lease.owner!r} is renewed, and has made no progress for {span(now - moved)}."
+        )
+        return Observation(ObservationKind.NOT_MOVING, lease.job_id, moved, sentence, show, held=lease[:3])
     return None
 
 
-def _backlog(now: int, backlog: Backlog, live: list[WorkerStatus], bounds: Bounds) -> list[Observation]:
-    if backlog.paused or not backlog.pending or backlog.oldest_us is None or backlog.oldest_us > now:
-        return []
-    waits, name, found = now - backlog.oldest_us, backlog.queue, []
-    listed = f"leasehold jobs --status pending --queue {name} --oldest"
+def _backlog(now: int, oldest: Oldest, live: list[WorkerStatus], bounds: Bounds) -> list[Observation]:
+    name, since, found = oldest.queue, oldest.since_us, []
     if not _serving(name, live):
-        jobs = counted(backlog.pending, "pending job", "pending jobs")
-        sentence = f"No live worker serves queue {name!r}, which has {jobs}."
-        found.append(Observation(ObservationKind.NO_CONSUMER, name, backlog.oldest_us, sentence, "leasehold workers"))
-    if waits >= bounds.waiting_us:
-        sentence = f"The oldest due job of queue {name!r} has waited for {span(waits)}; {backlog.pending} are pending."
-        found.append(Observation(ObservationKind.OLD_BACKLOG, name, backlog.oldest_us, sentence, listed))
+        sentence = f"No live worker serves queue {name!r}, which has due jobs."
+        found.append(Observation(ObservationKind.NO_CONSUMER, name, since, sentence, "leasehold workers"))
+    if now - since >= bounds.waiting_us:
+        sentence = f"The oldest due job of queue {name!r} has waited for {span(now - since)}."
+        listed = f"leasehold jobs --status pending --queue {name} --oldest"
+        found.append(Observation(ObservationKind.OLD_BACKLOG, name, since, sentence, listed))
     return found
 
 
-def _unknown_tasks(now: int, backlog: Backlog, live: list[WorkerStatus]) -> list[Observation]:
+def _unknown_task(oldest: Oldest, live: list[WorkerStatus]) -> list[Observation]:
     """Observe at once what no waiting helps: jobs that every worker of their queue passes over."""
-    name, found = backlog.queue, []
-    serving = [] if backlog.paused else _serving(name, live)
-    since = now if backlog.oldest_us is None else min(backlog.oldest_us, now)
-    for task, count in backlog.parked.items():
-        if serving and task and not any(task in worker.tasks for worker in serving):
-            jobs = counted(count, "job waits", "jobs wait")
-            sentence = f"No live worker of queue {name!r} knows the task {task!r}, for which {jobs}."
-            command = "leasehold workers --fields name,queues,tasks"
-            found.append(Observation(ObservationKind.NO_CONSUMER, name, since, sentence, command))
-    return found
+    name, task = oldest.queue, oldest.task
+    serving = _serving(name, live)
+    if not task or not serving or any(task in worker.tasks for worker in serving):
+        return []
+    sentence = f"No live worker of queue {name!r} knows the task {task!r}, for which jobs wait."
+    command = "leasehold workers --fields name,queues,tasks"
+    return [Observation(ObservationKind.NO_CONSUMER, name, oldest.since_us, sentence, command, task)]
 
 
 def _serving(queue: str, live: list[WorkerStatus]) -> list[WorkerStatus]:
     return [worker for worker in live if worker.queues is None or queue in worker.queues]
 
 
-def _workers(now: int, running: list[Job], live: Mapping[str, WorkerStatus], bounds: Bounds) -> list[Observation]:
-    held: dict[str, list[Job]] = {}
-    for job in running:
-        if job.owner in live:
-            held.setdefault(str(job.owner), []).append(job)
+def _workers(now: int, leases: list[LiveLease], live: Mapping[str, WorkerStatus], bounds: Bounds) -> list[Observation]:
+    held: dict[str, list[LiveLease]] = {}
+    for lease in leases:
+        if lease.owner in live:
+            held.setdefault(lease.owner, []).append(lease)
     found = []
     for name, jobs in held.items():
-        since = max(job.updated_us for job in jobs)
+        since = max(lease.progressed_us for lease in jobs)
         if len(jobs) >= live[name].concurrency and now - since >= bounds.quiet_us:
             slots = (
                 "its only slot holds a job"

@@ -8,6 +8,7 @@ from ..aio import alone
 from ..core import checks
 from ..core.ownership import CLOCK_LIMIT, Ownership
 from ..core.retention import KEEP_IDS_US
+from ..reconciler import Reconciler
 from ..store import Pruned
 from .guards import seal_failed
 
@@ -21,7 +22,7 @@ def reclaim(router: Router) -> list[Ownership]:
 
     The guarded keys of a job that fails for good with it are sealed, and of jobs that have ended before, those that
     were not; what cannot be reached is logged and recorded. Then do the rest of the upkeep that workers do: prune what
-    `retention` no longer keeps.
+    `retention` no longer keeps, and record what an operator should look at (`observations`).
     """
     ended = alone(router.store).reclaim()
     for one in ended:
@@ -30,6 +31,7 @@ def reclaim(router: Router) -> list[Ownership]:
         pass
     while alone(router.store).tend(router._retention):
         pass
+    Reconciler(router.store, router._clock).look()
     return ended
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from ..core.clock import Clock
 from ..core.retention import Retention
 from ..errors import LeaseholdError
+from ..reconciler import Reconciler
 from ..store import Store
 from .log import log
 
@@ -54,12 +56,14 @@ class Upkeep(threading.Thread):
         return more
 
 
-def tender(store: Store, retention: Retention, swept: Callable[[], None]) -> Upkeep:
-    """Return what tends *store*, and calls *swept* each time."""
+def tender(store: Store, retention: Retention, swept: Callable[[], None], clock: Clock) -> Upkeep:
+    """Return what tends *store*, calls *swept* each time, and records what an operator should look at."""
+    reconciler = Reconciler(store, clock)
 
     def portion() -> bool:
         more = store.tend(retention)
         swept()
+        reconciler.look()
         return more
 
     return Upkeep("leasehold-tend", portion)

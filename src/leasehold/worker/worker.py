@@ -94,7 +94,7 @@ class Worker:
             raise Conflict("this worker has been started before: make another one.")
         self._started_us = self._steady.now()
         store, runner, shop, steady = self._store, self.runner, self._shop, self._steady
-        self._upkeep = [tender(store, shop.retention, self._observers.swept)]
+        self._upkeep = [tender(store, shop.retention, self._observers.swept, steady)]
         if shop.seal_open is not None:
             self._upkeep.append(sealer(shop.seal_open))
         self._presence = Presence(store, self.owner, runner, self._report, steady)

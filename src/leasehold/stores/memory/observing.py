@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
+from typing import Any
 
 from ...core.backlog import LATELY_US, LOOKS_AT, Lately, Oldest
+from ...core.clock import Clock
+from ...core.observations import Key, Noted, Observation, Observed, ended
 from ...core.ownership import LiveLease
 from ...core.parking import LOCK
 from .lines import Ready
@@ -16,7 +19,12 @@ from .turn import turn
 
 
 class Observing(Transfers):
-    """The verbs of readers that ask about queues and owners, and not about one job."""
+    """The verbs about queues and owners, and not about one job."""
+
+    def __init__(self, *, clock: Clock | None = None, trace: bool = False) -> None:
+        super().__init__(clock=clock, trace=trace)
+        self._observations: dict[Key, tuple[int, Observation]] = {}  # with when each was recorded
+        self._round = self._looked_us = 0
 
     @turn
     def oldest(self) -> list[Oldest]:
@@ -61,6 +69,32 @@ class Observing(Transfers):
             _by_queue(finished),
             since_us if len(finished) < LOOKS_AT else finished[-1].finished_us or since_us,
         )
+
+    @turn
+    def observed(self) -> Observed:
+        """Return the round in which upkeep has looked last, when that was, and what was observed then."""
+        noted = [Noted(*key, noted_us) for key, (noted_us, _) in sorted(self._observations.items())]
+        return Observed(self._now(), self._round, self._looked_us, noted)
+
+    @turn
+    def observe(self, round: int, found: Sequence[Observation]) -> bool:
+        """Record that *found* is what there is to be observed, by a look that began at *round*."""
+        if round != self._round:
+            return False
+        now, before = self._now(), self._observations
+        after = {one.key: one for one in found}
+        kept = {key: noted for key, noted in before.items() if key in after}
+        for key in sorted(before.keys() - after.keys()):
+            self._record("cleared", before[key][1], now, ended(before[key][1].facts()))
+        for key in sorted(after.keys() - before.keys()):
+            kept[key] = now, after[key]
+            self._record("observed", after[key], now, after[key].facts())
+        self._observations, self._round, self._looked_us = kept, round + 1, now
+        return True
+
+    def _record(self, kind: str, one: Observation, now: int, facts: dict[str, Any]) -> None:
+        job_id, epoch, owner = one.held or (None, None, None)
+        self._insert_event(now, kind, job_id, epoch, owner, facts)
 
     @turn
     def leases(self) -> list[LiveLease]:

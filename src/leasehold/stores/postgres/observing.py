@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 from ...core.backlog import LATELY_US, LOOKS_AT, SAMPLE, Lately, Oldest
+from ...core.observations import Noted, Observation, Observed
 from ...core.ownership import LiveLease
 from ...core.search import LOOKS_AT as OVERDUE
 from .database import Database
+from .rows import as_json
+from .upkeep import PATIENCE_MS
 
 
 class Observing:
@@ -28,6 +34,29 @@ class Observing:
         for way, queue, count, since_us in rows:
             counts[way][queue], since[way] = count, since_us
         return Lately(now, counts["in"], since["in"], counts["out"], since["out"])
+
+    def observed(self) -> Observed:
+        """Return the round in which upkeep has looked last, when that was, and what was observed then."""
+        rows = self.database.call("observed", self._now(), again=True)
+        now, round, looked_us = rows[0][:3]
+        return Observed(now, round, looked_us, [Noted(*row[3:]) for row in rows if row[3] is not None])
+
+    def observe(self, round: int, found: Sequence[Observation]) -> bool:
+        """
+        Record that *found* is what there is to be observed, by a look that began at *round*.
+
+        After a lost reply it is asked again, and False may mean that the first call has counted.
+        """
+        items = [
+            {
+                **dict(zip(("kind", "subject", "task"), one.key, strict=True)),
+                **dict(zip(("job_id", "epoch", "owner"), one.held or (None, None, None), strict=True)),
+                "facts": json.dumps(one.facts()),
+            }
+            for one in found
+        ]
+        [(counts,)] = self.database.call("observe", round, as_json(items), PATIENCE_MS, self._now(), again=True)
+        return bool(counts)
 
     def leases(self) -> list[LiveLease]:
         """Return every lease that lasts, by insertion of its job."""

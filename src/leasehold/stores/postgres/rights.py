@@ -80,6 +80,8 @@ KINDS = {
             "known_workers",
             "oldest_due",
             "live_leases",
+            "observed",
+            "observe",
         )
     ),
     "operator": Kind(
@@ -103,6 +105,8 @@ KINDS = {
             "oldest_due",
             "lately",
             "live_leases",
+            "observed",
+            "observe",
             "record_refusal",
             "record_note",
             "open_keys",
@@ -113,7 +117,7 @@ KINDS = {
         _READ,
     ),
     "reader": Kind(
-        ("counted", "known_queues", "known_workers", "oldest_due", "lately", "live_leases", "broken"), _READ
+        ("counted", "known_queues", "known_workers", "oldest_due", "lately", "live_leases", "observed", "broken"), _READ
     ),
 }
 

@@ -274,6 +274,26 @@ CREATE TABLE leasehold.events (
 CREATE INDEX events_job ON leasehold.events (job_id, number) WHERE job_id IS NOT NULL;
 CREATE INDEX events_at ON leasehold.events (at);
 
+-- What upkeep has observed and recorded, until it has ended. job_id, epoch and owner are those of its events.
+CREATE TABLE leasehold.observations (
+    kind      text COLLATE "C" NOT NULL,
+    subject   text COLLATE "C" NOT NULL,
+    task      text COLLATE "C" NOT NULL,
+    noted_at  bigint NOT NULL,
+    job_id    text COLLATE "C",
+    epoch     bigint,
+    owner     text COLLATE "C",
+    facts     text NOT NULL,
+    PRIMARY KEY (kind, subject, task)
+);
+
+-- At most one row: how often upkeep has looked, and when it did last.
+CREATE TABLE leasehold.rounds (
+    one        boolean PRIMARY KEY DEFAULT true CHECK (one),
+    round      bigint NOT NULL,
+    looked_at  bigint NOT NULL
+);
+
 -- Where a caller's transaction is fenced: a row is inserted and deleted at once, and the trigger that this has queued runs
 -- inside COMMIT (see functions/08_fences.sql). Unlogged, since nothing ever stays here.
 CREATE UNLOGGED TABLE leasehold.fences (

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ...core.backlog import LATELY_US, LOOKS_AT, SAMPLE, Lately, Oldest
 from ...core.clock import Clock
+from ...core.observations import Noted, Observation, Observed, ended
 from ...core.ownership import LiveLease
 from ...core.parking import TASK
 from ...core.search import LOOKS_AT as OVERDUE
@@ -30,6 +31,15 @@ class Observing:
     def lately(self) -> Lately:
         """Return how many jobs of each queue were added and how many have finished within the last five minutes."""
         return self.database.read(lately(self._session, self._clock.now()))
+
+    def observed(self) -> Observed:
+        """Return the round in which upkeep has looked last, when that was, and what was observed then."""
+        return self.database.read(observed(self._session, self._clock.now()))
+
+    def observe(self, round: int, found: Sequence[Observation]) -> bool:
+        """Record that *found* is what there is to be observed, by a look that began at *round*."""
+        # Without `notify`, as for a worker's report: no claim waits for it.
+        return self.database.write(self._session, observe, round, found)
 
     def leases(self) -> list[LiveLease]:
         """Return every lease that lasts, by insertion of its job."""
@@ -90,6 +100,33 @@ def _by_queue(session: Session, seqs: Sequence[int]) -> Program[dict[str, float]
     sample = seqs if len(seqs) <= SAMPLE else random.sample(seqs, SAMPLE)
     rows = yield one(session.sql.queues_of, json.dumps(list(sample)))
     return {queue: count * len(seqs) / len(sample) for queue, count in Counter(queue for (queue,) in rows).items()}
+
+
+def observed(session: Session, now: int) -> Program[Observed]:
+    """Return what is recorded as observed."""
+    [(round, looked_us)] = (yield one(session.sql.round)) or [(0, 0)]
+    rows = yield one(session.sql.observations)
+    return Observed(now, round, looked_us, [Noted(*row[:4]) for row in rows])
+
+
+def observe(session: Session, now: int, round: int, found: Sequence[Observation]) -> Program[bool]:
+    """Record what has begun and what has ended since *round*, unless another look has been recorded since."""
+    [(last, _)] = (yield one(session.sql.round)) or [(0, 0)]
+    if last != round:
+        return False
+    yield one(session.sql.set_round, round + 1, now)
+    before = {tuple(row[:3]): row for row in (yield one(session.sql.observations))}
+    after = {one.key: one for one in found}
+    for key in sorted(before.keys() - after.keys()):
+        job_id, epoch, owner, facts = before[key][4:]
+        yield one(session.sql.delete_observation, *key)
+        yield from session.record(now, "cleared", job_id, epoch=epoch, owner=owner, **ended(json.loads(facts)))
+    for key in sorted(after.keys() - before.keys()):
+        facts = after[key].facts()
+        job_id, epoch, owner = after[key].held or (None, None, None)
+        yield one(session.sql.insert_observation, *key, now, job_id, epoch, owner, json.dumps(facts))
+        yield from session.record(now, "observed", job_id, epoch=epoch, owner=owner, **facts)
+    return True
 
 
 def leases(session: Session) -> Program[list[LiveLease]]:

@@ -654,3 +654,21 @@ SELECT j.queue FROM json_each(?) AS s CROSS JOIN leasehold_jobs AS j ON j.seq = 
 -- name: live_leases
 SELECT j.id, l.epoch, l.owner, l.granted_at, l.expires_at, coalesce(l.renewed_at, l.granted_at), l.updated_at
 FROM leasehold_leases AS l CROSS JOIN leasehold_jobs AS j ON j.seq = l.seq ORDER BY l.seq;
+
+-- name: round
+SELECT round, looked_at FROM leasehold_rounds;
+
+-- name: set_round
+INSERT INTO leasehold_rounds (one, round, looked_at) VALUES (1, ?, ?)
+ON CONFLICT (one) DO UPDATE SET round = excluded.round, looked_at = excluded.looked_at;
+
+-- name: observations
+SELECT kind, subject, task, noted_at, job_id, epoch, owner, facts FROM leasehold_observations
+ORDER BY kind, subject, task;
+
+-- name: insert_observation
+INSERT INTO leasehold_observations (kind, subject, task, noted_at, job_id, epoch, owner, facts)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: delete_observation
+DELETE FROM leasehold_observations WHERE kind = ? AND subject = ? AND task = ?;

@@ -1,13 +1,17 @@
-"""C69 to C71: since when jobs wait, how fast they come and go, and which leases last."""
+"""C69 to C72: since when jobs wait, how fast they come and go, which leases last, and what upkeep has observed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 from ...core.backlog import Lately, Oldest
 from ...core.job import Progress, new_job
+from ...core.observations import Noted, Observation, ObservationKind, Observed
+from ...core.ownership import Event, LiveLease
 from ...store import Renewal, Store
-from .support import SECOND, AlarmClock, Contract, completed, failed, one, released, settle
+from .support import SECOND, AlarmClock, Contract, all_of, completed, failed, in_threads, one, released, settle
 
 _MANY = 3_000  # more than are counted one by one
 
@@ -19,6 +23,17 @@ def shown(lately: Lately) -> tuple[dict[str, float], dict[str, float]]:
 
 def _rounded(counts: Mapping[str, float]) -> dict[str, float]:
     return {queue: round(count, 6) for queue, count in sorted(counts.items())}
+
+
+def stuck(lease: LiveLease | None = None, *, subject: str = "a", since_us: int = 7 * SECOND) -> Observation:
+    """An observation of job "a", or of another subject."""
+    kind = ObservationKind.NO_CONSUMER if lease is None else ObservationKind.NOT_MOVING
+    return Observation(kind, subject, since_us, "It does not move.", "leasehold show a", held=lease and lease[:3])
+
+
+def recorded(store: Store) -> list[Event]:
+    """The events about observations."""
+    return [event for event in store.events() if event.kind in ("observed", "cleared")]
 
 
 class Observing(Contract):
@@ -163,3 +178,72 @@ class Observing(Contract):
             assert lease[3:] == (job.granted_us, job.expires_us, job.renewed_us, job.updated_us)
         assert leases[0].renewed_us == leases[0].granted_us + 3 * SECOND
         assert leases[0].progressed_us == leases[0].granted_us
+
+    def test_c72_an_observation_is_recorded_when_it_begins_and_when_it_ends(
+        self, store: Store, clock: AlarmClock
+    ) -> None:
+        """Once each, however often it is seen in between; the first words stay. No job changes."""
+        assert store.observed() == Observed(clock.now(), 0, 0, [])
+        store.add([new_job("a")])
+        grant = one(store)
+        [lease] = store.leases()
+        before = all_of(store)
+
+        assert store.observe(0, [stuck(lease)])
+        began = clock.now()
+        clock.advance(1)
+        assert store.observe(1, [stuck(lease, since_us=9 * SECOND), stuck(subject="mail")])
+        noted = [Noted("no-consumer", "mail", "", clock.now()), Noted("not-moving", "a", "", began)]
+        assert store.observed() == Observed(clock.now(), 2, clock.now(), noted)
+        clock.advance(1)
+        assert store.observe(2, [stuck(subject="mail")])
+        assert store.observe(3, [])
+
+        facts = {"observation": "not-moving", "subject": "a", "since": "1970-01-01T00:00:07+00:00"}
+        begun, other, ended, other_ended = recorded(store)
+        assert (begun.kind, begun.at_us, begun.job_id) == ("observed", began, "a")
+        assert (begun.epoch, begun.owner) == (grant.epoch, grant.owner)
+        assert begun.facts == {**facts, "sentence": "It does not move."}
+        assert (other.kind, other.job_id, other.facts["subject"]) == ("observed", None, "mail")
+        assert (ended.kind, ended.at_us, ended.job_id, ended.facts) == ("cleared", began + 2 * SECOND, "a", facts)
+        assert (ended.epoch, ended.owner) == (grant.epoch, grant.owner)
+        assert (other_ended.kind, other_ended.facts["subject"]) == ("cleared", "mail")
+        assert store.observed() == Observed(clock.now(), 4, clock.now(), [])
+        assert all_of(store) == before
+
+    def test_c72_what_comes_again_is_recorded_again(self, store: Store) -> None:
+        """And tasks of one queue are told apart."""
+        a, b = (replace(stuck(subject="mail"), task=task) for task in ("a", "b"))
+        for round, found in enumerate(([a], [b], [a, b], [])):
+            assert store.observe(round, found)
+
+        assert [(event.kind, event.facts["task"]) for event in recorded(store)] == [
+            ("observed", "a"),
+            ("cleared", "a"),
+            ("observed", "b"),
+            ("observed", "a"),
+            ("cleared", "a"),
+            ("cleared", "b"),
+        ]
+
+    def test_c72_a_look_that_began_before_another_was_recorded_changes_nothing(
+        self, store: Store, another: Store, clock: AlarmClock
+    ) -> None:
+        """It may have seen what is no longer so."""
+        assert store.observe(0, [])
+        assert not another.observe(0, [stuck(subject="mail")])
+        assert recorded(store) == []
+        assert another.observe(1, [stuck(subject="mail")])
+        clock.advance(1)
+        assert not store.observe(1, [])
+        assert [event.kind for event in recorded(store)] == ["observed"]
+        assert store.observed().looked_us == clock.now() - SECOND
+
+    def test_c72_of_many_looks_at_the_same_time_one_counts(self, store: Store, another: Store) -> None:
+        """Over processes, which have a store object each."""
+        for round in range(5):
+            found = [] if round % 2 else [stuck(subject="mail")]
+            counts = in_threads(*[partial(it.observe, round, found) for it in (store, another) * 4])
+            assert sorted(counts) == [False] * 7 + [True]
+
+        assert [event.kind for event in recorded(store)] == ["observed", "cleared"] * 2 + ["observed"]

@@ -1,4 +1,4 @@
--- What operators and upkeep look at: the oldest due jobs, what came and went lately, and live leases.
+-- What operators and upkeep look at: the oldest due jobs, what came and went lately, live leases; and what was observed.
 
 -- The verb `oldest`. One seek for each queue and rank, and for each of those behind a lock key or task; of what has become due
 -- and was not made ready since, the first p_looks.
@@ -121,5 +121,53 @@ BEGIN
     FROM leasehold.leases AS l JOIN leasehold.jobs AS j ON j.seq = l.seq AND l.epoch > j.epoch
     LEFT JOIN leasehold.checkpoints AS c ON c.seq = l.seq
     ORDER BY l.seq;
+END
+$lh$;
+
+-- The verb `observed`: a row for each observation that is recorded, and a first one without.
+CREATE OR REPLACE FUNCTION leasehold.observed(p_now bigint)
+RETURNS TABLE (now bigint, round bigint, looked_at bigint, kind text, subject text, task text, noted_at bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER AS $lh$
+BEGIN
+    RETURN QUERY
+    SELECT leasehold.instant(p_now), coalesce(r.round, 0), coalesce(r.looked_at, 0), o.kind, o.subject, o.task, o.noted_at
+    FROM (VALUES (true)) AS one LEFT JOIN leasehold.rounds AS r ON true
+    LEFT JOIN leasehold.observations AS o ON true
+    ORDER BY o.kind, o.subject, o.task;
+END
+$lh$;
+
+-- The verb `observe`. The row of `rounds` is compared and locked first: of two looks that began at one round, the later one
+-- waits, and then finds the round raised.
+CREATE OR REPLACE FUNCTION leasehold.observe(p_round bigint, p_found json, p_patience integer, p_now bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+BEGIN
+    INSERT INTO leasehold.rounds AS r (round, looked_at)
+    SELECT p_round + 1, v_now WHERE p_round = 0 OR EXISTS (SELECT FROM leasehold.rounds)
+    ON CONFLICT (one) DO UPDATE SET round = excluded.round, looked_at = excluded.looked_at WHERE r.round = p_round;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    WITH gone AS (
+        DELETE FROM leasehold.observations AS o WHERE NOT EXISTS (
+            SELECT FROM json_to_recordset(p_found) AS f(kind text, subject text, task text)
+            WHERE (f.kind, f.subject, f.task) = (o.kind, o.subject, o.task)
+        ) RETURNING o.*
+    )
+    INSERT INTO leasehold.events (at, kind, job_id, epoch, owner, facts)
+    SELECT v_now, 'cleared', g.job_id, g.epoch, g.owner, (g.facts::jsonb - 'sentence')::text FROM gone AS g
+    ORDER BY g.kind, g.subject, g.task;
+    WITH new AS (
+        INSERT INTO leasehold.observations (kind, subject, task, noted_at, job_id, epoch, owner, facts)
+        SELECT f.kind, f.subject, f.task, v_now, f.job_id, f.epoch, f.owner, f.facts
+        FROM json_to_recordset(p_found)
+            AS f(kind text, subject text, task text, job_id text, epoch bigint, owner text, facts text)
+        ON CONFLICT DO NOTHING RETURNING *
+    )
+    INSERT INTO leasehold.events (at, kind, job_id, epoch, owner, facts)
+    SELECT v_now, 'observed', n.job_id, n.epoch, n.owner, n.facts FROM new AS n ORDER BY n.kind, n.subject, n.task;
+    RETURN true;
 END
 $lh$;

@@ -214,3 +214,23 @@ CREATE TABLE leasehold_events (
 
 CREATE INDEX leasehold_events_job ON leasehold_events (job_id, number) WHERE job_id IS NOT NULL;
 CREATE INDEX leasehold_events_at ON leasehold_events (at);
+
+-- What upkeep has observed and recorded, until it has ended. job_id, epoch and owner are those of its events.
+CREATE TABLE leasehold_observations (
+    kind      TEXT NOT NULL,
+    subject   TEXT NOT NULL,
+    task      TEXT NOT NULL,
+    noted_at  INTEGER NOT NULL,
+    job_id    TEXT,
+    epoch     INTEGER,
+    owner     TEXT,
+    facts     TEXT NOT NULL,
+    PRIMARY KEY (kind, subject, task)
+) STRICT, WITHOUT ROWID;
+
+-- At most one row: how often upkeep has looked, and when it did last.
+CREATE TABLE leasehold_rounds (
+    one        INTEGER PRIMARY KEY CHECK (one = 1),
+    round      INTEGER NOT NULL,
+    looked_at  INTEGER NOT NULL
+) STRICT;
