@@ -126,7 +126,8 @@ def text_of(page: Path, top: Path) -> str:
     """Return a page as Markdown: a source file is one block of code, and a folder the list of its files."""
     name = page.relative_to(top)
     if page.is_dir():
-        rows = [f"- [{file.name}]({file.name})" for file in sorted(page.glob("*.py"))]
+        files = [file for file in sorted(page.iterdir()) if not file.name.startswith((".", "__"))]
+        rows = [f"- [{file.name}]({file.name})" for file in files]
         return f"# {name}/\n\n" + "\n".join(rows) + "\n"
     text = page.read_text(encoding="utf-8")
     if page.suffix == ".md":

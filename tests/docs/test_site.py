@@ -91,6 +91,22 @@ def test_links_are_those_of_the_staged_pages(site: Any, repository: Path) -> Non
     assert "how-to/two.md" in (repository / "build/zensical.toml").read_text(), "though `nav` does not list it"
 
 
+def test_a_folder_becomes_the_list_of_its_files_and_folders(site: Any, repository: Path) -> None:
+    """Of whatever kind; not what Python leaves there."""
+    folder = repository / "examples"
+    for path in ("shop.py", "deploy/Dockerfile", "__pycache__/shop.pyc"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text("x\n")
+    (repository / "README.md").write_text("[a](examples)\n")
+
+    assert site.stage(repository, repository / "build/docs") == []
+    staged = repository / "build/docs/examples"
+    assert (
+        staged.joinpath("index.md").read_text() == "# examples/\n\n- [deploy](deploy/index.md)\n- [shop.py](shop.md)\n"
+    )
+    assert staged.joinpath("deploy/index.md").read_text() == "# examples/deploy/\n\n- [Dockerfile](Dockerfile.md)\n"
+
+
 def test_a_link_to_a_missing_file_is_noticed(site: Any, repository: Path) -> None:
     """Before anything is built."""
     (repository / "README.md").write_text("[gone](docs/gone.md)\n")
