@@ -122,16 +122,12 @@ class StaleEpoch(LeaseholdError):
         return refusal
 
     def _why(self) -> str:
+        operating = self.verb in _OPERATORS
         if self.presented > self.current:  # only a store knows every issued epoch; to a guard this is a newer owner
-            return (
-                f"the store knows this job at {self.current} only. Either the epoch is mistyped, or the store "
-                "was restored from a backup and has forgotten what it issued: then raise its counter with "
-                f"`leasehold store advance URL --above {self.presented}`, and look at the job."
-            )
+            return self._why_never_issued(operating)
         by = "" if self.reason is None else self.reason.value
         if self.reason in ("manual", "cancellation") and self.moved_by is not None:
             by = repr(self.moved_by) + (f": {self.note!r}" if self.note else "")
-        operating = self.verb in _OPERATORS
         if outcome := self._outcome():
             ended = f" Epoch {self.presented} was ended by {by}." if by else ""
             advice = "Read the job again and decide." if operating else "Stop working on it."
@@ -140,6 +136,21 @@ class StaleEpoch(LeaseholdError):
         then = "no owner holds it now" if self.owner is None else "its current owner will settle it"
         advice = "Read the job again and decide" if operating else f"Stop working on it; {then}"
         return f"the current epoch is {self.current} ({held}{f', moved by {by}' if by else ''}). {advice}."
+
+    def _why_never_issued(self, operating: bool) -> str:
+        current = f"the job's current epoch is {self.current}" if self.current else "the job was never claimed"
+        advance = f"`leasehold store advance URL --above {self.presented}`"
+        if operating:
+            return (
+                f"the store has not issued that epoch for this job; {current}. Check its digits, the job and the store. If "
+                "all are right, the store was restored to an earlier state and has forgotten the epoch: run "
+                f"{advance}, then read the job again."
+            )
+        return (
+            f"the store has no record of this claim; {current}. It was restored to an earlier state, or failed over to a "
+            "server that had not received the claim. Stop working on the job. If the store has recorded no `advanced` "
+            f"event since, run {advance}."
+        )
 
     def _outcome(self) -> str:
         """Return how the job ended, as a clause; "" if it has not ended, or the record does not have it."""

@@ -476,7 +476,7 @@ def test_an_alarm_is_printed_once(url: str, capsys: pytest.CaptureFixture[str]) 
     """It is logged as well as raised; a reader sees one line."""
     code, _, err = called(capsys, "cancel", "first", "--epoch", str(epoch(url, "first") + 10**9))
 
-    assert (code, err.count("the store knows this job at")) == (3, 1)
+    assert (code, err.count("the store has not issued that epoch")) == (3, 1)
 
 
 def test_the_store_of_the_environment_is_checked(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,9 @@ CASES = {
         ("it was completed by 'ann' at ", "'paid in cash'", "What moved it first: finished at "),
     ),
     "an older store's epoch": Case(of_an_older_store, ("moved by claim", "'worker-1' got it at ")),
-    "a newer store's epoch": Case(of_a_newer_store, ("the store knows this job at ", "leasehold store advance")),
+    "a newer store's epoch": Case(
+        of_a_newer_store, ("the store has not issued that epoch for this job", "Check its digits")
+    ),
 }
 
 

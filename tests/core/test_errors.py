@@ -103,9 +103,17 @@ def test_the_tree_is_as_drawn() -> None:
         ),
         (
             StaleEpoch.of_job("a", presented=43, current=42),
-            "job 'a': write with epoch 43 is refused: the store knows this job at 42 only. Either the epoch is "
-            "mistyped, or the store was restored from a backup and has forgotten what it issued: then raise its "
-            "counter with `leasehold store advance URL --above 43`, and look at the job.",
+            "job 'a': write with epoch 43 is refused: the store has no record of this claim; the job's current epoch "
+            "is 42. It was restored to an earlier state, or failed over to a server that had not received the claim. "
+            "Stop working on the job. If the store has recorded no `advanced` event since, run `leasehold store "
+            "advance URL --above 43`.",
+        ),
+        (
+            StaleEpoch.of_job("a", presented=43, current=0, verb="cancel"),
+            "job 'a': cancel with epoch 43 is refused: the store has not issued that epoch for this job; the job was "
+            "never claimed. Check its digits, the job and the store. If all are right, the store was restored to an "
+            "earlier state and has forgotten the epoch: run `leasehold store advance URL --above 43`, then read the "
+            "job again.",
         ),
         (
             SETTLED,
