@@ -142,14 +142,14 @@ class StaleEpoch(LeaseholdError):
         advance = f"`leasehold store advance URL --above {self.presented}`"
         if operating:
             return (
-                f"the store has not issued that epoch for this job; {current}. Check its digits, the job and the store. If "
-                "all are right, the store was restored to an earlier state and has forgotten the epoch: run "
+                f"the store has not issued that epoch for this job; {current}. Check its digits, the job and the "
+                "store. If all are right, the store was restored to an earlier state and has forgotten the epoch: run "
                 f"{advance}, then read the job again."
             )
         return (
-            f"the store has no record of this claim; {current}. It was restored to an earlier state, or failed over to a "
-            "server that had not received the claim. Stop working on the job. If the store has recorded no `advanced` "
-            f"event since, run {advance}."
+            f"the store has no record of this claim; {current}. It was restored to an earlier state, or failed over to "
+            "a server that had not received the claim. Stop working on the job. If the store has recorded no "
+            f"`advanced` event since, run {advance}."
         )
 
     def _outcome(self) -> str:

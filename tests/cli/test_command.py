@@ -66,9 +66,9 @@ def test_help_is_as_wide_as_the_terminal_up_to_100_columns_and_cuts_no_word(comm
 
     assert usage.startswith("Usage: ")
     assert "..." not in rest
-    assert "Look after a store: check it, migrate it, advance its epochs, grant rights." in " ".join(text.split()) or (
-        command == ["worker"]
-    )
+    assert "Look after a store: check it, measure it, migrate it, advance its epochs, grant rights." in " ".join(
+        text.split()
+    ) or (command == ["worker"])
     widest = max(len(line) for line in rest.partition("Commands:")[2].splitlines() or [""])
     assert widest <= min(columns, 100)
     if columns == 200 and command != []:

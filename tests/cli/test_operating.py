@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,10 @@ def test_a_job_that_moves_meanwhile_is_left_alone_and_named(
         ("cancel", "--queue", "mail", "--epoch", "1"),
         ("resolve", "first", "charge"),
         ("prune", "--older-than", "soon"),
+        ("prune",),
+        ("prune", "--older-than", "1h", "--before", "1h"),
+        ("jobs", "--json", "--jsonl"),
+        ("store", "check", "sqlite:///a.db", "--store", "sqlite:///b.db"),
         ("jobs", "--since", "yesterday"),
         ("jobs", "--meta", "tenant"),
         ("jobs", "--cursor", "x"),
@@ -325,7 +330,85 @@ def test_old_jobs_are_counted_and_then_removed(url: str, capsys: pytest.CaptureF
     assert answer(capsys, "prune", "--older-than", "0s")["count"] == 3
     assert called(capsys, "prune", "--older-than", "0s", "--apply")[0] == 2
 
+    code, _, err = called(capsys, "prune", "--older-than", "0s", "--apply", "--expect", "2")
+    assert (code, "3 jobs are that old, not the expected 2. Nothing was removed." in err) == (4, True)
     assert answer(capsys, "prune", "--older-than", "0s", "--apply", "--expect", "3")["jobs"] == 3
+
+
+def test_a_prune_removes_what_was_counted(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that is printed names the instant, since an age moves on."""
+    monkeypatch.setattr("sys.argv", ["leasehold", "prune", "--older-than", "0s", "--as-it-was"])
+    _, _, err = called(capsys, "prune", "--older-than", "0s")
+    again = err.strip().splitlines()[-1].split()
+    assert (again[:4], again[5:]) == (["leasehold", "prune", "--as-it-was", "--before"], ["--apply", "--expect", "3"])
+    assert called(capsys, "cancel", "second", "--epoch", str(epoch(url, "second")))[0] == 0
+
+    assert answer(capsys, "prune", "--before", again[4])["count"] == 3
+    assert answer(capsys, "prune", "--older-than", "0s")["count"] == 4
+
+    assert answer(capsys, "prune", "--before", again[4], "--apply", "--expect", "3")["jobs"] >= 3
+    assert called(capsys, "prune", "--before", "2999-01-01")[0] == 2
+
+
+APP = """
+from datetime import date
+from leasehold import Retry, Router
+
+router = Router({url!r})
+
+@router.task(queue="mail", retry=Retry(max_errors=7), priority=4)
+def remind(to: str, on: date) -> None: ...
+"""
+
+
+def test_a_job_has_the_settings_of_its_task_where_the_application_is_named(
+    url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its queue, its retries and its arguments; an option beats them. Without the application, the defaults."""
+    (tmp_path / "adding_app.py").write_text(APP.format(url=url))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    call = ("add", "--task", "remind", "--payload", '{"to": "ann", "on": "2026-11-18"}')
+
+    added = answer(capsys, *call, "--app", "adding_app")
+    found = answer(capsys, "show", added["id"])
+    assert (found["queue"], found["max_errors"], found["priority"]) == ("mail", 7, 4)
+    assert found["payload"] == {"to": "ann", "on": "2026-11-18"}
+    del sys.modules["adding_app"]  # in a process of its own the module is imported once
+    added = answer(capsys, *call, "--app", "adding_app", "--queue", "slow", "--priority", "0")
+    assert (added["queue"], added["priority"]) == ("slow", 0)
+
+    code, out, err = called(capsys, *call)
+    assert (code, answer(capsys, "show", out.strip())["max_errors"]) == (0, Retry().max_errors)
+    assert "--app MODULE:ROUTER uses the task's own" in err
+
+
+@pytest.mark.parametrize(
+    ("task", "payload", "words"),
+    [
+        ("remnd", "{}", "did you mean 'remind'?"),
+        ("remind", '{"to": "ann"}', "'on'"),
+        ("remind", '{"to": "ann", "on": "soon"}', "on"),
+    ],
+)
+def test_an_application_refuses_a_job_that_its_task_could_not_run(
+    url: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    task: str,
+    payload: str,
+    words: str,
+) -> None:
+    """As a wrong usage; nothing is added."""
+    (tmp_path / "refusing_app.py").write_text(APP.format(url=url))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    code, out, err = called(capsys, "add", "x", "--app", "refusing_app", "--task", task, "--payload", payload)
+
+    assert (code, out, words in err) == (2, "", True), err
+    assert called(capsys, "show", "x")[0] == 5
 
 
 def test_a_job_is_added_from_the_command_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,7 +416,7 @@ def test_a_job_is_added_from_the_command_line(url: str, capsys: pytest.CaptureFi
     added = answer(
         capsys, "add", "new", "--payload", '{"n": 1}', "--meta", "tenant=1", "--queue", "q", "--priority", "3"
     )
-    assert added == {"id": "new", "created": True, "status": "pending"}
+    assert (added["id"], added["created"], added["status"], added["queue"]) == ("new", True, "pending", "q")
     assert called(capsys, "add", "new") == (0, "", "job 'new' exists already, and is pending; nothing was added\n")
     found = answer(capsys, "show", "new")
     assert (found["payload"], found["meta"], found["queue"], found["priority"]) == ({"n": 1}, {"tenant": 1}, "q", 3)

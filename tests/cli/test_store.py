@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.cli.command import leasehold
+from tests.postgres.fixtures import NEWEST, Place, url_of
 
-from leasehold import Router
+from leasehold import NewJob, Router
 from leasehold.cli.app import run
 from leasehold.stores.memory import MemoryStore
 
@@ -60,7 +61,7 @@ def test_every_broken_invariant_is_a_line_and_the_check_fails(
     monkeypatch.setattr(store, "verify", lambda: broken)
     router = Router()
     monkeypatch.setattr(router._adder, "store", store)
-    monkeypatch.setattr("leasehold.cli.store.open_existing", lambda url, schema: router)
+    monkeypatch.setattr("leasehold.cli.target.open_existing", lambda url, schema: router)
 
     code = run(["store", "check", "sqlite:///jobs.db", *(["--json"] if as_json else [])])
 
@@ -125,7 +126,35 @@ def test_a_missing_url_is_a_usage_error() -> None:
     shown = leasehold("store", "check")
 
     assert shown.returncode == 2
-    assert "Missing argument 'URL'" in shown.stderr
+    assert "no store is named: pass --store URL, set LEASEHOLD_STORE" in shown.stderr
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+def test_stats_show_how_large_a_store_is(store: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The jobs by status, and each table; what is estimated is marked so."""
+    place = None
+    if store == "postgres":
+        place = Place(url_of(NEWEST))
+        made = place.store()
+        made.add([NewJob("a", "null")])
+        url, schema = made.database.url, made.database.schema
+    else:
+        schema = "leasehold"
+    try:
+        assert run(["store", "stats", url, "--schema", schema, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert run(["store", "stats", "--store", url, "--schema", schema]) == 0
+        shown = capsys.readouterr().out
+    finally:
+        if place is not None:
+            place.clear()
+    tables = {one["name"]: one for one in found["tables"]}
+    assert found["bytes"] > 10_000
+    assert sum(found["jobs"].values()) == (1 if store == "postgres" else 3)
+    assert {"jobs", "events", "ownerships", "store"} <= tables.keys()
+    assert [tables["jobs"][name] for name in ("exact", "rows")] == [store == "sqlite", 3 if store == "sqlite" else 0]
+    assert ("PostgreSQL " if store == "postgres" else "SQLite ") in shown
+    assert ("~" in shown, "DEAD ROWS" in shown) == (store == "postgres",) * 2
 
 
 def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:

@@ -677,8 +677,8 @@ def test_the_command_proves_guards(app: Path, capsys: pytest.CaptureFixture[str]
     sealing_app.router.guard("careless", Reference(app, CarelessShelf))
 
     assert run([*call, "--json"]) == 1
-    rows = json.loads(capsys.readouterr().out)["guards"]
-    assert [(row["guard"], row["proved"]) for row in rows] == [("careless", False), ("shelf", True)]
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["name"], row["proved"]) for row in rows] == [("careless", False), ("shelf", True)]
 
 
 def test_a_key_knows_how_to_seal_itself(router: Router, shelf: Reference) -> None:

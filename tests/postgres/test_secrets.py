@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from leasehold import LeaseholdError, Router
-from leasehold.cli.store import open_existing
+from leasehold.cli.opening import open_existing
 from leasehold.core.redaction import shown_url
 from leasehold.stores.postgres.errors import cannot_connect
 from leasehold.testing.hunt.tables import tables_of

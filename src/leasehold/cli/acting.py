@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import shlex
 import sys
@@ -16,17 +15,20 @@ import click
 from .. import Job, Router, StaleEpoch
 from ..core.ownership import Note, NoteKind
 from ..core.search import Search
+from ..core.wording import counted
 from ..router.bulk import Action, BulkOutcome, matching
 from ..views import Views
+from .asking import agrees, asked, can_ask, declined, yes_option
 from .completion import job_ids, owner_names
 from .finding import filter_options, has_filter
 from .jobs import worded
-from .output import Output, cell, output_options, show_one, show_rows
+from .output import Output, cell, output_options, show_one, show_rows, show_sentence
 from .target import Target, actor_option, parsed_json, target_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 REFUSED = 3  # the epoch has moved
+CONFLICT = 4  # a job's state forbids it
 UNSEALED = 1  # it was done, and guarded keys could not be reached: the owner may still write to them
 _SHOWN = 10
 _TRIES = 100  # of a verb behind broken glass: a job that moves more often than this is not one to act upon
@@ -40,7 +42,8 @@ def _fenced(command: F) -> F:
     @click.option("--epoch", type=int, metavar="N", help="The epoch that you saw, as `leasehold show ID` prints it.")
     @click.option("--note", metavar="TEXT", help="Why; it is recorded.")
     @click.option("--break-glass", is_flag=True, help="Act whatever the epoch is. Needs --reason, and is recorded.")
-    @click.option("--reason", metavar="TEXT", help="Why the glass is broken.")
+    @click.option("--reason", metavar="TEXT", help="Why the glass is broken. A terminal is asked for it.")
+    @yes_option
     @functools.wraps(command)
     def wrapped(**options: Any) -> Any:
         return command(**options)
@@ -84,13 +87,17 @@ class _Attempt:
         note: str | None,
         break_glass: bool,
         reason: str | None,
+        yes: bool,
     ) -> None:
+        if break_glass and not reason and can_ask(yes):
+            reason = asked("Why is the glass broken? It is shown in the job's history")
         if break_glass and not reason:
             raise click.UsageError("--break-glass needs --reason TEXT: it is shown in the job's history.")
         if break_glass and epoch is not None:
             raise click.UsageError("--break-glass reads the epoch itself: leave out --epoch.")
         self.target, self.output, self.by = target, output, by
         self.epoch, self.break_glass, self.reason = epoch, break_glass, reason
+        self.asks = can_ask(yes)
         self.note = f"break-glass: {reason}" if break_glass else note
 
     def run(self, id: str, act: Callable[[Router, int], Job | None]) -> int:
@@ -100,10 +107,15 @@ class _Attempt:
             try:
                 if self.break_glass:
                     self._break_glass(router, id, act)
-                elif self.epoch is None:
-                    return self._ask(router, views, id)
-                else:
+                elif self.epoch is not None:
                     act(router, self.epoch)
+                else:
+                    seen = self._show(router, views, id)
+                    if not self.asks:
+                        return _say_how_to_repeat(seen)
+                    if not agrees(f"{_verb().capitalize()} it?"):
+                        return declined()
+                    act(router, seen)
             except StaleEpoch as refusal:
                 messages.discard(str(refusal))  # an alarm is logged as well as raised
                 for line in _moves(views, id, refusal.presented, self.output):
@@ -135,17 +147,24 @@ class _Attempt:
             except StaleEpoch:
                 if not left:
                     raise
-        facts = {"verb": click.get_current_context().info_name, "by": self.by, "reason": self.reason, "seen": seen}
+        facts = {"verb": _verb(), "by": self.by, "reason": self.reason, "seen": seen}
         router.store.record(Note(NoteKind.BREAK_GLASS, id, router.job(id).epoch, None, facts))
 
-    def _ask(self, router: Router, views: Views, id: str) -> int:
+    def _show(self, router: Router, views: Views, id: str) -> int:
+        """Print the job as it is now, and return the epoch that the operator sees with it."""
         job = router.job(id)
         show_one({**views.short(job), "explanation": router.explain(job)}, self.output)
-        again = [*arguments(), "--epoch", str(job.epoch)]
-        click.echo(
-            f"Nothing was done. If this is the state that you mean to change, run:\n  {shlex.join(again)}", err=True
-        )
-        return 2
+        return job.epoch
+
+
+def _say_how_to_repeat(epoch: int) -> int:
+    again = shlex.join([*arguments(), "--epoch", str(epoch)])
+    click.echo(f"Nothing was done. If this is the state that you mean to change, run:\n  {again}", err=True)
+    return 2
+
+
+def _verb() -> str:
+    return click.get_current_context().info_name or ""
 
 
 def _warn_of_unsealed(job_id: str, keys: Sequence[str]) -> None:
@@ -167,7 +186,7 @@ def _moves(views: Views, id: str, seen: int, output: Output) -> list[str]:
     if first["kind"] == "ownership":
         what = f"{first['owner']!r} got it at {at}, by {first['began']}"
     else:
-        what = f"{first['kind']} at {at}: {worded(first)}"
+        what = f"{first['kind']} at {at}: {worded(first, output)}"
     return [f"What moved it first: {what}.", f"All of it: leasehold history {shlex.quote(id)}"]
 
 
@@ -280,7 +299,7 @@ def _one_or_many(verb: Action, text: str) -> click.Command:
     @click.argument("id", required=False, shell_complete=job_ids)
     @filter_options
     @click.option("--apply", is_flag=True, help="Do it to all jobs that fit; without it they are only counted.")
-    @click.option("--expect", type=int, metavar="N", help="How many jobs must fit.")
+    @click.option("--expect", type=int, metavar="N", help="With --apply: how many jobs must fit.")
     @_fenced
     @actor_option
     @target_options
@@ -314,13 +333,21 @@ def _one_or_many(verb: Action, text: str) -> click.Command:
             )
         with target.open() as router:
             if not apply:
-                return _preview(router, target, output, wanted)
+                _preview(router, target, output, wanted, verb)
+                return 0
+            if expect is None and can_ask(fence["yes"]):
+                expect = _preview(router, target, output, wanted)
+                if not expect:
+                    return 0
+                if not agrees(f"{verb.capitalize()} {counted(expect, 'job', 'jobs')}?"):
+                    return declined()
             return _apply(router, output, verb, wanted, expect, by, fence["note"])
 
     return command
 
 
-def _preview(router: Router, target: Target, output: Output, wanted: Search) -> int:
+def _preview(router: Router, target: Target, output: Output, wanted: Search, verb: Action | None = None) -> int:
+    """Print the first jobs that fit, and with *verb* the command that does it; return how many fit."""
     views, count = Views(router, target.redaction), 0
     first: list[dict[str, Any]] = []
     for job in matching(router, wanted):
@@ -328,11 +355,14 @@ def _preview(router: Router, target: Target, output: Output, wanted: Search) -> 
         if len(first) < _SHOWN:
             first.append(views.short(job))
     show_rows(first, _PREVIEW, output, empty="No job fits.", count=count, applied=False)
-    if count and not output.is_for_programs:
+    if not count or output.is_for_programs:
+        return count
+    more = f", the first {_SHOWN} above" if count > _SHOWN else ""
+    click.echo(f"{counted(count, 'job fits', 'jobs fit')}{more}.", err=True)
+    if verb is not None:
         again = shlex.join([*arguments(), "--apply", "--expect", str(count)])
-        more = f", the first {_SHOWN} above" if count > _SHOWN else ""
-        click.echo(f"{count} jobs fit{more}. Nothing was done. To do it:\n  {again}", err=True)
-    return 0
+        click.echo(f"Nothing was done. To {verb} {'it' if count == 1 else 'them'}:\n  {again}", err=True)
+    return count
 
 
 def _apply(
@@ -345,19 +375,18 @@ def _apply(
     _show_outcome(outcome, output)
     if outcome.refused:
         return REFUSED
-    return 4 if outcome.moved else 0
+    if outcome.moved:
+        return CONFLICT
+    return UNSEALED if outcome.unsealed else 0
 
 
 def _show_outcome(outcome: BulkOutcome, output: Output) -> None:
     moved = [{"id": one.id, "why": str(one.error)} for one in outcome.moved]
-    if output.is_for_programs:
-        facts = {"verb": outcome.verb, "done": outcome.done, "moved": moved, "unsealed": dict(outcome.unsealed)}
-        click.echo(json.dumps(facts, ensure_ascii=False))
-        return
     past = {"cancel": "cancelled", "replay": "replayed", "requeue": "requeued"}[outcome.verb]
-    click.echo(f"{outcome.done} {past}" + (f", {len(moved)} left alone:" if moved else ""))
-    for one in moved:
-        click.echo(f"  {one['id']}: {one['why']}")
+    lines = [f"{outcome.done} {past}" + (f", {len(moved)} had moved and were left alone:" if moved else "")]
+    lines += [f"  {one['id']}: {one['why']}" for one in moved]
+    facts = {"verb": outcome.verb, "done": outcome.done, "moved": moved, "unsealed": dict(outcome.unsealed)}
+    show_sentence(facts, "\n".join(lines), output)
     for job_id, keys in outcome.unsealed.items():
         _warn_of_unsealed(job_id, keys)
 

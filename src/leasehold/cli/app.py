@@ -8,13 +8,14 @@ import click
 
 from .. import LeaseholdError, __version__
 from . import acting, jobs, queues
+from .adding import add
 from .completion import completion
 from .demo import demo
 from .doctor import doctor
 from .exit_codes import INTERRUPTED, code_of, exit_codes
 from .guard import guard
 from .health import worker_health
-from .help import SETTINGS, Group
+from .help import SETTINGS, Group, examples_first
 from .prune import prune
 from .store import store
 from .worker import worker
@@ -52,12 +53,13 @@ def app(context: click.Context) -> None:
 
 
 for _command in (
-    *(jobs.add, jobs.jobs, jobs.show, jobs.history, jobs.explain, jobs.events),
+    *(add, jobs.jobs, jobs.show, jobs.history, jobs.explain, jobs.events),
     *(acting.transfer, acting.requeue, acting.cancel, acting.replay, acting.complete, acting.resolve, prune),
     *(queues.queues, queues.workers, doctor),
     *(demo, guard, store, worker, worker_health, exit_codes, completion),
 ):
     app.add_command(_command)
+examples_first(app)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

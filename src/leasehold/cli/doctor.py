@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
-from .output import Output, output_options
+from .output import Output, check_fields, localized, output_options, show_rows
 from .target import Target, target_options
 
 
@@ -30,7 +31,7 @@ def doctor(target: Target, output: Output, quiet_seconds: float, waiting_seconds
     with target.open() as router:
         found = router.observations(quiet_seconds=quiet_seconds, waiting_seconds=waiting_seconds)
         broken = router.verify()
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "kind": one.kind.value,
             "subject": one.subject,
@@ -41,14 +42,17 @@ def doctor(target: Target, output: Output, quiet_seconds: float, waiting_seconds
         }
         for one in found
     ]
-    if output.as_lines:
-        for row in rows:
-            click.echo(json.dumps(row, ensure_ascii=False))
-    elif output.as_json:
-        click.echo(json.dumps({"ok": not (rows or broken), "observations": rows, "broken": broken}, ensure_ascii=False))
+    if output.as_json:
+        check_fields(rows, output.fields)
+        chosen = [{name: row.get(name) for name in output.fields or row} for row in rows]
+        click.echo(
+            json.dumps({"ok": not (rows or broken), "observations": chosen, "broken": broken}, ensure_ascii=False)
+        )
+    elif output.as_lines or output.fields:
+        show_rows(rows, (), output, empty="Nothing was found: the work moves.")
     else:
         for row in rows:
-            click.echo(f"{row['kind']}: {row['sentence']}\n    {row['command']}")
+            click.echo(f"{row['kind']}: {localized(row['sentence'], output)}\n    {row['command']}")
         for sentence in broken:
             click.echo(f"broken: {sentence}")
         if not (rows or broken):

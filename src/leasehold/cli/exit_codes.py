@@ -7,6 +7,7 @@ from typing import NamedTuple
 import click
 
 from .. import Conflict, InvalidArgument, NoLease, StaleEpoch, StoreUnavailable, UnknownJob, Unsupported
+from .output import Output, output_options, show_rows
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -22,7 +23,7 @@ class Code(NamedTuple):
 CODES = (
     Code(0, "done; an empty list too"),
     Code(1, "failed, or something was found"),
-    Code(2, "wrong usage, or the epoch was missing", (InvalidArgument, Unsupported)),
+    Code(2, "wrong usage, or the epoch is missing", (InvalidArgument, Unsupported)),
     Code(3, "refused: the epoch has moved, of one job or of some of many", (StaleEpoch,)),
     Code(4, "conflict: the job's state forbids it", (Conflict,)),
     Code(5, "not found", (UnknownJob,)),
@@ -39,14 +40,20 @@ def code_of(error: Exception) -> int:
 
 
 @click.command("exit-codes")
-def exit_codes() -> int:
+@output_options
+def exit_codes(output: Output) -> int:
     """
     List the exit codes of all commands.
 
     \b
-    Example:
+    Examples:
+      leasehold exit-codes
       leasehold cancel invoice-42 --epoch 7; echo $?
     """
+    rows = [{"code": one.code, "meaning": one.meaning} for one in CODES]
+    if output.is_for_programs or output.fields:
+        show_rows(rows, ("code", "meaning"), output, empty="")
+        return 0
     for one in CODES:
         click.echo(f"{one.code:>3}  {one.meaning}")
     return 0

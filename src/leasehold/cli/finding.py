@@ -61,8 +61,8 @@ _NAMES = (
 def _search(since: str | None, until: str | None, meta: Any, payload: Any, **names: Any) -> Search:
     return search.checked(
         **names,
-        since_us=_instant(since, "--since"),
-        until_us=_instant(until, "--until"),
+        since_us=None if since is None else instant_us(since, "--since"),
+        until_us=None if until is None else instant_us(until, "--until"),
         meta=pairs(meta, "--meta"),
         payload=pairs(payload, "--payload"),
     )
@@ -81,9 +81,8 @@ def age_us(text: str, option: str) -> int:
     return int(found[1]) * _UNITS[found[2]] * 1_000_000
 
 
-def _instant(text: str | None, option: str) -> int | None:
-    if text is None:
-        return None
+def instant_us(text: str, option: str) -> int:
+    """Return an age such as 2h, or an ISO time, as the instant that it names; a time without an offset is local."""
     if _AGO.fullmatch(text.strip()):
         return SystemClock().now() - age_us(text, option)
     try:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from .. import LeaseholdError
 from .help import Group
 from .loading import load
-from .store import as_json_option
-from .target import system_user
+from .output import Output, output_options, show_rows, show_sentence
+from .target import actor_option
 
 _app = click.option(
     "--app", "path", required=True, metavar="MODULE:ROUTER", help="The Router whose guards are used, as in app:router."
@@ -25,6 +23,11 @@ def guard() -> None:
 
     A guard refuses writes of stale owners at a file, an object, a table, a git branch or a service. Which guards there
     are is known to the application alone, so these commands import it.
+
+    \b
+    Examples:
+      leasehold guard seal invoice-42 --app app:router     its last owner cannot write any more
+      leasehold guard prove --app app:router               do the guards refuse a stale write?
     """
 
 
@@ -32,9 +35,9 @@ def guard() -> None:
 @click.argument("job_id", metavar="JOB")
 @_app
 @_folder
-@click.option("--as", "by", metavar="NAME", help="Who acts; it is recorded. Default: the system user.")
-@as_json_option
-def seal(job_id: str, path: str, folder: str, by: str | None, as_json: bool) -> int:
+@actor_option
+@output_options
+def seal(output: Output, job_id: str, path: str, folder: str, by: str) -> int:
     """
     Seal the guarded keys of JOB, which has ended, so that its last owner cannot write to them.
 
@@ -47,26 +50,20 @@ def seal(job_id: str, path: str, folder: str, by: str | None, as_json: bool) -> 
       leasehold guard seal invoice-42 --app app:router --json
     """
     with load(path, folder) as router:
-        done = router.seal(job_id, by=by or system_user())
-    if as_json:
-        unreached = [one._asdict() for one in done.unreached]
-        facts = {"job_id": done.job_id, "epoch": done.epoch, "sealed": done.sealed, "unreached": unreached}
-        click.echo(json.dumps(facts, ensure_ascii=False))
-        return 1 if done.unreached else 0
-    for name, key in done.sealed:
-        click.echo(f"sealed {name}:{key} at epoch {done.epoch}")
-    for one in done.unreached:
-        click.echo(f"not reached: {one}")
-    if not (done.sealed or done.unreached):
-        click.echo(f"job {job_id!r} has no guarded keys.")
+        done = router.seal(job_id, by=by)
+    lines = [f"sealed {name}:{key} at epoch {done.epoch}" for name, key in done.sealed]
+    lines += [f"not reached: {one}" for one in done.unreached]
+    unreached = [one._asdict() for one in done.unreached]
+    facts = {"job_id": done.job_id, "epoch": done.epoch, "sealed": done.sealed, "unreached": unreached}
+    show_sentence(facts, "\n".join(lines) or f"job {job_id!r} has no guarded keys.", output)
     return 1 if done.unreached else 0
 
 
 @guard.command()
 @_app
 @_folder
-@as_json_option
-def prove(path: str, folder: str, as_json: bool) -> int:
+@output_options
+def prove(output: Output, path: str, folder: str) -> int:
     """
     Show on the real resources that the guards of an application refuse a stale write.
 
@@ -84,12 +81,12 @@ def prove(path: str, folder: str, as_json: bool) -> int:
                 verdicts[name] = None
             except LeaseholdError as error:
                 verdicts[name] = str(error)
-    if as_json:
-        rows = [{"guard": name, "proved": why is None, "why": why} for name, why in verdicts.items()]
-        click.echo(json.dumps({"guards": rows}, ensure_ascii=False))
-    else:
-        for name, why in verdicts.items():
-            click.echo(f"{name}: " + ("proved" if why is None else f"NOT PROVED: {why}"))
-        if not verdicts:
-            click.echo("No guard is registered: router.guard(name, guard) does that.")
+    rows = [{"name": name, "proved": why is None, "why": why} for name, why in verdicts.items()]
+    if output.is_for_programs or output.fields:
+        show_rows(rows, (), output, empty="No guard is registered.")
+        return 1 if any(verdicts.values()) else 0
+    for name, why in verdicts.items():
+        click.echo(f"{name}: " + ("proved" if why is None else f"NOT PROVED: {why}"))
+    if not verdicts:
+        click.echo("No guard is registered: router.guard(name, guard) does that.")
     return 1 if any(verdicts.values()) else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 
 import click
 
@@ -42,6 +43,21 @@ _OTHERS = {
     "status": "queues",
     "stats": "queues",
 }
+
+
+def examples_first(command: click.Command) -> None:
+    """Put the examples of a command, and of all below it, behind the first sentence of its help."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    first = next((number for number, text in enumerate(paragraphs) if text.startswith("\b\nExample")), None)
+    if first is not None:
+        last = first + 1
+        while last < len(paragraphs) and paragraphs[last].startswith("\b\n") and "Exit codes:" not in paragraphs[last]:
+            last += 1
+        shown = paragraphs[first:last]
+        command.help = "\n\n".join([paragraphs[0], *shown, *paragraphs[1:first], *paragraphs[last:]])
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            examples_first(each)
 
 
 class Group(click.Group):

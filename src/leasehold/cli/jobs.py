@@ -1,11 +1,9 @@
-"""The commands that add jobs and look at them: add, jobs, show, history, explain, events."""
+"""The commands that look at jobs: jobs, show, history, explain, events."""
 
 from __future__ import annotations
 
 import json
-import sys
-import threading
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -15,63 +13,15 @@ from ..core import instants
 from ..core.ownership import Event
 from ..core.search import Search
 from ..views import Views
-from .completion import job_ids, queue_names, task_names
+from .completion import job_ids
 from .finding import filter_options
-from .output import Output, output_options, show_one, show_rows
-from .target import Target, pairs, parsed_json, target_options
+from .output import Output, localized, output_options, show_one, show_rows, show_sentence
+from .target import Target, target_options
+from .watching import Watch, watch_options
 
 _COLUMNS = ("id", "status", "task", "queue", "epoch", "owner", "errors", "reclaims", "updated_at", "error")
 _HISTORY = ("at", "kind", "epoch", "owner", "what")
 _EVENTS = ("number", "at", "kind", "job_id", "epoch", "owner", "what")
-_WATCH_SECONDS = 2.0
-
-
-@click.command()
-@click.argument("id", required=False)
-@click.option("--payload", metavar="JSON", help="What the handler gets: its arguments, as a JSON object.")
-@click.option("--task", metavar="NAME", shell_complete=task_names, help="The task that handles it.")
-@click.option(
-    "--queue",
-    metavar="NAME",
-    default="default",
-    show_default=True,
-    shell_complete=queue_names,
-    help="Where it waits.",
-)
-@click.option("--priority", default=0, show_default=True, help="Larger is claimed first.")
-@click.option("--delay-seconds", type=float, help="Due so much later.")
-@click.option("--lock", metavar="KEY", help="One running job per key.")
-@click.option("--unique", metavar="KEY", help="One unfinished job per key.")
-@click.option("--meta", multiple=True, metavar="KEY=VALUE", help="The producer's own; VALUE is JSON or text.")
-@target_options
-@output_options
-def add(
-    target: Target, output: Output, id: str | None, payload: str | None, meta: tuple[str, ...], **options: Any
-) -> int:
-    """
-    Add a job, unless one with this ID exists.
-
-    Without ID, the job gets a UUID, which is printed. What the task's decorator sets, such as its retries, is known to
-    the application alone: the job gets the defaults.
-
-    \b
-    Examples:
-      leasehold add --task send --payload '{"to": "ann@example.org"}' --queue mail
-      leasehold add invoice-42 --payload '{"total": 10}'
-    """
-    chosen = {name: value for name, value in options.items() if value is not None}
-    if meta:
-        chosen["meta"] = pairs(meta, "--meta")
-    with target.open() as router:
-        added = router.add(id, None if payload is None else parsed_json(payload, "--payload"), **chosen)
-    facts = {"id": added.job.id, "created": added.created, "status": added.job.status.value}
-    if output.is_for_programs:
-        click.echo(json.dumps(facts, ensure_ascii=False))
-    elif added.created:
-        click.echo(added.job.id)
-    else:
-        click.echo(f"job {added.job.id!r} exists already, and is {added.job.status.value}; nothing was added", err=True)
-    return 0
 
 
 @click.command()
@@ -79,11 +29,11 @@ def add(
 @click.option("--oldest", is_flag=True, help="Oldest first.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
 @click.option("--cursor", metavar="TEXT", help="Go on where an earlier page ended.")
-@click.option("--watch", is_flag=True, help="Print again every two seconds, until Ctrl-C.")
+@watch_options("Print the list again and again")
 @target_options
 @output_options
 def jobs(
-    target: Target, output: Output, wanted: Search, oldest: bool, limit: int, cursor: str | None, watch: bool
+    target: Target, output: Output, wanted: Search, oldest: bool, limit: int, cursor: str | None, watch: Watch
 ) -> int:
     """
     List jobs by any combination of filters, newest first.
@@ -98,7 +48,7 @@ def jobs(
       leasehold jobs --queue mail --meta tenant=acme --payload order.total=10
       leasehold jobs --status running --watch
     """
-    wanted = _turned(wanted) if oldest else wanted
+    wanted = replace(wanted, newest=False) if oldest else wanted
     with target.open() as router:
         views = Views(router, target.redaction)
 
@@ -116,25 +66,8 @@ def jobs(
                 more = "there are more" if page["complete"] else "20,000 jobs were looked at; there may be more"
                 click.echo(f"({more}: --cursor {page['cursor']})", err=True)
 
-        _repeat(once, watch)
+        watch.repeat(once)
     return 0
-
-
-def _turned(wanted: Search) -> Search:
-    from dataclasses import replace
-
-    return replace(wanted, newest=False)
-
-
-def _repeat(once: Callable[[], None], watch: bool) -> None:
-    """Print once, or again and again, in place on a terminal."""
-    once()
-    pause = threading.Event()
-    while watch:
-        pause.wait(_WATCH_SECONDS)
-        if sys.stdout.isatty():
-            click.clear()
-        once()
 
 
 @click.command()
@@ -178,10 +111,10 @@ def history(target: Target, output: Output, id: str) -> int:
 
 def _rows_worded(rows: list[dict[str, Any]], output: Output) -> list[dict[str, Any]]:
     """Return *rows* with what happened as a person reads it, unless a program does."""
-    return rows if output.is_for_programs else [{**row, "what": worded(row)} for row in rows]
+    return rows if output.is_for_programs else [{**row, "what": worded(row, output)} for row in rows]
 
 
-def worded(row: dict[str, Any]) -> str:
+def worded(row: dict[str, Any], output: Output) -> str:
     """Return what a row of a history says, as a person reads it."""
     if row["kind"] == "ownership":
         ended = "still holds it" if row["ended"] is None else f"ended by {row['ended']}"
@@ -190,13 +123,13 @@ def worded(row: dict[str, Any]) -> str:
         return f"began by {row['began']}, {ended}{by}{note}"
     facts = row["facts"]
     if isinstance(facts, dict):
-        return ", ".join(_fact(name, value) for name, value in facts.items() if value is not None)
+        return ", ".join(_fact(name, value, output) for name, value in facts.items() if value is not None)
     return str(facts)  # redacted
 
 
-def _fact(name: str, value: Any) -> str:
+def _fact(name: str, value: Any, output: Output) -> str:
     if name.endswith("_us") and isinstance(value, int):
-        return f"{name.removesuffix('_us')}_at {instants.aware(value).isoformat(timespec='seconds')}"
+        return f"{name.removesuffix('_us')}_at {localized(instants.aware(value).isoformat(), output)}"
     return f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
 
 
@@ -214,10 +147,7 @@ def explain(target: Target, output: Output, id: str) -> int:
     """
     with target.open() as router:
         sentence = router.explain(id)
-    if output.is_for_programs:
-        click.echo(json.dumps({"id": id, "explanation": sentence}, ensure_ascii=False))
-    else:
-        click.echo(sentence)
+    show_sentence({"id": id, "explanation": sentence}, localized(sentence, output), output)
     return 0
 
 
@@ -227,7 +157,7 @@ def explain(target: Target, output: Output, id: str) -> int:
 @click.option("--after", default=0, metavar="NUMBER", help="Behind the event of this number.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
 @click.option("--last", type=click.IntRange(1, 10_000), metavar="N", help="Only the newest N, oldest of them first.")
-@click.option("--watch", is_flag=True, help="Go on printing new events, until Ctrl-C.")
+@watch_options("Go on printing new events")
 @target_options
 @output_options
 def events(
@@ -238,7 +168,7 @@ def events(
     after: int,
     limit: int,
     last: int | None,
-    watch: bool,
+    watch: Watch,
 ) -> int:
     """
     List what was recorded, oldest first: refusals, reclaims, failures, and what operators did.
@@ -258,15 +188,11 @@ def events(
             nonlocal seen
             found = newest.pop() if newest else router.events(job_id, kind=kind, after=seen, limit=limit)
             seen = found[-1].number if found else seen
-            if found or not watch:
+            if found or not watch.on:
                 rows = _rows_worded([views.event(event) for event in found], output)
                 show_rows(rows, _EVENTS, output, empty="No event fits.", wrap=True, after=seen)
 
-        once()
-        pause = threading.Event()
-        while watch:
-            pause.wait(_WATCH_SECONDS)
-            once()
+        watch.repeat(once, in_place=False)
     return 0
 
 

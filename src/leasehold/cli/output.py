@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -24,6 +25,15 @@ _MARGIN = 2
 _LEAST = 6  # columns of a cell that is cut
 _LEAST_WRAPPED = 30  # of one that goes on in the next line, even if the terminal is narrower than the table
 _WHOLE = frozenset({"id", "job_id", "name", "epoch", "status", "number"})  # never cut
+_ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
+_COLORS = ("auto", "always", "never")
+# Each word says the same without its colour.
+_STYLES: dict[tuple[str, str], dict[str, Any]] = {
+    **{("status", status): {"fg": fg} for status, fg in (("done", "green"), ("failed", "red"), ("running", "cyan"))},
+    **{("kind", kind): {"fg": "yellow"} for kind in ("refused", "retried", "reclaimed", "released")},
+    **{("kind", kind): {"fg": "red"} for kind in ("failed", "alarm", "break-glass")},
+    ("alive", "no"): {"fg": "red"},
+}
 
 
 class Output(NamedTuple):
@@ -31,8 +41,9 @@ class Output(NamedTuple):
 
     as_json: bool
     as_lines: bool
-    fields: tuple[str, ...]
-    utc: bool
+    fields: tuple[str, ...] = ()
+    utc: bool = False
+    color: bool = False
 
     @property
     def is_for_programs(self) -> bool:
@@ -47,12 +58,26 @@ def output_options(command: F) -> F:
     @click.option("--jsonl", "as_lines", is_flag=True, help="Print one JSON object a line.")
     @click.option("--fields", metavar="A,B", default="", help="Only these fields, in this order.")
     @click.option("--utc", is_flag=True, help="Times in UTC. Default: local, with their offset.")
+    @click.option(
+        "--color", type=click.Choice(_COLORS), default="auto", help="Default: on a terminal, unless NO_COLOR is set."
+    )
     @functools.wraps(command)
-    def wrapped(as_json: bool, as_lines: bool, fields: str, utc: bool, **options: Any) -> Any:
+    def wrapped(as_json: bool, as_lines: bool, fields: str, utc: bool, color: str, **options: Any) -> Any:
+        if as_json and as_lines:
+            raise click.UsageError("--json is one document and --jsonl one object a line: pass one of them.")
         named = tuple(field.strip() for field in fields.split(",") if field.strip())
-        return command(output=Output(as_json, as_lines, named, utc), **options)
+        return command(output=Output(as_json, as_lines, named, utc, _is_colored(color)), **options)
 
     return wrapped  # type: ignore[return-value]  # the same command with more options
+
+
+def _is_colored(choice: str) -> bool:
+    """Return whether stdout gets colours: as --color says, else NO_COLOR, FORCE_COLOR, and whether it is a terminal."""
+    if choice != "auto":
+        return choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
 
 
 def show_rows(
@@ -69,7 +94,7 @@ def show_rows(
 
     With *wrap*, the last column of a table takes as many lines as it needs: it is what the table is read for.
     """
-    _check_fields(rows, output.fields)
+    check_fields(rows, output.fields)
     if output.as_lines:
         for row in rows:
             click.echo(_json(_chosen(row, output.fields)))
@@ -80,12 +105,13 @@ def show_rows(
     if not rows:
         click.echo(empty, err=True)
         return
-    click.echo(table(rows, output.fields or columns, utc=output.utc, wrap=wrap and not output.fields))
+    text = table(rows, output.fields or columns, utc=output.utc, wrap=wrap and not output.fields, color=output.color)
+    click.echo(text, color=output.color)
 
 
 def show_one(facts: dict[str, Any], output: Output) -> None:
     """Print one thing: a line for each of its fields, or one document."""
-    _check_fields([facts], output.fields)
+    check_fields([facts], output.fields)
     facts = _chosen(facts, output.fields)
     if output.is_for_programs:
         click.echo(_json(facts))
@@ -95,10 +121,28 @@ def show_one(facts: dict[str, Any], output: Output) -> None:
         if value is None or value in ([], {}):
             continue
         text = cell(name, value, utc=output.utc)
-        click.echo(f"{name:<{width}}  " + text.replace("\n", "\n" + " " * (width + 2)))
+        text = localized(text, output) if name == "explanation" else text
+        lines = _styled(name, text, output.color).replace("\n", "\n" + " " * (width + 2))
+        head = f"{name:<{width}}"
+        click.echo(f"{click.style(head, bold=True) if output.color else head}  {lines}", color=output.color)
 
 
-def _check_fields(rows: Sequence[dict[str, Any]], fields: Iterable[str]) -> None:
+def show_sentence(facts: dict[str, Any], sentence: str, output: Output) -> None:
+    """Print *sentence* for a person; for a program, or if fields are chosen, the same as *facts*."""
+    if output.is_for_programs or output.fields:
+        show_one(facts, output)
+    else:
+        click.echo(sentence)
+
+
+def _styled(name: str, text: str, color: bool) -> str:
+    """Return a value in its colour, if it has one."""
+    style = _STYLES.get((name, text.strip())) if color else None
+    return click.style(text, **style) if style else text
+
+
+def check_fields(rows: Sequence[dict[str, Any]], fields: Iterable[str]) -> None:
+    """Refuse fields that the rows do not have."""
     known = rows[0].keys() if rows else None
     for field in fields:
         if known is not None and field not in known:
@@ -134,8 +178,17 @@ def cell(name: str, value: Any, *, utc: bool) -> str:
 
 
 def _instant(text: str, utc: bool) -> str:
+    return f"{_clock_time(text, utc)} ({_age(text)})"
+
+
+def _clock_time(text: str, utc: bool) -> str:
     at = datetime.fromisoformat(text)
-    return f"{(at if utc else at.astimezone()).isoformat(sep=' ', timespec='seconds')} ({_age(text)})"
+    return (at if utc else at.astimezone()).isoformat(sep=" ", timespec="seconds")
+
+
+def localized(sentence: str, output: Output) -> str:
+    """Return *sentence* with its instants as tables have them: local, with their offset, or in UTC."""
+    return _ISO.sub(lambda found: _clock_time(found[0], output.utc), sentence)
 
 
 def _age(text: str) -> str:
@@ -143,7 +196,9 @@ def _age(text: str) -> str:
     return f"{span(away)} ago" if away >= 0 else f"in {span(-away)}"
 
 
-def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, utc: bool, wrap: bool = False) -> str:
+def table(
+    rows: Sequence[dict[str, Any]], columns: Sequence[str], *, utc: bool, wrap: bool = False, color: bool = False
+) -> str:
     """
     Return *rows* as a table that fits the terminal.
 
@@ -164,9 +219,14 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, utc: bool, 
         if widest[0] <= _LEAST:
             break
         widths[widest[1]] -= 1
+    first, *rest = [[_fitted(text, width) for text, width in zip(line, widths, strict=True)] for line in [head, *lines]]
+    margin = " " * _MARGIN
+    top = margin.join(first).rstrip()
     return "\n".join(
-        (" " * _MARGIN).join(_fitted(text, width) for text, width in zip(line, widths, strict=True)).rstrip()
-        for line in [head, *lines]
+        [
+            click.style(top, bold=True) if color else top,
+            *(margin.join(map(_styled, columns, line, [color] * len(line))).rstrip() for line in rest),
+        ]
     )
 
 

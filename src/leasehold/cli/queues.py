@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from ..views import Views
 from .completion import queue_names
 from .help import Group
-from .output import Output, output_options, show_rows
+from .output import Output, output_options, show_rows, show_sentence
 from .target import Target, actor_option, target_options
+from .watching import Watch, watch_options
 
 _QUEUES = (
     "name",
@@ -40,10 +39,11 @@ _WORKERS = (
 
 
 @click.group(cls=Group, invoke_without_command=True)
+@watch_options("Print the list again and again")
 @target_options
 @output_options
 @click.pass_context
-def queues(context: click.Context, target: Target, output: Output) -> int | None:
+def queues(context: click.Context, target: Target, output: Output, watch: Watch) -> int | None:
     """
     List the queues that are paused or have unfinished jobs; pause them, and resume them.
 
@@ -53,6 +53,7 @@ def queues(context: click.Context, target: Target, output: Output) -> int | None
     \b
     Examples:
       leasehold queues
+      leasehold queues --watch
       leasehold queues pause mail --note "the relay is down"
       leasehold queues resume mail
     """
@@ -60,8 +61,9 @@ def queues(context: click.Context, target: Target, output: Output) -> int | None
     if context.invoked_subcommand is not None:
         return None
     with target.open() as router:
-        rows = Views(router, target.redaction).queues()
-    show_rows(rows, _QUEUES, output, empty="No queue is paused or has unfinished jobs.")
+        views = Views(router, target.redaction)
+        empty = "No queue is paused or has unfinished jobs."
+        watch.repeat(lambda: show_rows(views.queues(), _QUEUES, output, empty=empty))
     return 0
 
 
@@ -84,7 +86,8 @@ def pause(target: Target, output: Output, by: str, name: str, note: str | None) 
     """
     with target.open() as router:
         router.pause(name, by=by, note=note)
-    return _shown(output, name, f"queue {name!r} is paused")
+    show_sentence({"name": name, "paused": True}, f"queue {name!r} is paused", output)
+    return 0
 
 
 @queues.command()
@@ -104,19 +107,15 @@ def resume(target: Target, output: Output, by: str, name: str) -> int:
     """
     with target.open() as router:
         router.resume(name, by=by)
-    return _shown(output, name, f"queue {name!r} is resumed")
-
-
-def _shown(output: Output, name: str, sentence: str) -> int:
-    paused = sentence.endswith("is paused")
-    click.echo(json.dumps({"name": name, "paused": paused}, ensure_ascii=False) if output.is_for_programs else sentence)
+    show_sentence({"name": name, "paused": False}, f"queue {name!r} is resumed", output)
     return 0
 
 
 @click.command()
+@watch_options("Print the list again and again")
 @target_options
 @output_options
-def workers(target: Target, output: Output) -> int:
+def workers(target: Target, output: Output, watch: Watch) -> int:
     """
     List the workers that have reported, alive or not, with when they last reported and when their work last moved.
 
@@ -126,9 +125,10 @@ def workers(target: Target, output: Output) -> int:
     \b
     Examples:
       leasehold workers
+      leasehold workers --watch
       leasehold workers --json
     """
     with target.open() as router:
-        rows = Views(router, target.redaction).workers()
-    show_rows(rows, _WORKERS, output, empty="No worker has reported.")
+        views = Views(router, target.redaction)
+        watch.repeat(lambda: show_rows(views.workers(), _WORKERS, output, empty="No worker has reported."))
     return 0

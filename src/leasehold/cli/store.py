@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
-from contextlib import closing
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
 
 import click
 
-from .. import InvalidArgument, Router, StoreUnavailable, Unsupported
+from .. import InvalidArgument, Router, Unsupported
 from ..core.clock import SystemClock
 from ..core.redaction import shown_url
+from ..views import Views
+from .asking import agrees, can_ask, declined, yes_option
 from .help import Group
+from .output import Output, output_options, show_one, show_sentence, table
+from .target import Target, store_options
 
 KINDS = ("producer", "worker", "operator", "reader")  # as in stores/postgres/rights.py, whose driver is an extra
 FAR_AHEAD_US = 10 * 365 * 86_400 * 1_000_000  # ten years: no clock in use is that far ahead
 
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
-schema_option = click.option(
-    "--schema", default="leasehold", show_default=True, help="The store's schema; on SQLite, the prefix of its tables."
-)
 _dry_run = click.option("--dry-run", is_flag=True, help="Change nothing; print what would be done.")
 _new_role = click.option("--role", required=True, metavar="NAME", help="The role; make it first, with CREATE ROLE.")
 _old_role = click.option("--role", required=True, metavar="NAME", help="The role.")
@@ -33,20 +29,27 @@ SILENT_SECONDS = 2.0
 @click.group(cls=Group)
 def store() -> None:
     """
-    Look after a store: check it, migrate it, advance its epochs, grant rights.
+    Look after a store: check it, measure it, migrate it, advance its epochs, grant rights.
 
     A store is named by its URL: postgresql://user@host/database; sqlite:///jobs.db is a file in the current folder,
-    sqlite:////var/lib/jobs.db (four slashes) an absolute path.
+    sqlite:////var/lib/jobs.db (four slashes) an absolute path. Without URL, it is that of --store, LEASEHOLD_STORE or
+    leasehold.toml.
+
+    \b
+    Examples:
+      leasehold store check sqlite:///jobs.db       is it sound?
+      leasehold store stats                         how large is it?
+      leasehold store migrate                       after an upgrade of leasehold
+      leasehold store advance                       after a backup was restored
     """
 
 
 @store.command()
-@click.argument("url", envvar="LEASEHOLD_STORE")
-@as_json_option
-@schema_option
-def check(url: str, as_json: bool, schema: str) -> int:
+@store_options
+@output_options
+def check(target: Target, output: Output) -> int:
     """
-    Check the invariants of the store at URL, or else of $LEASEHOLD_STORE.
+    Check the invariants of the store at URL, or else of $LEASEHOLD_STORE or leasehold.toml.
 
     Prints a line for every broken invariant, and the number of jobs by status and queue. Exits with 1 if any is broken.
 
@@ -55,36 +58,71 @@ def check(url: str, as_json: bool, schema: str) -> int:
       leasehold store check sqlite:///jobs.db
       leasehold store check postgresql://host/database
     """
-    with open_existing(url, schema) as router:
+    with target.open() as router:
         broken, counts = router.verify(), router.counts()._asdict()
     queues = counts.pop("queues")
     del counts["parked"]  # `leasehold queues` has them
-    if as_json:
-        found = {"url": shown_url(url), "ok": not broken, "broken": broken, "counts": counts, "queues": queues}
-        click.echo(json.dumps(found, ensure_ascii=False))
-        return 1 if broken else 0
-    for sentence in broken:
-        click.echo(f"broken: {sentence}")
-    click.echo("jobs: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
+    lines = [f"broken: {sentence}" for sentence in broken]
+    lines.append("jobs: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
     for queue, unfinished in queues.items():
-        click.echo(f"queue {queue}: " + ", ".join(f"{count} {status}" for status, count in unfinished.items()))
-    click.echo(_verdict(len(broken)))
+        lines.append(f"queue {queue}: " + ", ".join(f"{count} {status}" for status, count in unfinished.items()))
+    lines.append(_verdict(len(broken)))
+    facts = {"url": shown_url(target.url), "ok": not broken, "broken": broken, "counts": counts, "queues": queues}
+    show_sentence(facts, "\n".join(lines), output)
     return 1 if broken else 0
 
 
 @store.command()
-@click.argument("url", envvar="LEASEHOLD_STORE")
+@store_options
+@output_options
+def stats(target: Target, output: Output) -> int:
+    """
+    Show how many jobs the store at URL has, how large its tables are, and what a vacuum has left over.
+
+    Jobs are counted. On PostgreSQL, rows are the server's estimates (ROWS begins with ~); on SQLite they are counted
+    too, which takes a while in a large file. How many jobs wait where is in `leasehold queues`.
+
+    \b
+    Examples:
+      leasehold store stats sqlite:///jobs.db
+      leasehold store stats postgresql://host/database --json
+    """
+    with target.open() as router:
+        found, jobs = _measurable(router).stats(), Views(router).counts()
+    tables = [one._asdict() for one in found.tables]
+    facts = {
+        "url": shown_url(target.url),
+        "database": found.database,
+        "schema": target.schema,
+        "schema_version": found.schema_version,
+        "bytes": found.bytes,
+        "jobs": jobs,
+        "tables": tables,
+    }
+    if output.is_for_programs or output.fields:
+        show_one(facts, output)
+        return 0
+    facts["jobs"] = ", ".join(f"{count} {status}" for status, count in jobs.items())
+    show_one({name: value for name, value in facts.items() if name != "tables"}, output)
+    rows = [{**one, "rows": f"{'' if one['exact'] else '~'}{one['rows']}"} for one in tables]
+    columns = [name for name in ("name", "rows", "bytes", "dead_rows") if any(row[name] is not None for row in rows)]
+    click.echo("\n" + table(rows, columns, utc=output.utc, color=output.color), color=output.color)
+    return 0
+
+
+@store.command()
 @click.option("--above", default=0, metavar="EPOCH", help="Go above this epoch too, for instance a guard's mark.")
-@as_json_option
-@schema_option
-def advance(url: str, above: int, as_json: bool, schema: str) -> int:
+@yes_option
+@store_options
+@output_options
+def advance(target: Target, output: Output, above: int, yes: bool) -> int:
     """
     Raise the epochs of the store at URL, or else of $LEASEHOLD_STORE, above all that it may have forgotten.
 
     For a store that was put back to an earlier state without a chance to notice, such as a backup restored
     into a SQLite file that a process holds open, or a PostgreSQL server whose machine went back to a snapshot
     with its memory: it could then issue epochs that it has issued before.
-    Advancing takes no job from its owner. It cannot be undone: epochs never go back.
+    Advancing takes no job from its owner. It cannot be undone: epochs never go back. On a terminal it asks first.
 
     \b
     Examples:
@@ -98,23 +136,24 @@ def advance(url: str, above: int, as_json: bool, schema: str) -> int:
             "up, and this one is below zero or years ahead. Check its digits. If you are sure, call "
             "router.advance(above=…), which takes it."
         )
-    with open_existing(url, schema) as router:
+    with target.open() as router:
+        if can_ask(yes) and not agrees(f"Raise the epochs of {shown_url(target.url)}? This cannot be undone."):
+            return declined()
         epoch = router.advance(above=above)
-    if as_json:
-        click.echo(json.dumps({"url": shown_url(url), "epoch": epoch}, ensure_ascii=False))
-        return 0
-    click.echo(f"advanced to epoch {epoch}")
-    click.echo("Every epoch issued from now on is greater, even than those that the store may have forgotten.")
+    sentence = (
+        f"advanced to epoch {epoch}\n"
+        "Every epoch issued from now on is greater, even than those that the store may have forgotten."
+    )
+    show_sentence({"url": shown_url(target.url), "epoch": epoch}, sentence, output)
     return 0
 
 
 @store.command()
-@click.argument("url")
 @_dry_run
 @click.option("--wait-seconds", default=300.0, show_default=True, help="How long to wait for locks in all.")
-@as_json_option
-@schema_option
-def migrate(url: str, dry_run: bool, wait_seconds: float, as_json: bool, schema: str) -> int:
+@store_options
+@output_options
+def migrate(target: Target, output: Output, dry_run: bool, wait_seconds: float) -> int:
     """
     Bring the schema of the store at URL up to date, or make it.
 
@@ -127,33 +166,29 @@ def migrate(url: str, dry_run: bool, wait_seconds: float, as_json: bool, schema:
       leasehold store migrate postgresql://host/database --dry-run
       leasehold store migrate sqlite:///jobs.db
     """
-    with Router(url, schema=schema) as router:
-        target = _migratable(router)
+    with Router(target.url, schema=target.schema) as router:
+        schema = _migratable(router)
         with _Progress() as progress:
-            before, after, steps = target.migrate(dry_run=dry_run, wait_seconds=wait_seconds, say=progress.say)
-    if as_json:
-        found = {"url": shown_url(url), "from": before, "to": after, "steps": steps, "dry_run": dry_run}
-        click.echo(json.dumps(found, ensure_ascii=False))
-        return 0
-    for step in steps:
-        click.echo(f"{'would run' if dry_run else 'ran'} {step}")
+            before, after, steps = schema.migrate(dry_run=dry_run, wait_seconds=wait_seconds, say=progress.say)
+    lines = [f"{'would run' if dry_run else 'ran'} {step}" for step in steps]
     if before == after:
-        click.echo(f"The schema has version {after} already; there is nothing to do.")
+        lines.append(f"The schema has version {after} already; there is nothing to do.")
     elif before == 0:
-        click.echo(f"There was no schema: it {'would be' if dry_run else 'was'} made, with version {after}.")
+        lines.append(f"There was no schema: it {'would be' if dry_run else 'was'} made, with version {after}.")
     else:
-        click.echo(f"The schema {'would go' if dry_run else 'went'} from version {before} to version {after}.")
+        lines.append(f"The schema {'would go' if dry_run else 'went'} from version {before} to version {after}.")
+    facts = {"url": shown_url(target.url), "from": before, "to": after, "steps": steps, "dry_run": dry_run}
+    show_sentence(facts, "\n".join(lines), output)
     return 0
 
 
 @store.command()
-@click.argument("url")
 @_new_role
 @click.option("--as", "kinds", required=True, multiple=True, type=click.Choice(KINDS), help="What it does; repeatable.")
 @_dry_run
-@as_json_option
-@schema_option
-def grant(url: str, role: str, kinds: tuple[str, ...], dry_run: bool, as_json: bool, schema: str) -> int:
+@store_options
+@output_options
+def grant(target: Target, output: Output, role: str, kinds: tuple[str, ...], dry_run: bool) -> int:
     """
     Give a role of PostgreSQL the rights that it needs, and no more.
 
@@ -166,18 +201,17 @@ def grant(url: str, role: str, kinds: tuple[str, ...], dry_run: bool, as_json: b
       leasehold store grant postgresql://host/database --role web --as producer --as reader
       leasehold store grant postgresql://host/database --role web --as producer --dry-run
     """
-    with open_existing(url, schema) as router:
+    with target.open() as router:
         statements = _administrable(router).grant(role, kinds, dry_run=dry_run)
-    return _report_rights(url, role, statements, f"{role} has the rights of: {', '.join(kinds)}.", dry_run, as_json)
+    return _show_rights(target, output, role, statements, f"{role} has the rights of: {', '.join(kinds)}.", dry_run)
 
 
 @store.command()
-@click.argument("url")
 @_old_role
 @_dry_run
-@as_json_option
-@schema_option
-def revoke(url: str, role: str, dry_run: bool, as_json: bool, schema: str) -> int:
+@store_options
+@output_options
+def revoke(target: Target, output: Output, role: str, dry_run: bool) -> int:
     """
     Take from a role of PostgreSQL every right in the store.
 
@@ -185,17 +219,16 @@ def revoke(url: str, role: str, dry_run: bool, as_json: bool, schema: str) -> in
     Example:
       leasehold store revoke postgresql://host/database --role web
     """
-    with open_existing(url, schema) as router:
+    with target.open() as router:
         statements = _administrable(router).revoke(role, dry_run=dry_run)
-    return _report_rights(url, role, statements, f"{role} has no rights in the store any more.", dry_run, as_json)
+    return _show_rights(target, output, role, statements, f"{role} has no rights in the store any more.", dry_run)
 
 
 @store.command("index-meta")
-@click.argument("url")
 @_dry_run
-@as_json_option
-@schema_option
-def index_meta(url: str, dry_run: bool, as_json: bool, schema: str) -> int:
+@store_options
+@output_options
+def index_meta(target: Target, output: Output, dry_run: bool) -> int:
     """
     Index the meta of jobs, for queries of your own (PostgreSQL).
 
@@ -208,34 +241,26 @@ def index_meta(url: str, dry_run: bool, as_json: bool, schema: str) -> int:
       leasehold store index-meta postgresql://host/database
       leasehold store index-meta postgresql://host/database --dry-run
     """
-    with open_existing(url, schema) as router:
-        target = _indexable(router)
+    with target.open() as router:
+        indexable = _indexable(router)
         with _Progress() as progress:
             progress.say("indexing the meta of jobs")
-            statements = target.index_meta(dry_run=dry_run)
-    if as_json:
-        found = {"url": shown_url(url), "statements": statements, "dry_run": dry_run}
-        click.echo(json.dumps(found, ensure_ascii=False))
-    elif not statements:
-        click.echo("The meta of jobs is indexed already; there is nothing to do.")
+            statements = indexable.index_meta(dry_run=dry_run)
+    sentence = "The meta of jobs is indexed."
+    if not statements:
+        sentence = "The meta of jobs is indexed already; there is nothing to do."
     elif dry_run:
-        for statement in statements:
-            click.echo(f"{statement};")
-    else:
-        click.echo("The meta of jobs is indexed.")
+        sentence = "\n".join(f"{statement};" for statement in statements)
+    facts = {"url": shown_url(target.url), "statements": statements, "dry_run": dry_run}
+    show_sentence(facts, sentence, output)
     return 0
 
 
-def _report_rights(url: str, role: str, statements: list[str], sentence: str, dry_run: bool, as_json: bool) -> int:
-    if as_json:
-        found = {"url": shown_url(url), "role": role, "statements": statements, "dry_run": dry_run}
-        click.echo(json.dumps(found, ensure_ascii=False))
-        return 0
+def _show_rights(target: Target, output: Output, role: str, statements: list[str], sentence: str, dry_run: bool) -> int:
     if dry_run:
-        for statement in statements:
-            click.echo(f"{statement};")
-        return 0
-    click.echo(sentence)
+        sentence = "\n".join(f"{statement};" for statement in statements)
+    facts = {"url": shown_url(target.url), "role": role, "statements": statements, "dry_run": dry_run}
+    show_sentence(facts, sentence, output)
     return 0
 
 
@@ -272,6 +297,13 @@ def _migratable(router: Router) -> Any:
     return router.store
 
 
+def _measurable(router: Router) -> Any:
+    database = getattr(router.store, "database", None)
+    if not hasattr(database, "stats"):
+        raise Unsupported("this kind of store does not know how large it is.")
+    return database
+
+
 def _indexable(router: Router) -> Any:
     if not hasattr(router.store, "index_meta"):
         raise Unsupported(
@@ -285,54 +317,6 @@ def _administrable(router: Router) -> Any:
     if not hasattr(router.store, "grant"):
         raise Unsupported("only PostgreSQL has roles. Access to a SQLite store is set by the permissions of its file.")
     return router.store
-
-
-def open_existing(url: str, schema: str = "leasehold") -> Router:
-    """Return a Router on a store that exists already: a mistyped URL must not create one."""
-    router = Router(url, schema=schema)
-    scheme = url.partition(":")[0]  # not urlsplit, whose errors may repeat the password
-    if scheme == "memory":
-        raise Unsupported(
-            "a memory store exists only in the process that made it, so this command cannot reach it: "
-            "name a file, such as sqlite:///jobs.db, or a PostgreSQL server."
-        )
-    if scheme in ("postgresql", "postgres"):
-        if not _has_schema(router):
-            router.close()
-            raise StoreUnavailable(
-                f"{shown_url(url)!r} has no store in the schema {schema!r}: `leasehold store migrate URL` makes it, or "
-                "it is in another one (--schema). Nothing was created."
-            )
-        return router
-    path = unquote(urlsplit(url).path[1:])
-    if not os.path.exists(path):
-        raise StoreUnavailable(
-            f"{url!r} names the file {path!r}, which does not exist. Check the path. Nothing was created."
-        )
-    if not _holds_store(path, schema):
-        raise StoreUnavailable(
-            f"the file {path!r} holds no store with the schema {schema!r}: check path and --schema. It was not changed."
-        )
-    return router
-
-
-def _holds_store(path: str, schema: str) -> bool:
-    # The store itself would make its tables in any database, as it must for a producer's first add.
-    import sqlite3  # on use: it is missing from some builds of Python
-
-    try:
-        with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as connection:
-            query = "select count(*) from sqlite_master where type = 'table' and name = ?"
-            return bool(connection.execute(query, (f"{schema}_store",)).fetchone()[0])
-    except sqlite3.Error:
-        return True  # not a database, or a busy one: the store reports which
-
-
-def _has_schema(router: Router) -> bool:
-    from ..stores.postgres import PostgresStore  # on use: its driver is an extra
-
-    assert isinstance(router.store, PostgresStore)
-    return router.store.database.exists()
 
 
 def _verdict(broken: int) -> str:

@@ -16,7 +16,7 @@ import click
 from .. import InvalidArgument, Router
 from ..views import Redaction
 from .loading import load
-from .store import open_existing
+from .opening import open_existing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,6 +53,24 @@ def target_options(command: F) -> F:
         url: str | None, profile: str | None, schema: str | None, app: str | None, reveal: bool, **options: Any
     ) -> Any:
         return command(target=find(url, profile, schema, reveal, app), **options)
+
+    return wrapped  # type: ignore[return-value]  # the same command with more options
+
+
+def store_options(command: F) -> F:
+    """Give *command* what names a store that it looks after, its URL first; it gets a `Target`."""
+
+    @click.argument("located", metavar="[URL]", required=False)
+    @click.option(
+        "--store", "url", metavar="URL", help="The same as URL. Default: $LEASEHOLD_STORE, or leasehold.toml."
+    )
+    @click.option("--profile", metavar="NAME", help=f"A section of {FILE} in this folder or above it.")
+    @click.option("--schema", metavar="NAME", help="The store's schema; on SQLite, the prefix of its tables.")
+    @functools.wraps(command)
+    def wrapped(located: str | None, url: str | None, profile: str | None, schema: str | None, **options: Any) -> Any:
+        if located and url:
+            raise click.UsageError("URL and --store both name the store: pass one of them.")
+        return command(target=find(located or url, profile, schema), **options)
 
     return wrapped  # type: ignore[return-value]  # the same command with more options
 

@@ -15,12 +15,14 @@ from psycopg import sql
 from ...core.clock import patience
 from ...core.redaction import shown_url
 from ...errors import InvalidArgument, LeaseholdError, StoreIncompatible, StoreUnavailable
+from .._stats import StoreStats
 from .._versions import Migrated
 from .connection import Connection, ConnectionT, Pool, is_pooled, outlive_fork
 from .errors import cannot_connect, explained, sqlstate_of, without_secrets
 from .rights import check_role
 from .rows import Calls, Row
 from .schema import Statements, admitted, checked, index_meta, look, make, migrate, statements
+from .stats import stats
 
 LEAST_SERVER = 140000
 REPLY_SECONDS = 60.0  # how long a server may take over a reply
@@ -289,6 +291,10 @@ class Database:
         self.open()
         with self.connection(patient=True) as connection:
             return index_meta(connection, self.schema, dry_run=dry_run)
+
+    def stats(self) -> StoreStats:
+        """Return how large the store is, by PostgreSQL's own figures."""
+        return stats(self.read, self.schema)
 
     def administer(
         self, role: str, make: Callable[[psycopg.Connection[Any], str], list[sql.Composed]], *, dry_run: bool

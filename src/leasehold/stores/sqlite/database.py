@@ -18,9 +18,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ...core.clock import Clock
 from ...errors import InvalidArgument, LeaseholdError, StoreIncompatible, StoreUnavailable
 from ...transaction import refuse_inside
+from .._stats import StoreStats
 from .._versions import Migrated
 from .connection import Turn, Wal, drive, explained
 from .programs import Program, Session, Statements, migrate, migrations, schema_version
+from .stats import stats
 
 log = logging.getLogger("leasehold")
 
@@ -330,6 +332,10 @@ class Database:
         steps = migrations(self._schema)
         if not (yield from schema_version(self._sql, self.path, steps)):
             yield from migrate(self._sql, self.path, steps, self._clock.now())
+
+    def stats(self) -> StoreStats:
+        """Return how large the store is; each table is counted."""
+        return self.read(stats(self._schema, self.path))
 
     def migrate(self, *, dry_run: bool) -> Migrated:
         """Bring the schema up to date, or make it, while no other connection is open."""
