@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.cli.command import leasehold
+from tests.cli.command import TOP, leasehold
 
 from leasehold.cli.demo.zombie.play import Screen, Seen, _judge
 
@@ -24,6 +25,19 @@ def test_every_late_write_is_refused_and_without_guards_every_one_is_accepted() 
     assert bare.count("ACCEPTED  it has now: report by alice") == 4
     assert "  job    refused" in bare
     assert "\x1b" not in done.stdout
+    assert [line for line in recording() if line not in without_epochs(done.stdout).splitlines()] == []
+
+
+def without_epochs(text: str) -> str:
+    """The text with each epoch replaced: it is another one each time."""
+    return re.sub(r"\b\d{16}\b", "EPOCH", text)
+
+
+def recording() -> list[str]:
+    """The lines of this demo that the README shows; it leaves some out."""
+    readme = (TOP / "README.md").read_text()
+    [block] = re.findall(r"^```\n(With guards\n.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    return [line for line in without_epochs(block).splitlines() if line != "…"]
 
 
 @dataclass
