@@ -31,13 +31,16 @@ def commands(text: str) -> list[str]:
 def problem(line: str) -> str | None:
     """What is wrong with a command line, or None. Nothing is run: options with side effects are only parsed."""
     command: click.Command = app
+    # With its parents, as at a shell: a command keeps the help option that it was first asked for.
+    context = click.Context(app, info_name="leasehold", **app.context_settings)
     words = shlex.split(line)
     try:
         while isinstance(command, click.Group) and words and words[0] in command.commands:
-            command, words = command.commands[words[0]], words[1:]
+            command = command.commands[words[0]]
+            context = click.Context(command, context, words.pop(0), **command.context_settings)
         if isinstance(command, click.Group) and words and not words[0].startswith("-"):
             return f"no such command: {words[0]}"
-        command.make_context("leasehold", words, resilient_parsing=False)
+        command.make_context(context.info_name, words, context.parent)
     except click.exceptions.Exit:  # --help, --version
         return None
     except click.ClickException as error:
