@@ -19,7 +19,12 @@ import leasehold
 from leasehold import Lease, Router
 
 TOP = Path(__file__).parents[2]
-PAGES = sorted([TOP / "README.md", TOP / "CONTRIBUTING.md", *(TOP / "docs").rglob("*.md")])
+PAGES = sorted(
+    [
+        *(TOP / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")),
+        *(TOP / "docs").rglob("*.md"),
+    ]
+)
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHOWN = re.compile(r"#\s*->\s*(.+)$")
 SOURCE = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["urls"]["Source"]

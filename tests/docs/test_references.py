@@ -16,7 +16,7 @@ _FUNCTION = re.compile(r"`?\b(?:(\w+)\.)?(\w+)\(\)")  # as the page about the ar
 
 def files() -> list[str]:
     """Every file of the repository, by its path."""
-    there = [TOP / "README.md", TOP / "CONTRIBUTING.md", TOP / "CHANGELOG.md"]
+    there = [TOP / "README.md", TOP / "CONTRIBUTING.md", TOP / "CHANGELOG.md", TOP / "SECURITY.md"]
     there += [file for folder in FOLDERS for file in (TOP / folder).rglob("*.*") if "__pycache__" not in file.parts]
     return [str(file.relative_to(TOP)) for file in there]
 
