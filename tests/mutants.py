@@ -272,7 +272,7 @@ MUTANTS = (
     Mutant(
         "sqlite-pass-over-keeps-key",
         "On SQLite, a job that is parked behind its task keeps those behind its lock key waiting.",
-        (Edit("stores/sqlite/backlog.py", "        yield from wake(session, lock, queue)\n", "        pass\n"),),
+        (Edit("stores/sqlite/claiming.py", "        yield from owning.wake(session, lock, queue)\n", "        pass\n"),),
         (_SQLITE + "test_c57_behind_a_free_key_the_known_jobs_come_although_the_first_is_unknown",),
     ),
     # PostgreSQL: the other paths of a verb
@@ -552,9 +552,9 @@ MUTANTS = (
     Mutant(
         "sqlite-batch-keys",
         "Of a batch of completions only the first frees its lock key.",
-        (Edit("stores/sqlite/owning.py", "        if row[4] is not None:\n            yield from backlog.wake(session, row[4])\n        if session.trace:\n"
+        (Edit("stores/sqlite/owning.py", "        if row[4] is not None:\n            yield from wake(session, row[4])\n        if session.trace:\n"
               "            yield from session.record(now, \"completed\"",
-              "        if row is completed[0][1] and row[4] is not None:\n            yield from backlog.wake(session, row[4])\n        if session.trace:\n"
+              "        if row is completed[0][1] and row[4] is not None:\n            yield from wake(session, row[4])\n        if session.trace:\n"
               "            yield from session.record(now, \"completed\""),),
         (_SQLITE + "test_c24_every_path_of_a_settlement_ends_its_lease_alike",),
     ),

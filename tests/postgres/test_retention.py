@@ -82,7 +82,7 @@ def test_a_router_prunes_events_until_none_is_old(store: PostgresStore, monkeypa
 
 def test_upkeep_goes_over_the_events_in_portions(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """One portion for each call; the next pass is a minute later."""
-    monkeypatch.setattr("leasehold.stores.postgres.upkeep.PORTION", 3)
+    monkeypatch.setattr("leasehold.stores.postgres.claiming.PORTION", 3)
     for _ in range(8):
         store.advance()
     now = Retention(events_seconds=0)

@@ -311,13 +311,13 @@ def test_a_role_has_no_right_beside_those_of_its_verbs(world: World, kind: str) 
     assert changed == set()
 
 
-_CALLING = ("store.py", "claiming.py", "owning.py", "upkeep.py", "transactions.py", "lost_commits.py", "observing.py")
+_CALLING = ("store.py", "claiming.py", "owning.py", "transactions.py", "commits.py", "reading.py")
 
 
 def test_what_is_granted_is_what_the_code_asks_for() -> None:
     """No table that no reader reads, and no function that nobody calls."""
     folder = Path(files.__file__).parent
-    asked = (folder / "statements.sql").read_text() + (folder / "searching.py").read_text()
+    asked = (folder / "statements.sql").read_text() + (folder / "reading.py").read_text()
     code = "".join((folder / name).read_text() for name in _CALLING)
     called = set(re.findall(r"leasehold\.(\w+)\(", asked))
     called |= set(re.findall(r"(?:_call|\b[cC]all|call_again|\.statement)\(?\s*\"(\w+)\"", code))

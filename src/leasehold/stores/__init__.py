@@ -146,7 +146,7 @@ def _unknown(url: str) -> str:
 def _open_postgres(url: str, clock: Clock | None, trace: bool, schema: str) -> Store:
     try:
         from .postgres import PostgresStore  # on use: its driver is an extra
-        from .postgres import url as urls
+        from .postgres.connection import split_url
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"a PostgreSQL store needs a driver that is not installed ({error}): pip install 'leasehold[postgres]'."
@@ -157,7 +157,7 @@ def _open_postgres(url: str, clock: Clock | None, trace: bool, schema: str) -> S
             f"the driver of PostgreSQL is installed and cannot be loaded ({why}). If libpq is missing: pip install "
             "'psycopg[binary]', which brings its own, or install libpq (Debian and Ubuntu: libpq5)."
         ) from error
-    bare, own = urls.split(url)
+    bare, own = split_url(url)
     return PostgresStore(bare, clock=clock, trace=trace, schema=schema, **own)
 
 

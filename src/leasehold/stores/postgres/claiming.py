@@ -1,18 +1,22 @@
 """
-How claims look for jobs, and how they wait: for a notification, and for the next poll whatever happens.
+How claims look for jobs, and how they wait: for a notification, and for the next poll whatever happens. And the upkeep.
 
 No thread is started. Of the claims that wait in this process, one listens on a connection of its own and wakes the
 others. The server notifies only while a process is registered, since NOTIFY takes a lock over all databases at commit.
 Behind a pooler no claim listens, since the session that would be notified is the pooler's.
+
+The upkeep takes jobs back without a claim, ends what their owners left open, and prunes. It is here because a claim
+takes back what is overdue first, and hands it to the upkeep.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
@@ -20,14 +24,19 @@ from psycopg import sql
 
 from ...core.clock import Clock, Countdown, SystemClock
 from ...core.job import Grant
-from ...core.lifecycle import no_lease
-from ...errors import LeaseholdError, UnknownJob
+from ...core.lifecycle import no_lease, reclaimed_in_part
+from ...core.ownership import RECOVERY_EVERY_US, Ownership, Process
+from ...core.retention import Retention
+from ...errors import LeaseholdError, StoreUnavailable, UnknownJob
+from ...liveness import is_gone, this_process
+from ..policy import EVENTS, IDS, PORTION, WORKERS, Pass, Place
+from ..reclaimed import Reclaimed
 from ..rows import grant_of
 from .connection import Connection, inherited, outlive_fork
 from .database import Database
 from .owning import PATIENCE_MS
-from .rows import Claim, granted
-from .upkeep import Upkeep
+from .rights import may_not_end
+from .rows import Claim, Row, granted, taken_back
 
 log = logging.getLogger("leasehold")
 
@@ -41,6 +50,9 @@ _timer = SystemClock()  # how long to wait is the caller's affair; nothing is de
 _OFTEN_US, _RARELY_US, _SHARE = 100_000, 5_000_000, 20
 
 _SETTLED_US = 1_000_000  # after which no transaction is taken to commit with a number that was drawn before
+
+END_OUTLIVED_EVERY_US = 1_000_000
+UPKEEP_PATIENCE_MS = 1_000  # with a lock that another transaction holds; the next upkeep tries again
 
 Found = list[Any] | None  # three numbers, and for each queue its name and its floor, in four lists; as `claim` has it
 _FREED = 2  # the index of the number up to which keys that became free were seen to
@@ -246,3 +258,94 @@ class Listening:
         self.wake()
         with self._listens:
             self._hang_up()
+
+
+# Without a claim
+
+
+class Upkeep:
+    """Looks after jobs whose owners do not, and removes what is no longer needed."""
+
+    def __init__(self, database: Database, timer: Clock, now: Callable[[], int | None]) -> None:
+        self._database = database
+        self._timer = timer
+        self._now = now
+        self.reclaimed = Reclaimed()
+        self.portions = Pass()
+        self.recovered_us = 0
+        self.ended_us = timer.now()
+        self._warned_of_rights = False
+
+    def reclaim(self) -> list[Ownership]:
+        """Take back what expired, does not progress, or whose process is gone."""
+        ended: list[Ownership] = []
+        try:
+            while rows := self._database.call("reclaim", self._now()):
+                ended += self._taken_back(rows)
+            ended += self.recover(always=True)
+        except StoreUnavailable as error:
+            raise reclaimed_in_part(error, len(ended)) from error.__cause__
+        self.end_outlived(always=True)
+        return ended
+
+    def tend(self, retention: Retention) -> bool:
+        """Take back what is overdue or whose process is gone, and prune a portion; return whether more is due."""
+        self._taken_back(self._database.call("reclaim", self._now()))
+        self.recover()
+        self.end_outlived()
+        return self.portions.portion(self._timer.now(), retention, functools.partial(self._prune, retention))
+
+    def _taken_back(self, rows: list[Row]) -> list[Ownership]:
+        self.note(rows)
+        return [taken_back(row) for row in rows]
+
+    def note(self, ended: Sequence[Sequence[Any]]) -> None:
+        """Keep what was taken back: job, epoch, …, and whether a transaction of its owner is open, which is ended."""
+        self.reclaimed.note((row[0], row[1]) for row in ended)
+        if fenced := [row[1] for row in ended if row[-1]]:
+            self.end_fenced(fenced)
+
+    def recover(self, *, always: bool = False) -> list[Ownership]:
+        """Take back the jobs of processes of this machine that are gone."""
+        # Looking up processes costs system calls, so this looks at most once a second.
+        now = self._timer.now()
+        if not always and now < self.recovered_us + RECOVERY_EVERY_US:
+            return []
+        self.recovered_us = now
+        mine = this_process()
+        rows = self._database.read(self._database.statements.processes, {})
+        known = [(row[0], Process(*row[1:])) for row in rows]
+        gone = [number for number, process in known if process != mine and is_gone(process)]
+        return self._taken_back(self._database.call("recover", gone, self._now())) if gone else []
+
+    def end_outlived(self, *, always: bool = False) -> None:
+        """End what is left of such transactions: the taker may have died, or may not have had the right."""
+        now = self._timer.now()
+        if always or now >= self.ended_us + END_OUTLIVED_EVERY_US:
+            self.ended_us = now
+            self.end_fenced(None)
+
+    def end_fenced(self, epochs: list[int] | None) -> None:
+        """End the transactions of owners that have lost their job, so that the rows they locked are free; None: all."""
+        try:
+            self._database.call("end_fenced", epochs)
+        except LeaseholdError as error:  # the takeover has been done; the fence itself refuses what they wrote
+            if not (self._warned_of_rights or self._database.closed):
+                self._warned_of_rights = True
+                log.warning("could not end the transaction of an owner that has lost its job: %s", may_not_end(error))
+
+    def _prune(self, retention: Retention, kind: str, keep_us: int, place: Place) -> Place | None:
+        """Prune one portion by policy (see `policy.Pass`)."""
+        call, now = self._database.call, self._now()
+        if kind == IDS:
+            [(count,)] = call("prune_ids", keep_us, PORTION, UPKEEP_PATIENCE_MS, now)
+            return place if count else None
+        if kind == WORKERS:
+            call("forget_workers", keep_us, UPKEEP_PATIENCE_MS, now)
+            return None
+        if kind == EVENTS:
+            [(_, following)] = call("prune_events", keep_us, place[0], PORTION, UPKEEP_PATIENCE_MS, now)
+        else:
+            ids_us = retention.keep_us(IDS)
+            [(_, following)] = call("prune_due", kind, keep_us, place[0], PORTION, ids_us, UPKEEP_PATIENCE_MS, now)
+        return None if following is None else (following, 0)

@@ -21,8 +21,7 @@ from .connection import Connection, ConnectionT, Pool, is_pooled, outlive_fork
 from .errors import cannot_connect, explained, sqlstate_of, without_secrets
 from .rights import check_role
 from .rows import Calls, Row
-from .schema import Statements, admitted, checked, index_meta, look, make, migrate, statements
-from .stats import stats
+from .schema import Statements, admitted, checked, index_meta, look, make, migrate, statements, stats
 
 LEAST_SERVER = 140000
 REPLY_SECONDS = 60.0  # how long a server may take over a reply

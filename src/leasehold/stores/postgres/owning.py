@@ -51,7 +51,12 @@ class Batches:
         ]
 
     def renew(self, renewals: Sequence[Renewal]) -> list[int | Refusal]:
-        """Return the new deadlines; what is locked is passed over, and asked for again once the others are renewed."""
+        """
+        Return the new deadlines.
+
+        A lease whose row another transaction has locked is passed over, and asked for again once the others are
+        renewed. If it is still locked then, `StoreUnavailable` is raised: the others are renewed all the same.
+        """
         reply = self.renew_part(renewals, wait=False)
         locked = [number for number, value in enumerate(reply) if value is None]
         if locked:
@@ -116,7 +121,8 @@ def in_parts(items: Sequence[Any], verb: Callable[[Sequence[Any], int], list[T]]
     """
     Run *verb* over *items*, in ever smaller parts as long as one waits for another transaction's lock.
 
-    The items that collide come last, one by one, with more patience.
+    The items that collide come last, one by one, with more patience. If that takes too long, `StoreUnavailable` is
+    raised, and the others are done: to repeat the call is safe (C27).
     """
     reply: dict[int, T] = {}
     parts, late = [range(len(items))], list[range]()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ import psycopg
 from psycopg import sql
 
 from ...errors import InvalidArgument, StoreIncompatible, StoreUnavailable
+from .._stats import StoreStats, TableStats
 from .._versions import Migrated, refuse_newer, refuse_older, refuse_unreleased
 from .rights import grant_again, grantees
 
@@ -358,3 +359,27 @@ def in_schema(text: str, schema: str, *, escaped: bool = False) -> str:
         return name.replace("%", "%%") if escaped else name
 
     return _NAME.sub(named, text)
+
+
+# How large the tables are, as PostgreSQL has it in its catalogs: no table is read
+
+_SERVER = "SELECT pg_catalog.current_setting('server_version'), schema_version FROM leasehold.store"
+_TABLES = """
+    SELECT c.relname, CASE WHEN c.reltuples < 0 THEN s.n_live_tup ELSE c.reltuples END::bigint,
+        pg_catalog.pg_total_relation_size(c.oid), s.n_dead_tup
+    FROM pg_catalog.pg_class AS c
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    LEFT JOIN pg_catalog.pg_stat_user_tables AS s ON s.relid = c.oid
+    WHERE n.nspname = %(schema)s AND c.relkind = 'r'
+    ORDER BY c.relname
+"""
+
+
+def stats(read: Callable[[str, Any], list[Sequence[Any]]], schema: str) -> StoreStats:
+    """Return the sizes of a store; rows are the estimates of the planner, and dead rows those of the statistics."""
+    [(server, version)] = read(in_schema(_SERVER, schema, escaped=True), ())
+    tables = [
+        TableStats(name, rows or 0, exact=False, bytes=size, dead_rows=dead)
+        for name, rows, size, dead in read(_TABLES, {"schema": schema})
+    ]
+    return StoreStats(f"PostgreSQL {server.split()[0]}", version, sum(it.bytes or 0 for it in tables), tables)

@@ -24,10 +24,9 @@ from ...errors import LeaseholdError, StaleEpoch, UnknownJob
 from ...store import EVENTS_AT_ONCE, Begun, OpenKey, OpenKeys, Pruned, Refusal, Renewal
 from .._versions import Migrated
 from ..rows import grant_of, job_of, worker_of
-from . import owning, searching
-from .claiming import Claiming
+from . import owning, reading
+from .claiming import Claiming, Upkeep
 from .database import Database
-from .observing import Observing
 from .owning import PATIENCE_MS, Batches, in_parts
 from .rights import grants, revocations
 from .rows import (
@@ -46,12 +45,11 @@ from .rows import (
     wishes,
 )
 from .transactions import PostgresTransactions
-from .upkeep import Upkeep
 
 log = logging.getLogger("leasehold")
 
 
-class PostgresStore(Observing):
+class PostgresStore(reading.Observing):
     """Keeps jobs in one schema of a PostgreSQL database, which many machines may share."""
 
     def __init__(
@@ -387,11 +385,11 @@ class PostgresStore(Observing):
     ) -> list[Job]:
         """Return the jobs that fit, in the order of their insertion, beginning behind the job *after*."""
         conditions = {"queue": queue, "owner": owner, "task": task, "parent": parent, "limit": limit}
-        return searching.jobs(self._read, self.database.statements, status, after, conditions)
+        return reading.jobs(self._read, self.database.statements, status, after, conditions)
 
     def search(self, search: Search, *, limit: int, cursor: str | None = None) -> Page:
         """Return a page of the jobs that *search* describes."""
-        look = functools.partial(searching.look, self._read, self.database.schema, search)
+        look = functools.partial(reading.look, self._read, self.database.schema, search)
         return collect(search, limit, cursor, look)
 
     def ownerships(self, job_id: str) -> list[Ownership]:

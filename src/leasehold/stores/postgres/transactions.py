@@ -31,13 +31,12 @@ from ...errors import (
 from ...store import Program, Renewal
 from ...transaction import FORKED, Joined
 from ..transactions import DatabaseTransactions, cause
-from . import lost_commits, refusals
+from . import commits
+from .commits import REFUSED_SQLSTATE, moved, unfinished
 from .connection import Pool, inherited, outlive_fork
 from .database import Database
 from .errors import explained, is_lost, sqlstate_of
 from .fenced import ENDED, FencedConnection, begin
-from .lost_commits import moved, unfinished
-from .refusals import REFUSED_SQLSTATE
 from .rows import PIPED, SAVEPOINT, Call, Row, add_refusal, added, as_json, refusal_of, settlement_json, wishes
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class PostgresTransactions(DatabaseTransactions):
         self.pool = Pool(lambda: database.connect(FencedConnection), shown_url(database.url), most_idle=10)
         self.forked()
         outlive_fork(self)
-        refusals.recorders.add(self)
+        commits.recorders.add(self)
 
     def forked(self) -> None:
         """Begin anew, in a child process; what is left to record is the parent's."""
@@ -148,14 +147,14 @@ class PostgresTransactions(DatabaseTransactions):
             try:
                 session.commit()
             except psycopg.Error as error:
-                refused = refusals.take(error)
+                refused = commits.take(error)
                 if refused is not None:
                     self._note(job_id, error.diag.message_detail)
                     raise refused from error
                 if sqlstate_of(error) == "25P03":  # it had been idle for too long, and had not heard of this COMMIT
                     raise moved(self._store, job_id, epoch) or unfinished() from error
                 if is_lost(error):
-                    lost = lost_commits.resolve(self._store, session, job_id, epoch, error)
+                    lost = commits.resolve(self._store, session, job_id, epoch, error)
                     if lost is None:
                         return
                     raise lost from error
@@ -168,7 +167,7 @@ class PostgresTransactions(DatabaseTransactions):
 
     def is_rolled_back(self, number: str | None) -> bool:
         """Return whether the server knows that the transaction of that number was rolled back."""
-        return number is not None and refusals.is_rolled_back(self._database, number)
+        return number is not None and commits.is_rolled_back(self._database, number)
 
     def was_ended(self, connection: FencedConnection | None) -> bool:
         """Return whether the server has hung up in the middle of the transaction."""
@@ -347,10 +346,10 @@ class PostgresTransactions(DatabaseTransactions):
             return True
         if number is None:
             # Its fence was sent in a pipeline, and the answer was not read. While that is open, it may not be run yet.
-            return epoch is None or is_piped(handle) or refusals.is_fenced(self._database, epoch)
+            return epoch is None or is_piped(handle) or commits.is_fenced(self._database, epoch)
         # A pool, or its user, may have begun another transaction on the connection since.
         try:
-            return refusals.status_of(self._database, number) == "in progress"
+            return commits.status_of(self._database, number) == "in progress"
         except StoreUnavailable as error:
             if sqlstate_of(error.__cause__) != "22023":  # a number that the server does not know, after a crash
                 raise

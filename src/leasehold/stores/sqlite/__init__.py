@@ -6,15 +6,14 @@ The SQLite store.
 
 Programs are functions that take a session, yield statements and are sent rows:
 
-    owning        of producers and owners: add, renew, progress, settle, effects
+    owning        of producers and owners: add, renew, progress, settle, effects; where a pending job waits
     claiming      how a job gets an owner, and how the store takes it back: claim, pick-up, reclaims, pruning
     moving        of operators: transfer, cancel, replay, requeue, finish, resolve, pause
-    reading       of readers, and of `search`
-    backlog       where a pending job waits: ready, scheduled or parked
+    reading       of readers, of `search`, and of what operators look at
     programs      what they are made of: named statements, the session, epochs and who may write; the migrations
 
-    database      the file: connections, transactions, forks
-    connection    how threads share a connection, errors, the fenced connection, the write-ahead log
+    database      the file: its connections and transactions
+    connection    how threads share a connection, errors, the fenced connection, the write-ahead log, forks
     *.sql         the schema and every statement
 """
 

@@ -8,24 +8,35 @@ counter. They are one module because a claim takes back what is overdue first.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...core.job import Grant
 from ...core.lifecycle import FINISHED, NOT_STARTED, Verb, after, judge_taken_back
 from ...core.ownership import STORE, Ownership, Process, Reason
+from ...core.parking import LOCK, TASK
 from ...core.workers import WorkerReport
 from ...store import EVENTS_AT_ONCE, Pruned, ids_before
 from ..policy import KEPT, Place
-from ..rows import REASONS, grant_of, spec_of
-from . import backlog, moving, owning, programs
+from ..rows import REASONS, SpecRow, grant_of, spec_of
+from . import moving, owning, programs
 from .programs import Program, Session, Standing, many, one, process_number
 
 SWEPT_AT_ONCE = 1_000
+PARKED_AT_ONCE = 500
+
+Candidate = tuple[Any, ...]  # a row of the statement `candidates`
+_SPEC = 7  # where its SpecRow begins
+_QUEUE = _SPEC + SpecRow._fields.index("queue")
+_LOCK = _SPEC + SpecRow._fields.index("lock")
+_TASK = _SPEC + SpecRow._fields.index("task")
+
+Known = frozenset["str | None"]  # the tasks of a claim that does not know all of them
+Lane = tuple[str, str]  # a task, and a queue of the jobs that are parked behind it
 
 
-# Reclaims
+# Claims
 
 
 def claim(
@@ -38,7 +49,7 @@ def claim(
     default_lease_us: int,
     claim_id: str | None,
     process: Process | None,
-    tasks: backlog.Known | None,
+    tasks: Known | None,
 ) -> Program[tuple[list[Grant], bool, list[Ownership]]]:
     """
     Lease due jobs, after taking back what is overdue; return the grants, and the ownerships that were ended.
@@ -55,13 +66,13 @@ def claim(
     if first is None and not some_parked:
         return [], False, ended
     paused = {name for (name,) in (yield one(sql.paused))} if some_paused else set()
-    lanes = (yield from backlog.lanes(session, queues, paused, tasks)) if some_parked else []
+    lanes = (yield from lanes_of(session, queues, paused, tasks)) if some_parked else []
     if queues is None:
         queues = [first] if first == last else [queue for (queue,) in (yield one(sql.queues))]
     queues = [queue for queue in queues if queue is not None and queue not in paused]
     if not queues and not lanes:
         return [], False, ended
-    taken, more = yield from backlog.take(session, owner, limit, queues, lanes, tasks)
+    taken, more = yield from _take(session, owner, limit, queues, lanes, tasks)
     if not taken:
         return [], more, ended
     if process is not None and not known:
@@ -71,8 +82,8 @@ def claim(
     leases, grants = [], []
     for row in taken:
         epoch += 1
-        _, _, seq, reason, attempt, errors, checkpoint = row[: backlog.SPEC]
-        spec = spec_of(row[backlog.SPEC :])
+        _, _, seq, reason, attempt, errors, checkpoint = row[:_SPEC]
+        spec = spec_of(row[_SPEC:])
         lasts = lease_us or spec.lease_us or default_lease_us
         until, stall_us = now + lasts, spec.stall_us
         stalls = None if stall_us is None else now + stall_us
@@ -96,6 +107,105 @@ def _alike(leases: Sequence[tuple[Any, ...]]) -> bool:
     """Return whether they differ in job and epoch alone, and hold no key; and are more than one."""
     _, _, *rest = leases[0]
     return len(leases) > 1 and rest[4] is None and rest[8] is None and all(lease[2:] == tuple(rest) for lease in leases)
+
+
+def lanes_of(
+    session: Session, queues: Sequence[str] | None, paused: Collection[str], tasks: Known | None
+) -> Program[list[Lane]]:
+    """Return the lanes of jobs that are parked behind known *tasks* in *queues* that are not paused."""
+    return [
+        (task, queue)
+        for task, queue in (yield one(session.sql.parked_lanes))
+        if queue not in paused and (queues is None or queue in queues) and (tasks is None or (task or None) in tasks)
+    ]
+
+
+def _take(
+    session: Session, owner: str, limit: int, queues: Sequence[str], lanes: Sequence[Lane], tasks: Known | None
+) -> Program[tuple[list[Candidate], bool]]:
+    """
+    Delete the rows of up to *limit* claimable jobs, ready or in the *lanes* behind tasks, and return the jobs.
+
+    Those in between whose task is unknown, or whose key is held, are parked. The second value is True if so many were
+    parked that there may be more to take.
+    """
+    taken: list[Candidate] = []
+    keys: set[str] = set()
+    parked = 0
+    while len(taken) < limit and parked < PARKED_AT_ONCE:
+        wanting = limit - len(taken)
+        # Where some were passed over, more will be: a long line behind one key is not read one by one.
+        count = max(wanting, 64) if parked else wanting
+        aside: dict[int, str] = {}  # the tasks behind which the candidates are parked, by their seq
+        if len(queues) == 1 and not lanes:
+            first = yield one(session.sql.candidates, queues[0], count)
+        else:
+            first, aside = yield from _merge(session, queues, lanes, count)
+        if not first:
+            return taken, False
+        unknown = [] if tasks is None else [row for row in first if row[_TASK] not in tasks]
+        if unknown:
+            # The jobs that they let go may come before those that would be next: look again.
+            yield from _pass_over(session, owner, unknown)
+            parked += len(unknown)
+            continue
+        free: list[Candidate] = first[:wanting]
+        blocked: list[Candidate] = []
+        wanted = {row[_LOCK] for row in first if row[_LOCK] is not None}
+        if wanted:
+            keys.update(key for (key,) in (yield one(session.sql.held_locks, json.dumps(sorted(wanted)))))
+            free, blocked = _divide(first, wanting, keys)
+        taken += free
+        gone = free + blocked
+        if aside:
+            behind = [(TASK, aside[row[2]], row[_QUEUE], *row[:3]) for row in gone if row[2] in aside]
+            yield many(session.sql.delete_parked, behind)
+            gone = [row for row in gone if row[2] not in aside]
+        yield many(session.sql.delete_ready, [(row[_QUEUE], *row[:3]) for row in gone])
+        if blocked:
+            rows = [(LOCK, row[_LOCK], row[_QUEUE], *row[:3], owner) for row in blocked]
+            yield many(session.sql.insert_parked, rows)
+            parked += len(blocked)
+    return taken, parked >= PARKED_AT_ONCE
+
+
+def _pass_over(session: Session, owner: str, unknown: Sequence[Candidate]) -> Program[None]:
+    """Park ready candidates behind their tasks, and wake the next behind each key that one of them could have held."""
+    yield many(session.sql.delete_ready, [(row[_QUEUE], *row[:3]) for row in unknown])
+    rows = [(TASK, row[_TASK] or "", row[_QUEUE], *row[:3], owner) for row in unknown]
+    yield many(session.sql.insert_parked, rows)
+    for lock, queue in sorted({(row[_LOCK], row[_QUEUE]) for row in unknown if row[_LOCK] is not None}):
+        yield from owning.wake(session, lock, queue)
+
+
+def _merge(
+    session: Session, queues: Sequence[str], lanes: Sequence[Lane], count: int
+) -> Program[tuple[list[Candidate], dict[int, str]]]:
+    """Return the first candidates of queues and lanes, and the tasks behind which those of lanes are parked."""
+    heads: list[tuple[int, int, int]] = []
+    aside: dict[int, str] = {}
+    for queue in queues:
+        heads += yield one(session.sql.heads, queue, count)
+    for task, queue in lanes:
+        parked = yield one(session.sql.parked_heads, task, queue, count)
+        heads += parked
+        aside.update((seq, task) for _, _, seq in parked)
+    heads.sort()
+    return (yield one(session.sql.chosen, json.dumps([seq for _, _, seq in heads[:count]]))), aside
+
+
+def _divide(candidates: Sequence[Candidate], wanting: int, keys: set[str]) -> tuple[list[Candidate], list[Candidate]]:
+    """Return the candidates to take and those that one of the *keys* blocks; add the keys of those taken."""
+    free: list[Candidate] = []
+    blocked: list[Candidate] = []
+    for row in candidates:
+        if row[_LOCK] in keys:
+            blocked.append(row)
+        elif len(free) < wanting:
+            free.append(row)
+            if row[_LOCK] is not None:
+                keys.add(row[_LOCK])
+    return free, blocked
 
 
 # Picking up a transfer

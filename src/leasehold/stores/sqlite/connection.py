@@ -1,6 +1,6 @@
 """
-Connections to the file: how threads share one, how a program runs on it, what its errors mean, the fenced one; and the
-file's write-ahead log.
+Connections to the file: how threads share one, how a program runs on it, what its errors mean, the fenced one; the
+file's write-ahead log; and forks.
 
 One connection writes and one reads, each behind a `Turn`; threads with nothing to do wait for `Changes`.
 `lease.transaction()` lends a `FencedConnection`: the lease ends its transaction.
@@ -8,16 +8,21 @@ One connection writes and one reads, each behind a `Turn`; threads with nothing 
 
 from __future__ import annotations
 
+import atexit
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from ...core.clock import patience
 from ...errors import Conflict, NotInTransaction, StaleSnapshot, StoreIncompatible, StoreUnavailable
 from .programs import Program
+
+if TYPE_CHECKING:
+    from .store import SqliteStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -399,3 +404,27 @@ class Wal:
             return b""
         os.lseek(self._handle, where, os.SEEK_SET)
         return os.read(self._handle, count)
+
+
+# Every open store of the process: what happens to it at a fork, and at the end of the process
+
+open_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
+
+
+def _for_each_store(step: Callable[[SqliteStore], object]) -> Callable[[], None]:
+    def every() -> None:
+        for store in list(open_stores):
+            step(store)
+
+    return every
+
+
+atexit.register(_for_each_store(lambda store: store.transactions.record_all()))
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        # No connection may be carried into a forked child.
+        before=_for_each_store(lambda store: store.database.before_fork()),
+        after_in_parent=_for_each_store(lambda store: store.database.forked_parent()),
+        after_in_child=_for_each_store(lambda store: store.forked_child()),
+    )

@@ -21,8 +21,7 @@ from ...transaction import refuse_inside
 from .._stats import StoreStats
 from .._versions import Migrated
 from .connection import Turn, Wal, drive, explained
-from .programs import Program, Session, Statements, migrate, migrations, schema_version
-from .stats import stats
+from .programs import Program, Session, Statements, migrate, migrations, schema_version, stats
 
 log = logging.getLogger("leasehold")
 

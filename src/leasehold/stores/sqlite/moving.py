@@ -12,7 +12,7 @@ from ...core.workers import is_alive, recipient
 from ...errors import Conflict, UnknownJob
 from ...store import Refusal
 from ..rows import grant_of, job_of, spec_of, state_of
-from . import backlog, owning, programs
+from . import owning, programs
 from .programs import Program, Session, Standing, one
 
 
@@ -39,7 +39,7 @@ def transfer(
         if held.lock is not None:
             for holder, holder_epoch, _ in (yield one(session.sql.lock_holder, held.lock)):
                 raise lock_held(job_id, held.lock, holder, holder_epoch)
-        yield from backlog.delete(session, held)
+        yield from owning.delete_waiting(session, held)
     named = yield session.sql.named_workers, {"name": to}, False
     to = recipient(job_id, to, [name for name, seen_us in named if is_alive(seen_us, now)])
     moved = {
@@ -99,7 +99,7 @@ def override(
         yield from programs.archive(session, now, held, MOVED_BY[verb], by=by, note=note)
         yield one(session.sql.delete_lease, held.seq)
     elif pending:
-        yield from backlog.delete(session, held)
+        yield from owning.delete_waiting(session, held)
     elif held.done_by is not None:
         yield from _archive_done(session, held)
     issued = yield from programs.draw(session, now, 1)
@@ -150,9 +150,9 @@ def _write_override(
     }
     yield session.sql.override, values, False
     if not final:
-        yield from backlog.insert(session, now, held, run_us)
+        yield from owning.insert_waiting(session, now, held, run_us)
     if held.finished_us is None:
-        yield from backlog.wake(session, held.lock)
+        yield from owning.wake(session, held.lock)
 
 
 def pause(session: Session, now: int, queue: str, by: str, note: str | None) -> Program[Queue]:

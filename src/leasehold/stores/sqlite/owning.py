@@ -1,4 +1,9 @@
-"""The programs of producers and owners: add, renew, progress, settle. A claim is in claiming.py."""
+"""
+The programs of producers and owners: add, renew, progress, settle. A claim is in claiming.py.
+
+A pending job has exactly one row that says where it waits: ready in its queue, scheduled for later, or parked behind a
+lock key or an unknown task.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,11 @@ from ...core.job import Added, Job, NewJob, Outcome, Progress, Settlement, Statu
 from ...core.lifecycle import FINISHED, FREED_BY, RECORDED_AS, after, no_effect, setback
 from ...core.options import encode
 from ...core.ownership import Note, NoteKind
+from ...core.parking import LOCK, TASK
 from ...errors import UnknownJob
 from ...store import Begun, Refusal, Renewal
 from ..rows import job_of
-from . import backlog, programs
+from . import programs
 from .programs import Program, Session, Standing, many, one
 
 
@@ -196,7 +202,7 @@ def _complete(
         if settlement.then:
             yield from add(session, now, settlement.then)
         if row[4] is not None:
-            yield from backlog.wake(session, row[4])
+            yield from wake(session, row[4])
         if session.trace:
             yield from session.record(now, "completed", settlement.job_id, epoch=settlement.epoch, owner=row[3])
     return []
@@ -279,8 +285,44 @@ def end_lease(
     }
     yield session.sql.back, row, False
     if not final:
-        yield from backlog.insert(session, now, held, run_us)
-    yield from backlog.wake(session, held.lock)
+        yield from insert_waiting(session, now, held, run_us)
+    yield from wake(session, held.lock)
+
+
+# Where a pending job waits
+
+
+def insert_waiting(session: Session, now: int, job: Standing, run_us: int) -> Program[None]:
+    """Insert the row of a job that becomes pending."""
+    if run_us > now:
+        yield one(session.sql.insert_scheduled, run_us, job.seq, job.queue)
+    else:
+        yield one(session.sql.insert_ready, job.queue, -job.priority, run_us, job.seq)
+
+
+def delete_waiting(session: Session, job: Standing) -> Program[None]:
+    """Delete the row of a pending job, in whichever table it is."""
+    ready = job.queue, -job.priority, job.run_us, job.seq
+    yield one(session.sql.delete_ready, *ready)
+    yield one(session.sql.delete_scheduled, job.run_us, job.seq)
+    yield one(session.sql.delete_parked, TASK, job.task or "", *ready)
+    if job.lock is not None:
+        yield one(session.sql.delete_parked, LOCK, job.lock, *ready)
+
+
+def wake(session: Session, lock: str | None, only: str | None = None) -> Program[None]:
+    """
+    Make ready the first job of each queue, or of the queue *only*, that is parked behind *lock*, if the key is free.
+
+    Of each queue, since it may be that no worker claims from the queue of the very first.
+    """
+    if lock is None or (yield one(session.sql.lock_holder, lock)):
+        return
+    queues = [(only,)] if only is not None else (yield session.sql.parked_queues, {"lock": lock}, False)
+    for (queue,) in queues:
+        for rank, run_us, seq in (yield one(session.sql.first_parked, lock, queue)):
+            yield one(session.sql.delete_parked, LOCK, lock, queue, rank, run_us, seq)
+            yield one(session.sql.insert_ready, queue, rank, run_us, seq)
 
 
 # Effects

@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 import sqlite3
 import uuid
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +30,7 @@ from ...core.ownership import Ownership, Process, Reason, draw_epochs
 from ...core.retry import Retry
 from ...errors import InvalidArgument, Settled, StaleEpoch, UnknownJob
 from ...store import Refusal
+from .._stats import StoreStats, TableStats
 from .._versions import refuse_newer, refuse_older, refuse_unreleased
 from ..rows import SpecRow
 
@@ -152,6 +155,22 @@ def migrate(sql: Statements, path: str, steps: list[Migration], now: int) -> Pro
     else:
         yield one(sql.set_version, steps[-1].version)
     return version
+
+
+def stats(schema: str, path: str) -> Program[StoreStats]:
+    """Return the sizes of a store. SQLite keeps no estimates, so each table is counted: that takes a while."""
+    names = yield one("SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, ?) = ? ORDER BY name",
+                      len(schema) + 1, f"{schema}_")  # fmt: skip
+    [(version,)] = yield one(f"SELECT schema_version FROM {schema}_store")
+    tables = []
+    for (name,) in names:
+        [(rows,)] = yield one(f"SELECT count(*) FROM {name}")
+        tables.append(TableStats(name.removeprefix(f"{schema}_"), rows, exact=True))
+    size = 0
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            size += os.stat(path + suffix).st_size
+    return StoreStats(f"SQLite {sqlite3.sqlite_version}", version, size, tables)
 
 
 # The session

@@ -26,10 +26,9 @@ from ...transaction import is_inside, refuse_inside
 from .._versions import Migrated
 from ..policy import EVENTS, IDS, PORTION, WORKERS, Pass, Place
 from ..reclaimed import Reclaimed
-from . import claiming, forks, moving, owning, reading
-from .connection import Changes
+from . import claiming, moving, owning, reading
+from .connection import Changes, open_stores
 from .database import Database
-from .observing import Observing
 from .programs import Program, Session, statements
 from .transactions import SqliteTransactions
 
@@ -39,7 +38,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class SqliteStore(Observing):
+class SqliteStore(reading.Observing):
     """Keeps jobs in one SQLite file, which many processes may share."""
 
     def __init__(
@@ -68,7 +67,7 @@ class SqliteStore(Observing):
         self._recovered_us = 0
         self._reclaimed = Reclaimed()
         self._pass = Pass()
-        forks.stores.add(self)
+        open_stores.add(self)
 
     # Running programs
 

@@ -1,8 +1,8 @@
 """
-What the COMMIT of a caller's own transaction came to, where only the driver's exception tells.
+What a COMMIT came to: a refusal inside it, which a driver brings as its own exception, or no reply at all.
 
 A refusal comes with its facts. It was rolled back with everything else, so the code that converts it has it recorded,
-once. A lost connection proves nothing.
+once. A lost connection proves nothing: the server is asked what became of the transaction.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from ...core.clock import patience
-from ...errors import LeaseholdError, StaleEpoch, connection_was_lost, finders
+from ...core.redaction import shown_url
+from ...errors import LeaseholdError, StaleEpoch, StoreUnavailable, connection_was_lost, finders
 from .errors import detail_of, is_lost, sqlstate_of
+from .fenced import FencedConnection
 from .rows import stale_epoch
 
 if TYPE_CHECKING:
     from .database import Database
+    from .store import PostgresStore
     from .transactions import PostgresTransactions
 
 REFUSED_SQLSTATE = "LH001"  # of a fence's refusal inside COMMIT; the facts are in its DETAIL
@@ -38,6 +41,9 @@ _NOTED = "_leasehold_noted"  # set on an error whose refusal is recorded, or wil
 
 # Those whose stores may be the one that refused.
 recorders: weakref.WeakSet[PostgresTransactions] = weakref.WeakSet()
+
+
+# A refusal inside COMMIT
 
 
 def take(error: BaseException) -> StaleEpoch | None:
@@ -77,6 +83,9 @@ def _facts(error: BaseException) -> dict[str, Any] | None:
     return None if "unknown" in facts else facts  # unknown: the job is gone, and no epoch is current
 
 
+# What the server knows of a transaction
+
+
 def status_of(database: Database, number: str) -> str | None:
     """Return what the server knows of the transaction of that number; None if it has forgotten."""
     [(status,)] = database.read("SELECT pg_catalog.pg_xact_status(%s::pg_catalog.xid8)", (number,))
@@ -112,6 +121,84 @@ def _was_lost(error: BaseException) -> bool:
         return True
     ours = isinstance(error, psycopg.Error) or type(error).__module__.startswith("asyncpg.")
     return ours and is_lost(error)
+
+
+# A `lease.transaction()` whose COMMIT was not answered
+
+
+def moved(store: PostgresStore, job_id: str, epoch: int) -> LeaseholdError | None:
+    """Return why the epoch is not current, or None if it is, or if the store does not answer."""
+    try:
+        return store.check([(job_id, epoch)])[0]
+    except StoreUnavailable:
+        return None
+
+
+def resolve(
+    store: PostgresStore, session: FencedConnection, job_id: str, epoch: int, error: BaseException
+) -> LeaseholdError | None:
+    """
+    Return None if the transaction of *session*, which is lost, has committed; else the error for the block.
+
+    The server's own status of the transaction comes first. The record alone proves nothing: another holder of the same
+    epoch may have settled the job in the same words. Nor does the status "committed" alone: a server that has crashed
+    may give the number of a forgotten transaction to another. Nor does a takeover: the rows may have come before it.
+    """
+    database, number = store.database, session.number
+    if number is not None and is_rolled_back(database, number):
+        return moved(store, job_id, epoch) or unfinished()
+    if _has_committed(database, session, job_id, epoch):
+        return None
+    refusal = moved(store, job_id, epoch)
+    if refusal is not None:
+        # Again: until the epoch was no longer current, a COMMIT that the server had received could succeed.
+        if _has_committed(database, session, job_id, epoch):
+            return None
+        if _status(database, number) == "aborted":
+            return refusal
+        # A settlement that was a part of it, whatever became of savepoints, and that is not on record.
+        if session.surely_settles and _is_recorded(database, session, job_id, epoch) is False:
+            return refusal
+    return StoreUnavailable(
+        f"the connection to {shown_url(database.url)} was lost in COMMIT: {_first(error)}. The transaction may or may "
+        "not have been committed: look for what it wrote before you run it again.",
+        outcome_unknown=True,
+    )
+
+
+def unfinished() -> StoreUnavailable:
+    """Return the error of a transaction that was lost before its COMMIT was sent."""
+    return StoreUnavailable(
+        "the connection of this transaction was lost before its end: nothing was committed. Run it again."
+    )
+
+
+def _has_committed(database: Database, session: FencedConnection, job_id: str, epoch: int) -> bool:
+    return bool(_is_recorded(database, session, job_id, epoch)) and _status(database, session.number) == "committed"
+
+
+def _is_recorded(database: Database, session: FencedConnection, job_id: str, epoch: int) -> bool | None:
+    """Return whether the job was settled as this transaction would settle it; None: unknown."""
+    if session.settles is None:
+        return None
+    try:
+        [(recorded,)] = database.call(
+            "has_settled", job_id, epoch, json.loads(session.settles)["fingerprint"], again=True
+        )
+    except LeaseholdError:
+        return None
+    return bool(recorded)
+
+
+def _status(database: Database, number: str | None) -> str | None:
+    try:
+        return None if number is None else status_of(database, number)
+    except LeaseholdError:
+        return None
+
+
+def _first(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 finders.append(find)
