@@ -1,10 +1,11 @@
 """
-Runs the benchmarks and writes their figures into benchmarks/README.md, with the machine and the date.
+Runs the benchmarks and writes their figures into benchmarks/README.md, with the machine and the date; those of whole
+workers and of guards into docs/explanation/performance.md too.
 
     python benchmarks/report.py                      every script, in full, for most of an hour; let the machine be idle
     python benchmarks/report.py --quick core         one script, smaller; the figures of the others stay
     python benchmarks/report.py --read core=FILE     figures that `benchmarks/core.py --json` has printed before
-    python benchmarks/report.py --render             only write the page again, from benchmarks/results.json
+    python benchmarks/report.py --render             only write the pages again, from benchmarks/results.json
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import Any
 
 TOP = Path(__file__).resolve().parents[1]
 RESULTS = TOP / "benchmarks" / "results.json"
-PAGE = TOP / "benchmarks" / "README.md"
 SCRIPTS = {
     "core": "The memory store and the SQLite store",
     "postgres": "The PostgreSQL store",
@@ -31,15 +31,19 @@ SCRIPTS = {
     "guards": "Guards",
     "soak": "A PostgreSQL store over ten minutes",
 }
+PAGES = {
+    TOP / "benchmarks" / "README.md": tuple(SCRIPTS),
+    TOP / "docs" / "explanation" / "performance.md": ("worker", "guards"),
+}
 BEGIN = "<!-- written by benchmarks/report.py from benchmarks/results.json: do not edit -->"
 END = "<!-- end -->"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what is asked for, keep it, and write the page. Return 1 if a script failed."""
+    """Measure what is asked for, keep it, and write the pages. Return 1 if a script failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scripts", nargs="*", metavar="SCRIPT", help=f"of {', '.join(SCRIPTS)}; all if none is named")
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer rounds; marked as such on the page")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer rounds; marked as such on the pages")
     parser.add_argument(
         "--read", action="append", default=[], metavar="SCRIPT=FILE", help="measured before; repeatable"
     )
@@ -52,9 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name, file in read.items():
         results[name] = entry(Path(file).read_text(), quick=options.quick)
-    names = options.scripts or ([] if read or options.render else list(SCRIPTS))
     failed = []
-    for name in names:
+    for name in options.scripts or ([] if read or options.render else SCRIPTS):
         command = [sys.executable, f"benchmarks/{name}.py", "--json", *(["--quick"] if options.quick else [])]
         ran = subprocess.run(command, cwd=TOP, stdout=subprocess.PIPE, text=True)
         if ran.returncode:
@@ -64,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         results[name] = entry(ran.stdout, quick=options.quick)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    PAGE.write_text(with_figures(PAGE.read_text(), results))
+    for page, names in PAGES.items():
+        page.write_text(with_figures(page.read_text(), results, names))
     return 1 if failed else 0
 
 
@@ -88,17 +92,18 @@ def _processor() -> str:
     return found[1].strip() if found else platform.machine()
 
 
-def with_figures(page: str, results: dict[str, Any]) -> str:
-    """Return the page with the section between its two marks written anew."""
+def with_figures(page: str, results: dict[str, Any], names: Sequence[str]) -> str:
+    """Return the page with the section between its two marks written anew, from the results of the scripts *names*."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{section(results)}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{section(results, names)}\n{END}{after}"
 
 
-def section(results: dict[str, Any]) -> str:
-    """Return the figures as Markdown: a table for each script."""
+def section(results: dict[str, Any], names: Sequence[str]) -> str:
+    """Return the figures as Markdown: a table for each script of *names*."""
     parts = []
-    for name, title in SCRIPTS.items():
+    for name in names:
+        title = SCRIPTS[name]
         if name not in results:
             parts.append(f"### {title}\n\n`benchmarks/{name}.py` has not been run.\n")
             continue

@@ -1,4 +1,4 @@
-"""The page of the benchmarks has the figures that were kept, and is written by one command."""
+"""The pages with figures have those that were kept, and are written by one command."""
 
 import json
 import shutil
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from benchmarks import report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,11 +26,13 @@ LINE = {
 }
 
 
-def test_the_page_has_the_figures_that_were_kept() -> None:
+@pytest.mark.parametrize("path", report.PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_has_the_figures_that_were_kept(path: Path) -> None:
     """`python benchmarks/report.py --render` makes it so."""
-    page = report.PAGE.read_text()
+    page = path.read_text()
 
-    assert report.with_figures(page, json.loads(report.RESULTS.read_text())) == page
+    assert report.BEGIN in page
+    assert report.with_figures(page, json.loads(report.RESULTS.read_text()), report.PAGES[path]) == page
 
 
 def test_every_script_with_figures_has_a_section() -> None:
@@ -42,10 +45,16 @@ def test_every_script_with_figures_has_a_section() -> None:
 def test_figures_that_were_printed_before_are_kept_with_machine_and_date(tmp_path: Path) -> None:
     """In a copy of the folder, as a program."""
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
+    other = tmp_path / "docs/explanation/performance.md"
+    other.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "docs/explanation/performance.md", other)
     (tmp_path / "core.jsonl").write_text(json.dumps(LINE) + "\n" + json.dumps({**LINE, "holds": False}) + "\n")
-    command = [sys.executable, "benchmarks/report.py", "--read", "core=core.jsonl"]
+    (tmp_path / "worker.jsonl").write_text(json.dumps({**LINE, "name": "sqlite: a whole worker"}) + "\n")
+    command = [sys.executable, "benchmarks/report.py", "--read", "core=core.jsonl", "--read", "worker=worker.jsonl"]
     subprocess.run(command, cwd=tmp_path, check=True)
 
+    assert "| sqlite: a whole worker | 1,234 |" in other.read_text()
+    assert "| sqlite: add |" not in other.read_text()
     page = (tmp_path / "benchmarks/README.md").read_text()
     row = r"| sqlite: add | 1,234 | 2,469 | jobs/s | 0.50 (0.40–0.60) | ≥ 0.45 | {} | by hand \| raw |"
     assert row.format("holds") in page
