@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,3 +138,45 @@ def test_the_scripts_explain_themselves(script: str) -> None:
 
     assert said.stdout.startswith(f"Usage: ./scripts/{script}")
     assert "PYTEST-ARGUMENTS" in said.stdout
+
+
+OLD = """#!/bin/sh
+# As Python 3.10 answers what the scripts ask of it.
+echo 3.10.13
+exit 10
+"""
+
+
+def old_python(folder: Path) -> Path:
+    """A Python below 3.11 of this machine, or a program that answers as one does."""
+    found = [shutil.which(f"python3.{minor}") for minor in range(6, 11)]
+    for candidate in [
+        *(Path(path) for path in found if path),
+        *Path.home().glob(".pyenv/versions/3.[6-9]*/bin/python"),
+    ]:
+        version = subprocess.run([candidate, "--version"], capture_output=True, text=True)
+        if version.returncode == 0:  # a version manager's placeholder is on the PATH and fails when it is run
+            return candidate
+    stand_in = folder / "python"
+    stand_in.write_text(OLD)
+    stand_in.chmod(0o755)
+    return stand_in
+
+
+@pytest.mark.parametrize("script", ["demo", "docs", "test"])
+def test_a_python_that_is_too_old_is_named_with_its_version(tmp_path: Path, script: str) -> None:
+    """In a fresh checkout. Nothing is made, and the message ends with what to do."""
+    shutil.copytree(TOP / "scripts", tmp_path / "checkout" / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(TOP / "pyproject.toml", tmp_path / "checkout")
+    python = old_python(tmp_path)
+    command = [str(tmp_path / "checkout" / "scripts" / script)]
+    ran = subprocess.run(command, env={**os.environ, "PYTHON": str(python)}, capture_output=True, text=True)
+
+    assert ran.returncode == 1
+    assert re.fullmatch(
+        rf"leasehold: needs Python 3\.11 or newer, but {re.escape(str(python))} is 3\.(?:[6-9]|10)\.\d+ \(too old\): "
+        r"install one \(Debian, Ubuntu: apt install python3 python3-venv\), or name another Python with "
+        r"PYTHON=/path/to/python3\.\n",
+        ran.stderr,
+    )
+    assert not (tmp_path / "checkout" / ".venv").exists()
