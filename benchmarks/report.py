@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--read", action="append", default=[], metavar="SCRIPT=FILE", help="measured before; repeatable"
     )
+    parser.add_argument("--note", default="", metavar="TEXT", help="what a reader should know, beside the machine")
     parser.add_argument("--render", action="store_true", help="measure nothing")
     options = parser.parse_args(argv)
     read = dict(part.partition("=")[::2] for part in options.read)
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"there is no script {name!r}; choose from {', '.join(SCRIPTS)}")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name, file in read.items():
-        results[name] = entry(Path(file).read_text(), quick=options.quick)
+        results[name] = entry(Path(file).read_text(), quick=options.quick, note=options.note)
     failed = []
     for name in options.scripts or ([] if read or options.render else SCRIPTS):
         command = [sys.executable, f"benchmarks/{name}.py", "--json", *(["--quick"] if options.quick else [])]
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{' '.join(command)} ended with {ran.returncode}; its figures stay as they were", file=sys.stderr)
             failed.append(name)
             continue
-        results[name] = entry(ran.stdout, quick=options.quick)
+        results[name] = entry(ran.stdout, quick=options.quick, note=options.note)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     for page, names in PAGES.items():
@@ -72,11 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def entry(lines: str, *, quick: bool) -> dict[str, Any]:
+def entry(lines: str, *, quick: bool, note: str = "") -> dict[str, Any]:
     """Return the figures of a script, from the lines that it printed, with what they were measured on."""
     rows = [json.loads(line) for line in lines.splitlines() if line.strip()]
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return {"date": today, "machine": machine(), "quick": quick, "rows": rows}
+    return {"date": today, "machine": machine() + (f"; {note}" if note else ""), "quick": quick, "rows": rows}
 
 
 def machine() -> str:
