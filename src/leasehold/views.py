@@ -2,12 +2,12 @@
 Read-only questions with plain answers: what JSON has, and nothing else.
 
 The command line asks them, and so can a server or a page. Instants are ISO 8601 in UTC, durations are seconds. What
-`Redaction` names is left out.
+`Router.redaction` names is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -16,52 +16,15 @@ from .core.job import Job, Status
 from .core.ownership import Event, LiveLease, Ownership
 from .core.search import Page, Search
 from .core.workers import WorkerStatus
-from .errors import InvalidArgument
 from .router import Router
-
-HIDDEN = "[redacted]"
-_DATA = ("payload", "result", "meta", "checkpoint", "error", "facts")
-
-
-class Redaction:
-    """Hides values by their path: `payload.card.number`, `meta.token`, `error`; `*` stands for any one key."""
-
-    def __init__(self, paths: Iterable[str] = ()) -> None:
-        self._paths = [tuple(path.strip().split(".")) for path in paths if path.strip()]
-        for path in self._paths:
-            if path[0] not in _DATA or "" in path:
-                raise InvalidArgument(
-                    f"{'.'.join(path)!r} cannot be redacted: a path begins with one of {', '.join(_DATA)}, as in "
-                    "payload.card.number."
-                )
-
-    def __bool__(self) -> bool:
-        return bool(self._paths)
-
-    def apply(self, view: dict[str, Any]) -> dict[str, Any]:
-        """Return *view* without what is hidden."""
-        for path in self._paths:
-            if path[0] in view:
-                view = {**view, path[0]: _hidden(view[path[0]], path[1:])}
-        return view
-
-
-def _hidden(value: Any, path: tuple[str, ...]) -> Any:
-    if not path:
-        return None if value is None else HIDDEN
-    if isinstance(value, Mapping):
-        return {key: _hidden(one, path[1:]) if path[0] in ("*", key) else one for key, one in value.items()}
-    if isinstance(value, list):
-        return [_hidden(one, path[1:] if path[0] == "*" else path) for one in value]
-    return value
 
 
 class Views:
-    """The questions, asked of one router; *redaction* hides parts of what producers and handlers wrote."""
+    """The questions, asked of one router; its `redaction` hides parts of what producers and handlers wrote."""
 
-    def __init__(self, router: Router, redaction: Redaction | None = None) -> None:
+    def __init__(self, router: Router) -> None:
         self._router = router
-        self._redaction = redaction or Redaction()
+        self._redaction = router.redaction
 
     # Jobs
 
@@ -138,17 +101,19 @@ class Views:
         return [row for _, _, row in sorted(rows, key=lambda row: row[:2])]
 
     def _ownership(self, held: Ownership) -> dict[str, Any]:
-        return {
-            "kind": "ownership",
-            "at": _iso(held.granted_at),
-            "epoch": held.epoch,
-            "owner": held.owner,
-            "began": held.began.value,
-            "ended": held.ended,
-            "ended_at": _iso(held.ended_at),
-            "ended_by": held.by,
-            "note": held.note,
-        }
+        return self._redaction.apply(
+            {
+                "kind": "ownership",
+                "at": _iso(held.granted_at),
+                "epoch": held.epoch,
+                "owner": held.owner,
+                "began": held.began.value,
+                "ended": held.ended,
+                "ended_at": _iso(held.ended_at),
+                "ended_by": held.by,
+                "note": held.note,
+            }
+        )
 
     def event(self, event: Event) -> dict[str, Any]:
         """Return a recorded event."""

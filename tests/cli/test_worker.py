@@ -19,6 +19,7 @@ from tests.support import until
 
 from leasehold import Retry, Router, Status
 from leasehold.cli.app import run
+from leasehold.views import Views
 
 
 def add(router: Router, task: str, count: int = 1, **payload: object) -> list[str]:
@@ -219,7 +220,7 @@ def test_json_logs_are_one_object_per_line_and_say_which_job(tmp_path: Path, rou
 
     assert code == 0, said
     lines = [json.loads(line) for line in said.splitlines()]
-    assert all({"ts", "level", "logger", "message"} <= line.keys() for line in lines)
+    assert all({"at", "level", "logger", "message"} <= line.keys() for line in lines)
     [mine] = [line for line in lines if line["logger"] == "mine"]
     [held] = router.ownerships(job_id)
     assert mine["message"] == "in the handler\nhere"
@@ -227,6 +228,28 @@ def test_json_logs_are_one_object_per_line_and_say_which_job(tmp_path: Path, rou
     assert (mine["epoch"], mine["owner"]) == (held.epoch, held.owner)
     [failed] = [line for line in lines if "KeyError" in line.get("exception", "")]
     assert (failed["level"], failed["job_id"], failed["epoch"]) == ("error", job_id, held.epoch)
+    views = Views(router)
+    [event], job = [views.event(one) for one in router.events(job_id, kind="failed")], views.job(job_id)
+    assert [failed[name] for name in ("kind", "job_id")] == [event[name] for name in ("kind", "job_id")]
+    for name in ("task", "queue", "errors", "error", "error_type"):
+        assert failed[name] == job[name], name
+
+
+def test_a_hidden_error_is_not_logged(tmp_path: Path, router: Router) -> None:
+    """Its class is; the frames show the source, whose lines may have the message, so they are not."""
+    app = APP.replace("trace=True", "redact=['error']") + (
+        "@router.task\ndef pay(lease, card: str) -> None:\n    raise ValueError(f'card {card} is stolen')\n"
+        "@router.task(process=True)\ndef pay_apart(card: str) -> None:\n    raise ValueError(f'{card} is stolen')\n"
+    )
+    for task in ("pay", "pay_apart"):
+        router.add(task, {"card": "4111"}, task=task, retry=Retry(max_errors=1))
+
+    for form in ("json", "text"):
+        code, said = worker(tmp_path, "app", "--until-empty", "--log-format", form, app=app)
+        assert (code, "4111" in said) == (0, False), said
+        assert said.count("failed for good, after 1 error: ValueError: [redacted]") == 2
+        for task in ("pay", "pay_apart"):
+            router.replay(router.job(task), by="ann")
 
 
 def test_an_application_that_configures_logging_itself_has_its_way(tmp_path: Path) -> None:

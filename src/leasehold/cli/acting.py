@@ -103,7 +103,7 @@ class _Attempt:
     def run(self, id: str, act: Callable[[Router, int], Job | None]) -> int:
         """Do it, and print the job afterwards; without an epoch, print the job and the command to repeat."""
         with self.target.open() as router, _logged_once() as messages:
-            views = Views(router, self.target.redaction)
+            views = Views(router)
             try:
                 if self.break_glass:
                     self._break_glass(router, id, act)
@@ -348,7 +348,7 @@ def _one_or_many(verb: Action, text: str) -> click.Command:
 
 def _preview(router: Router, target: Target, output: Output, wanted: Search, verb: Action | None = None) -> int:
     """Print the first jobs that fit, and with *verb* the command that does it; return how many fit."""
-    views, count = Views(router, target.redaction), 0
+    views, count = Views(router), 0
     first: list[dict[str, Any]] = []
     for job in matching(router, wanted):
         count += 1

@@ -53,7 +53,7 @@ def add(
             added = _of_the_application(router, target.app, id, value, **chosen)
         else:
             added = router.add(id, value, **chosen)
-        facts = {"created": added.created, **Views(router, target.redaction).short(added.job)}
+        facts = {"created": added.created, **Views(router).short(added.job)}
     if not added.created:
         click.echo(f"job {added.job.id!r} exists already, and is {added.job.status.value}; nothing was added", err=True)
         if not output.is_for_programs:

@@ -50,7 +50,7 @@ def jobs(
     """
     wanted = replace(wanted, newest=False) if oldest else wanted
     with target.open() as router:
-        views = Views(router, target.redaction)
+        views = Views(router)
 
         def once() -> None:
             page = views.page(wanted, limit=limit, cursor=cursor)
@@ -86,7 +86,7 @@ def show(target: Target, output: Output, id: str) -> int:
       leasehold show invoice-42 --json
     """
     with target.open() as router:
-        show_one(Views(router, target.redaction).job(id), output)
+        show_one(Views(router).job(id), output)
     return 0
 
 
@@ -103,7 +103,7 @@ def history(target: Target, output: Output, id: str) -> int:
       leasehold history invoice-42
     """
     with target.open() as router:
-        rows = Views(router, target.redaction).history(id)
+        rows = Views(router).history(id)
     empty = "Nothing was recorded of this job: it was never claimed."
     show_rows(_rows_worded(rows, output), _HISTORY, output, empty=empty, wrap=True, id=id)
     return 0
@@ -181,7 +181,7 @@ def events(
       leasehold events --watch
     """
     with target.open() as router:
-        views, seen = Views(router, target.redaction), after
+        views, seen = Views(router), after
         newest = [] if last is None else [_newest(router, job_id, kind, after, last)]
 
         def once() -> None:

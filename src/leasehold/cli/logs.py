@@ -17,7 +17,11 @@ from ..lease import lease_here
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("text", "json")
-_FIELDS = ("job_id", "task", "epoch", "owner")
+# As in --json.
+_FIELDS = (
+    *("kind", "job_id", "task", "queue", "epoch", "owner", "began", "attempt", "errors", "reclaims", "delay_seconds"),
+    *("error", "error_type"),
+)
 
 Write = Callable[[str, int], None]
 
@@ -83,7 +87,7 @@ class _Text(logging.Formatter):
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = {
-            "ts": _instant(record),
+            "at": _instant(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

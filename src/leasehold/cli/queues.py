@@ -61,7 +61,7 @@ def queues(context: click.Context, target: Target, output: Output, watch: Watch)
     if context.invoked_subcommand is not None:
         return None
     with target.open() as router:
-        views = Views(router, target.redaction)
+        views = Views(router)
         empty = "No queue is paused or has unfinished jobs."
         watch.repeat(lambda: show_rows(views.queues(), _QUEUES, output, empty=empty))
     return 0
@@ -129,6 +129,6 @@ def workers(target: Target, output: Output, watch: Watch) -> int:
       leasehold workers --json
     """
     with target.open() as router:
-        views = Views(router, target.redaction)
+        views = Views(router)
         watch.repeat(lambda: show_rows(views.workers(), _WORKERS, output, empty="No worker has reported."))
     return 0

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from .. import InvalidArgument, Router
-from ..views import Redaction
+from ..core.redaction import Redaction
 from .loading import load
 from .opening import open_existing
 
@@ -27,15 +27,20 @@ _KNOWN = {"store", "schema", "redact"}
 class Target:
     """The store that a command works on, and what is hidden of its data."""
 
-    def __init__(self, url: str, schema: str, redaction: Redaction, app: str | None = None) -> None:
+    def __init__(
+        self, url: str, schema: str, redaction: Redaction, app: str | None = None, reveal: bool = False
+    ) -> None:
         self.url = url
         self.schema = schema
         self.redaction = redaction
         self.app = app
+        self.reveal = reveal
 
     def open(self) -> Router:
         """Return a router on the store, which must exist; or that of the application, which has its guards."""
-        return open_existing(self.url, self.schema) if self.app is None else load(self.app)
+        router = open_existing(self.url, self.schema) if self.app is None else load(self.app)
+        router.redaction = Redaction() if self.reveal else router.redaction | self.redaction
+        return router
 
 
 def target_options(command: F) -> F:
@@ -47,7 +52,9 @@ def target_options(command: F) -> F:
     @click.option(
         "--app", metavar="MODULE:ROUTER", help="Use this Router of an application, with its store and guards."
     )
-    @click.option("--reveal", is_flag=True, help="Show what leasehold.toml or $LEASEHOLD_REDACT hides.")
+    @click.option(
+        "--reveal", is_flag=True, help="Show what Router(redact=…), $LEASEHOLD_REDACT or leasehold.toml hides."
+    )
     @functools.wraps(command)
     def wrapped(
         url: str | None, profile: str | None, schema: str | None, app: str | None, reveal: bool, **options: Any
@@ -89,9 +96,12 @@ def find(
             f"{FILE}, such as [default]."
         )
     schema = schema or os.environ.get("LEASEHOLD_SCHEMA") or settings.get("schema") or "leasehold"
-    paths = os.environ.get("LEASEHOLD_REDACT")
-    hidden = paths.split(",") if paths is not None else settings.get("redact", [])
-    return Target(url or "", schema, Redaction(() if reveal else hidden), app)
+    return Target(url or "", schema, Redaction(settings.get("redact", [])), app, reveal)
+
+
+def redaction_of_file() -> Redaction:
+    """Return what the section [default] of leasehold.toml hides, beside what a worker's own Router does."""
+    return Redaction(_profile(None).get("redact", []))
 
 
 def _profile(name: str | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from . import logs
 from .health import Beats, HealthFile, HealthServer, Pulse, check_folder, pulse_of
 from .loading import load, others, shortened
 from .supervising import FAILED, FLAG, PULSE_SECONDS, SETTLED, UNSETTLED, Supervised, Supervisor
+from .target import redaction_of_file
 
 log = logging.getLogger("leasehold.cli")
 
@@ -151,6 +152,7 @@ def worker(
         early = _Early()
         supervised = None if supervised_by is None else Supervised(supervised_by)
         router = load(path, app_dir)
+        router.redaction |= redaction_of_file()
         logs.revive()
         made = early.worker = router.worker(
             concurrency=concurrency, queues=queues, name=name, grace_seconds=grace_seconds

@@ -5,7 +5,7 @@ The rules, as functions of values: no I/O, no threads, no SQL.
     instants      datetimes as microseconds, and back
     documents     payloads and results as JSON
     ids           of jobs and of claims
-    redaction     URLs without their passwords
+    redaction     URLs without their passwords, and jobs without what is hidden
     wording       how messages show values and counts
     suggestions   advice for a name that does not exist
     clock         the only module that reads a clock

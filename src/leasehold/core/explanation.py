@@ -9,6 +9,7 @@ from . import instants
 from .job import Job, Status
 from .parking import LOCK
 from .queues import Queue
+from .redaction import HIDDEN
 from .wording import counted
 from .workers import WorkerStatus
 
@@ -22,6 +23,7 @@ def explain(
     queues: Iterable[Queue] = (),
     workers: Sequence[WorkerStatus] | None = None,
     holder: Job | None = None,
+    hides_errors: bool = False,
 ) -> str:
     """
     Return one sentence on *job*; *workers* are None if they are not known, *holder* has the lock that it waits for.
@@ -29,10 +31,9 @@ def explain(
     The most decisive reason comes first: a paused queue before a missing worker, and both before the order of claims.
     """
     if job.status is Status.PENDING:
-        return waits_for(job, now, queues=queues, workers=workers, holder=holder) or (
-            "It is due, and waits to be claimed" + (f" by one of {_live(workers)}." if workers else ".")
-        )
-    return _running(job, now) if job.status is Status.RUNNING else _finished(job)
+        waits = waits_for(job, now, queues=queues, workers=workers, holder=holder, hides_errors=hides_errors)
+        return waits or ("It is due, and waits to be claimed" + (f" by one of {_live(workers)}." if workers else "."))
+    return _running(job, now) if job.status is Status.RUNNING else _finished(job, hides_errors)
 
 
 def waits_for(
@@ -42,6 +43,7 @@ def waits_for(
     queues: Iterable[Queue] = (),
     workers: Sequence[WorkerStatus] | None = None,
     holder: Job | None = None,
+    hides_errors: bool = False,
 ) -> str:
     """Return why no worker has begun a pending job; "" if nothing that is known is in its way."""
     for queue in queues:
@@ -49,7 +51,7 @@ def waits_for(
             note = f': "{queue.paused_note}"' if queue.paused_note else ""
             return f"Its queue {queue.name!r} is paused by {queue.paused_by!r} since {_at(queue.paused_us)}{note}."
     if job.run_us > now:
-        after, message = "", job.error_message or ""
+        after, message = "", _message(job, hides_errors)
         if job.errors:
             after = f", after error {job.errors} of {job.retry.max_errors}" + (f" ({message[:80]})" if message else "")
         elif message:  # its arguments do not fit the handler, or its keys could not be sealed
@@ -106,8 +108,14 @@ def _running(job: Job, now: int) -> str:
     return f"It runs at {job.owner!r} since {_at(job.granted_us)} under epoch {job.epoch}: {lease}; {pace}{done}{note}."
 
 
-def _finished(job: Job) -> str:
-    why = f": {job.error_message[:200]}" if job.error_message and job.status is not Status.DONE else ""
+def _message(job: Job, hides_errors: bool) -> str:
+    """Return the message of the job's last error, "" if there is none."""
+    return HIDDEN if job.error_message and hides_errors else job.error_message or ""
+
+
+def _finished(job: Job, hides_errors: bool) -> str:
+    message = _message(job, hides_errors)
+    why = f": {message[:200]}" if message and job.status is not Status.DONE else ""
     return f"It is {job.status.value} since {_at(job.finished_us)}{why}."
 
 

@@ -49,7 +49,8 @@ class Router:
     Adds jobs, claims them, moves them and shows them, in the store that *url* names.
 
     Makes no connection, thread or file; the first verb does. Safe to share between threads. A claim's `lease_seconds`
-    beats the job's, which beats the Router's.
+    beats the job's, which beats the Router's. *redact* has paths such as `payload.card.number` or `error`, which are
+    hidden in views, explanations and logs, beside those of LEASEHOLD_REDACT.
 
     Every verb raises `InvalidArgument` for a wrong argument, `StoreUnavailable` if the store cannot do it now
     (`outcome_unknown` tells whether it may have happened) and `StoreIncompatible` if its data is of another version.
@@ -66,6 +67,7 @@ class Router:
         imports: Sequence[str] = (),
         schema: str = "leasehold",
         retention: Retention = DEFAULT_RETENTION,
+        redact: Iterable[str] = (),
     ) -> None:
         self._registry = Registry(inputs.modules(imports))
         self._adder = self._registry.adder
@@ -73,6 +75,7 @@ class Router:
         self._lease_us = checks.microseconds(lease_seconds, "lease_seconds")
         self._trace = trace
         self._retention = inputs.retention(retention)
+        self.redaction = redaction.Redaction(redact) | redaction.Redaction.of_environment()
         self._schema = schema
         self._adder.enter(self._backend(url, clock, schema))
 
@@ -321,6 +324,7 @@ class Router:
             self._retention,
             registry.guards.on_taken_back,
             registry.guards.seal_open if registry.guards else None,
+            self.redaction.hides_errors,
         )
 
     def around(self, hook: Hook) -> Hook:

@@ -73,11 +73,13 @@ def explain(router: Router, job: Job | str) -> str:
     who runs it, since when, and when it last made progress. Raises `UnknownJob`.
     """
     found = router.job(job) if isinstance(job, str) else job
-    now = router._clock.now()
+    now, hidden = router._clock.now(), router.redaction.hides_errors
     if found.status is not Status.PENDING:
-        return explanation.explain(found, now)
+        return explanation.explain(found, now, hides_errors=hidden)
     store, holder = router.store, None
     if found.parked is not None and found.parked.kind == LOCK:
         held = store.search(Search(Status.RUNNING, lock=found.parked.behind), limit=1).jobs
         holder = held[0] if held else None
-    return explanation.explain(found, now, queues=store.queues(), workers=store.workers(), holder=holder)
+    return explanation.explain(
+        found, now, queues=store.queues(), workers=store.workers(), holder=holder, hides_errors=hidden
+    )

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..core.job import Job, Settlement, Status
 from ..core.ownership import Ownership
+from ..core.redaction import HIDDEN
 from ..core.wording import counted
 from ..errors import InvalidArgument, StaleEpoch, UnknownJob
 from ..lease import Lease
@@ -130,9 +131,14 @@ class Observers:
     """
 
     def __init__(
-        self, store: Store, listeners: Mapping[str, Sequence[Listener]], on_taken_back: Listener | None = None
+        self,
+        store: Store,
+        listeners: Mapping[str, Sequence[Listener]],
+        on_taken_back: Listener | None = None,
+        hides_errors: bool = False,
     ) -> None:
         self._store = store
+        self._hides_errors = hides_errors
         self._listeners = listeners
         self._on_taken_back = on_taken_back
         self._queue: SimpleQueue[Event | _Ended | None] = SimpleQueue()
@@ -208,7 +214,7 @@ class Observers:
             last = self._store.ownerships(job.id)[-1] if job.status is Status.FAILED else None
             if last is not None and last.epoch == ended.epoch:
                 if ended.taken_back:
-                    _write(job, last)
+                    _write(job, last, self._hides_errors)
                 return Failed(job)
         except UnknownJob:  # pruned already
             pass
@@ -220,9 +226,16 @@ class Observers:
         return None
 
 
-def _write(job: Job, ended: Ownership) -> None:
+def _write(job: Job, ended: Ownership, hides_errors: bool) -> None:
     """Log a job whose owners died, went silent or stalled too often, as a handler's last error is logged."""
     named = repr(job.id) if job.task is None else f"{job.id!r} ({job.task})"
-    facts = {"job_id": job.id, "task": job.task, "epoch": ended.epoch, "owner": ended.owner}
-    after = counted(job.reclaims, "reclaim", "reclaims")
-    log.error("job %s failed for good, after %s: %s", named, after, job.error_message, extra=facts)
+    after, why = counted(job.reclaims, "reclaim", "reclaims"), HIDDEN if hides_errors else job.error_message
+    facts = {"kind": "failed", "job_id": job.id, "task": job.task, "queue": job.queue, "epoch": ended.epoch}
+    facts |= {
+        "owner": ended.owner,
+        "attempt": job.attempt,
+        "errors": job.errors,
+        "reclaims": job.reclaims,
+        "error": why,
+    }
+    log.error("job %s failed for good, after %s: %s", named, after, why, extra=facts)

@@ -7,10 +7,11 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypedDict
 
+from ..core import failure
 from ..core.job import Grant, Outcome, Settlement
 from ..core.ownership import Reason
+from ..core.redaction import HIDDEN
 from ..errors import Settled, StaleEpoch
 from ..lease import Lease, worker_side
 from ..store import Refusal
@@ -58,8 +59,9 @@ class Tally:
 class Reporter:
     """Turns what happens to runs into events: for the tally and the log, in place, and for the observers."""
 
-    def __init__(self, observers: Observers | None = None) -> None:
+    def __init__(self, observers: Observers | None = None, hides_errors: bool = False) -> None:
         self.tally = Tally()
+        self._hides_errors = hides_errors
         self._observers = observers
         self._counting = threading.Lock()  # a claim, a renewal and a settlement may report at the same time
         self._losses: deque[tuple[Run, Exception | None]] = deque()
@@ -70,7 +72,7 @@ class Reporter:
         """Pass *event* to the tally, the log and the observers."""
         with self._counting:
             self.tally.count(event)
-        _write(event)
+        _write(event, self._hides_errors)
         if self._observers is not None:
             self._observers.put(event)
 
@@ -129,7 +131,8 @@ class Reporter:
 
     def took_over(self, run: Run) -> None:
         """Report a job that was taken from another owner."""
-        log.info("took over job %s (%s)", _named(run.lease), run.lease.reason, **_of(run.lease))
+        facts = _of(run.lease, "ownership", began=str(run.lease.reason))
+        log.info("took over job %s (%s)", _named(run.lease), run.lease.reason, extra=facts)
 
     def unhandled(self, lease: Lease, tasks: Iterable[str]) -> None:
         """Report a job that goes back because its task is unknown here."""
@@ -137,7 +140,11 @@ class Reporter:
             what = "names no task" if lease.task is None else f"is for the task {lease.task!r}, which is not known here"
             known = ", ".join(sorted(tasks)) or "none"
             log.warning(
-                "job %r %s, so it is handed back for other workers; this worker knows: %s", lease.job_id, what, known
+                "job %r %s, so it is handed back for other workers; this worker knows: %s",
+                lease.job_id,
+                what,
+                known,
+                extra=_of(lease, "released"),
             )
 
     def lost(self, run: Run, refusal: Exception | None) -> None:
@@ -163,14 +170,14 @@ class Reporter:
 
     def outran(self, run: Run, text: str) -> None:
         """Report a handler that has had its time."""
-        log.warning("job %s: %s", _named(run.lease), text, **_of(run.lease))
+        log.warning("job %s: %s", _named(run.lease), text, extra=_of(run.lease))
 
     def outlived(self, run: Run) -> None:
         """Report a handler that goes on although its job is settled."""
         log.warning(
             "the handler of job %s cannot be stopped, keeps its slot, and is refused from now on",
             _named(run.lease),
-            **_of(run.lease),
+            extra=_of(run.lease),
         )
 
     def returned(self, run: Run) -> None:
@@ -179,7 +186,7 @@ class Reporter:
             "the handler of job %s, which could not be stopped, has now ended; its result is ignored, since the worker "
             "had already decided the job's outcome or lost its lease",
             _named(run.lease),
-            **_of(run.lease),
+            extra=_of(run.lease),
         )
 
     def _is_new(self, task: str | None) -> bool:
@@ -188,10 +195,12 @@ class Reporter:
         return new
 
     def _unbindable(self, lease: Lease, error: BaseException) -> None:
+        why = HIDDEN if self._hides_errors else error
+        facts = _of(lease, "released", error=str(why))
         if isinstance(error, Unready):
-            log.error("job %s goes back: %s", _named(lease), error, **_of(lease))
+            log.error("job %s goes back: %s", _named(lease), why, extra=facts)
         elif self._is_new(lease.task):
-            log.warning("job %s goes back, since its arguments do not fit: %s", _named(lease), error, **_of(lease))
+            log.warning("job %s goes back, since its arguments do not fit: %s", _named(lease), why, extra=facts)
 
 
 def _outcome(grant: Grant, settlement: Settlement | None) -> events.Outcome:
@@ -207,61 +216,96 @@ def _outcome(grant: Grant, settlement: Settlement | None) -> events.Outcome:
     return "retried" if settlement.retry and grant.errors + 1 < grant.spec.retry.max_errors else "failed"
 
 
-def _write(event: events.Event) -> None:
+def _write(event: events.Event, hides_errors: bool) -> None:
     """Log an event: the second listener."""
     match event:
         case events.Settled(lease, outcome, error, settlement):
-            _write_settled(lease, outcome, error, settlement)
+            _write_settled(lease, outcome, error, settlement, hides_errors)
         case events.Refused(lease, refusal, error):
             text = "job %s: its result was refused: %s"
-            _log(logging.WARNING, lease, error, text, _named(lease), refusal)
+            _log(logging.WARNING, _of(lease, "refused"), error, hides_errors, text, _named(lease), refusal)
         case events.Lost(lease, None):
             text = "the lease of job %s was not renewed in time; others may take it"
-            log.warning(text, _named(lease), **_of(lease))
+            log.warning(text, _named(lease), extra=_of(lease, "lost"))
         case events.Lost(lease, refusal):
-            log.warning("the lease of job %s is lost: %s", _named(lease), refusal, **_of(lease))
+            log.warning("the lease of job %s is lost: %s", _named(lease), refusal, extra=_of(lease, "lost"))
         case events.Started(lease):
-            log.debug("job %s begins, attempt %d", _named(lease), lease.attempt, **_of(lease))
+            log.debug("job %s begins, attempt %d", _named(lease), lease.attempt, extra=_of(lease, "started"))
 
 
 def _write_settled(
-    lease: Lease, outcome: events.Outcome, error: BaseException | None, settlement: Settlement | None
+    lease: Lease,
+    outcome: events.Outcome,
+    error: BaseException | None,
+    settlement: Settlement | None,
+    hides_errors: bool,
 ) -> None:
     errors = worker_side.grant_of(lease).errors + 1
     if outcome == "done":
-        log.debug("job %s is done", _named(lease), **_of(lease))
+        log.debug("job %s is done", _named(lease), extra=_of(lease, "done"))
     elif outcome == "crashed":
-        log.error("job %s goes back, and counts a reclaim: %s", _named(lease), error, **_of(lease))
+        facts = _of(lease, "reclaimed", error=str(error))
+        log.error("job %s goes back, and counts a reclaim: %s", _named(lease), error, extra=facts)
     elif outcome == "settled" and error is not None:
         text = "the handler of job %s raised after it had settled the job"
-        _log(logging.WARNING, lease, error, text, _named(lease))
+        _log(logging.WARNING, _of(lease), error, hides_errors, text, _named(lease))
     elif outcome == "retried" and settlement is not None:
-        text, most = "job %s failed, %d of %d; again in %.3g s", lease.retry.max_errors
-        _log(logging.WARNING, lease, error, text, _named(lease), errors, most, settlement.delay_us / 1_000_000)
+        text, most, delay = (
+            "job %s failed, %d of %d; again in %.3g s",
+            lease.retry.max_errors,
+            settlement.delay_us / 1e6,
+        )
+        facts = _of(lease, "retried", errors=errors, delay_seconds=delay)
+        _log(logging.WARNING, facts, error, hides_errors, text, _named(lease), errors, most, delay)
     elif outcome == "failed" and settlement is not None:
         why = "after 1 error" if errors == 1 else f"after {errors} errors"
         why += "" if settlement.retry else ", since this one is final"
-        _log(logging.ERROR, lease, error, "job %s failed for good, %s", _named(lease), why)
+        facts = _of(lease, "failed", errors=errors)
+        _log(logging.ERROR, facts, error, hides_errors, "job %s failed for good, %s", _named(lease), why)
 
 
-class _Facts(TypedDict):
-    extra: dict[str, object]
-    exc_info: BaseException | None
-
-
-def _log(level: int, lease: Lease, error: BaseException | None, text: str, *args: object) -> None:
+def _log(
+    level: int, facts: dict[str, object], error: BaseException | None, hides_errors: bool, text: str, *args: object
+) -> None:
     """Log with the error. One of a process has no frames here, and brings those that it had there."""
-    if isinstance(error, Raised):
-        log.log(level, text + "\n%s", *args, error.traceback(), **_of(lease))
+    if error is None:
+        log.log(level, text, *args, extra=facts)
+        return
+    kind, message = _told(error)
+    facts |= {"error": HIDDEN if hides_errors else message, "error_type": kind}
+    if hides_errors:
+        log.log(level, text + ": %s: %s", *args, kind or "an error", HIDDEN, extra=facts)
+    elif isinstance(error, Raised):
+        log.log(level, text + "\n%s", *args, error.traceback(), extra=facts)
     else:
-        log.log(level, text, *args, **_of(lease, error))
+        log.log(level, text, *args, extra=facts, exc_info=error)
+
+
+def _told(error: BaseException) -> failure.Failure:
+    """Return the class and the message of an error, as the job keeps them."""
+    return failure.read(str(error.args[0])) if isinstance(error, Raised) else failure.Failure(_class(error), str(error))
+
+
+def _class(error: BaseException) -> str:
+    kind = type(error)
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 def _named(lease: Lease) -> str:
     return repr(lease.job_id) if lease.task is None else f"{lease.job_id!r} ({lease.task})"
 
 
-def _of(lease: Lease, error: BaseException | None = None) -> _Facts:
-    """Return the facts of a lease, for logs that a program reads."""
-    facts: dict[str, object] = {"job_id": lease.job_id, "task": lease.task, "epoch": lease.epoch, "owner": lease.owner}
-    return {"extra": facts, "exc_info": error}
+def _of(lease: Lease, kind: str | None = None, **more: object) -> dict[str, object]:
+    """Return the facts of a lease, for logs that a program reads; *kind* is that of the event."""
+    named = {"kind": kind} if kind is not None else {}
+    spec = worker_side.grant_of(lease).spec
+    facts = {
+        "job_id": lease.job_id,
+        "task": lease.task,
+        "queue": spec.queue,
+        "epoch": lease.epoch,
+        "owner": lease.owner,
+    }
+    return {**named, **facts, "attempt": lease.attempt, **more}

@@ -23,3 +23,4 @@ class Shop(NamedTuple):
     retention: Retention = DEFAULT_RETENTION
     on_taken_back: Listener | None = None  # called with `Failed` for a job that upkeep has failed for good
     seal_open: Callable[[], bool] | None = None  # seals keys of jobs that have ended; returns whether more are due
+    hides_errors: bool = False  # the messages of handlers' errors are not logged

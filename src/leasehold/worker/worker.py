@@ -73,8 +73,8 @@ class Worker:
         self._store = shop.store
         self._grace_us = checks.microseconds(grace_seconds, "grace_seconds", zero=True)
         self._steady = steady or SteadyClock()
-        self._observers = Observers(shop.store, shop.listeners, shop.on_taken_back)
-        self._reporter = Reporter(self._observers)
+        self._observers = Observers(shop.store, shop.listeners, shop.on_taken_back, shop.hides_errors)
+        self._reporter = Reporter(self._observers, shop.hides_errors)
         self._stopping = threading.RLock()  # held by the one that stops it
         self.runner = Runner(shop, self.concurrency, self._steady, self._reporter)
         self._desk: SimpleQueue[str] = SimpleQueue()  # what `run` waits for; a signal handler may put into it
