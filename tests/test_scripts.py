@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -180,3 +181,25 @@ def test_a_python_that_is_too_old_is_named_with_its_version(tmp_path: Path, scri
         ran.stderr,
     )
     assert not (tmp_path / "checkout" / ".venv").exists()
+
+
+def test_coverage_counts_the_processes_that_tests_start(tmp_path: Path) -> None:
+    """With the settings of pyproject.toml: this program imports nothing of leasehold, and its child adds a job."""
+    child = "from leasehold import Router; Router().add('a')"
+    (tmp_path / "parent.py").write_text(
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    )
+    data = tmp_path / "data"
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+    settings = [f"--rcfile={TOP / 'pyproject.toml'}", f"--data-file={data}"]
+
+    def coverage(command: str, *arguments: str) -> str:
+        line = [sys.executable, "-P", "-m", "coverage", command, *settings, *arguments]
+        return subprocess.run(line, cwd=tmp_path, env=variables, check=True, capture_output=True, text=True).stdout
+
+    coverage("run", "parent.py")
+    coverage("combine", "--quiet")
+    files = json.loads(coverage("json", "--quiet", "-o", "-"))["files"]
+    (front,) = (found for name, found in files.items() if name.endswith("router/front.py"))
+    assert "Router.add" in front["functions"]
+    assert front["functions"]["Router.add"]["summary"]["percent_covered"] > 0
