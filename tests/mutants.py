@@ -588,7 +588,7 @@ MUTANTS = (
     Mutant(
         "slow-claim",
         "The deadline of a slow claim runs from its reply.",
-        (Edit("worker/run.py", "self.deadline_us = max(sent_us + lasts, now + lasts // 3)",
+        (Edit("worker/run.py", "self.deadline_us = sent_us + lasts if now - sent_us <= lasts - third else now + third",
               "self.deadline_us = now + lasts"),),
         ("tests/worker/test_renewing.py::test_the_deadline_of_a_slow_claim_runs_from_its_sending",),
     ),

@@ -618,3 +618,21 @@ def test_recovery_remembers_a_process_one_of_whose_leases_was_locked(store: Post
 
     [ended] = store.upkeep.recover(always=True)
     assert (ended.job_id, ended.ended) == ("a", "recovery")
+
+
+# A lock on a whole table
+
+
+def test_a_renewal_outlasts_a_lock_that_is_on_no_row(place: Place, store: PostgresStore) -> None:
+    """As CREATE INDEX has one, and a COMMIT that notifies: no lease is lost because it takes more than a moment."""
+    store.add([new_job("a"), new_job("b")])
+    renewals = [Renewal(grant.spec.id, grant.epoch) for grant in store.claim("worker", limit=2)]
+    waited = "select count(*) from pg_locks where not granted and waitstart < clock_timestamp() - interval '400 ms'"
+    with session(store) as other:
+        leases = sql.Identifier(store.database.schema, "leases")
+        other.connection.execute(sql.SQL("lock table {} in share mode").format(leases))
+        call = Call(lambda: place.again(store).renew(renewals))
+        until(lambda: store.database.read(waited) == [(1,)] or not call.waits)
+        other.connection.commit()
+
+    assert all(isinstance(until, int) for until in call.result())

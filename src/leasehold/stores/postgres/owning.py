@@ -73,7 +73,9 @@ class Batches:
     ) -> list[int | Refusal | None]:
         """Return the new deadlines; None for a lease whose row is locked, unless it is waited for."""
         items = as_json([{"id": job_id, "epoch": epoch, "lease_us": us} for job_id, epoch, us in renewals])
-        patience_ms = patience_ms or BATCH_PATIENCE_MS
+        # Without the wait for rows there is nothing to split: what is left to wait for concerns the table, or a COMMIT
+        # that notifies, of which the server lets in one at a time.
+        patience_ms = patience_ms or PATIENCE_MS
         rows = self._database.call("renew", items, wait, patience_ms, self._trace, self._now(), again=True)
         return [
             at if refused is None else refusal_of(renewal.job_id, renewal.epoch, "renew", refused)
