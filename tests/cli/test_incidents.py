@@ -341,7 +341,7 @@ def test_a_backlog(play: Play) -> None:
     for number in range(3):
         play.until(f"mail-{number}", "done")
     assert "Nothing was found" in play.run("doctor")
-    assert play.rows("queues") == []
+    assert [(row["pending"], row["running"]) for row in play.rows("queues")] == [(0, 0)]
 
     assert play.owners("mail-0") == [("m", "claim", "done")]
     assert "began by claim, ended by done" in play.run("history", "mail-0")

@@ -45,7 +45,9 @@ _WORKERS = (
 @click.pass_context
 def queues(context: click.Context, target: Target, output: Output, watch: Watch) -> int | None:
     """
-    List the queues that are paused or have unfinished jobs; pause them, and resume them.
+    List the queues that are paused, have unfinished jobs or had some lately; pause them, and resume them.
+
+    The rates are those of the last five minutes. The oldest pending job counts from when it became due.
 
     While a queue is paused, claims take no job from it. Jobs that run go on; what is added, retried or requeued waits.
     Other queues are not slowed down, however many jobs wait in the paused one.

@@ -104,10 +104,14 @@ def collect(search: Search, limit: int, cursor: str | None, look: Look) -> Page:
     """Return a page of at most *limit* jobs, one at least; *look* reads the candidates."""
     key = decode_cursor(cursor, search.order)
     jobs: list[Job] = []
-    left = LOOKS_AT
+    # Few at first: most pages are full with the first candidates. Then all that may be looked at; but whole jobs, which
+    # Python compares, in portions.
+    left, at_once = LOOKS_AT, min(2 * limit, LOOKS_AT)
     while True:
-        candidates = min(left, _AT_ONCE) if search.needs_python else left
+        candidates = min(left, at_once)
         found, last = look(key, candidates, candidates if search.needs_python else limit)
+        few = not search.needs_python or len(found) <= candidates // 8
+        at_once = LOOKS_AT if few else _AT_ONCE
         for at, job in found:
             if search.fits(job):
                 jobs.append(job)

@@ -42,7 +42,7 @@ def within(
     if last is not None:
         params.update({f"last{number}": part for number, part in enumerate(last)})
         marks = ", ".join(mark(f"last{number}") for number in range(len(last)))
-        conditions.append(f"({', '.join(candidates.columns)}) {'>=' if search.newest else '<='} ({marks})")
+        conditions += _compared(candidates, ">=" if search.newest else "<=", marks, mark("last0"))
     return conditions
 
 
@@ -56,7 +56,15 @@ def _behind(candidates: Candidates, search: Search, key: Key | None, mark: Mark,
         return []
     params.update({f"key{number}": part for number, part in enumerate(key)})
     marks = ", ".join(mark(f"key{number}") for number in range(len(key)))
-    return [f"({', '.join(candidates.columns)}) {'<' if search.newest else '>'} ({marks})"]
+    return _compared(candidates, "<" if search.newest else ">", marks, mark("key0"))
+
+
+def _compared(candidates: Candidates, comparison: str, marks: str, first: str) -> list[str]:
+    """Return the comparison with a key; the first column once more, since columns of two tables have no index."""
+    whole = f"({', '.join(candidates.columns)}) {comparison} ({marks})"
+    if len(candidates.columns) == 1:
+        return [whole]
+    return [whole, f"{candidates.columns[0]} {comparison[0]}= {first}"]
 
 
 def by_column(search: Search, mark: Mark, params: dict[str, Any]) -> list[str]:
@@ -66,11 +74,18 @@ def by_column(search: Search, mark: Mark, params: dict[str, Any]) -> list[str]:
         if (value := getattr(search, name)) is not None:
             params[name] = value
             conditions.append(f"j.{name} = {mark(name)}")
-    at = "j.finished_at" if search.order is Order.END else "j.created_at"
+    if search.order is not Order.END:
+        conditions += during("j.created_at", search, mark, params)
+    return conditions
+
+
+def during(column: str, search: Search, mark: Mark, params: dict[str, Any]) -> list[str]:
+    """Return the conditions for the time that *column* is within."""
+    conditions = []
     for name, comparison in (("since_us", ">="), ("until_us", "<")):
         if (value := getattr(search, name)) is not None:
             params[name] = value
-            conditions.append(f"{at} {comparison} {mark(name)}")
+            conditions.append(f"{column} {comparison} {mark(name)}")
     return conditions
 
 

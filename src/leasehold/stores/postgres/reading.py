@@ -15,7 +15,7 @@ from ...core.search import LOOKS_AT as OVERDUE
 from ...core.search import Key, Looked, Order, Search
 from ...errors import UnknownJob
 from ..rows import job_of, state_of
-from ..searching import Candidates, bound, by_column, key_of, ordered, prefix_end, within
+from ..searching import Candidates, bound, by_column, during, key_of, ordered, prefix_end, within
 from .claiming import UPKEEP_PATIENCE_MS
 from .database import Database
 from .rows import as_json
@@ -54,13 +54,44 @@ def look(read: Read, schema: str, search: Search, key: Key | None, count: int, l
     last = tuple(rows[0]) if rows else None
     params = {"limit": limit}
     candidates = _candidates(search, params)
-    conditions = within(candidates, search, key, last, _mark, params) + _fitting(search, params)
+    conditions = within(candidates, search, key, last, _mark, params)
+    fitting = _fitting(search, params)
     sql = (
-        f"SELECT j.* FROM {_with_jobs(search, candidates)} WHERE {' AND '.join(conditions) or 'true'} "
-        f"ORDER BY {ordered(candidates, search)} LIMIT %(limit)s"
+        _ended(candidates, search, conditions, fitting)
+        if search.order is Order.END
+        else _others(candidates, search, conditions + fitting)
     )
     found = [(job_of(row), state_of(row).seq) for row in read(in_schema(sql, schema, escaped=True), **params)]
     return Looked([(key_of(search, job, seq), job) for job, seq in found], last)
+
+
+def _others(candidates: Candidates, search: Search, conditions: list[str]) -> str:
+    return (
+        f"SELECT j.* FROM {_with_jobs(search, candidates)} WHERE {' AND '.join(conditions) or 'true'} "
+        f"ORDER BY {ordered(candidates, search)} LIMIT %(limit)s"
+    )
+
+
+def _ended(candidates: Candidates, search: Search, conditions: list[str], fitting: list[str]) -> str:
+    """
+    Return the statement for finished jobs, whose order is in a table of its own.
+
+    First the numbers of the candidates, then those of them that fit, by the key of `jobs`, and only then whole jobs: in
+    one join, PostgreSQL may begin with all the jobs there are.
+    """
+    fits = " AND ".join([f"j.status = {_mark('status')}", *fitting])
+    direction = "DESC" if search.newest else "ASC"
+    return (
+        f"WITH looked AS MATERIALIZED (SELECT f.finished_at, u.seq FROM {candidates.source} "
+        f"WHERE {' AND '.join(conditions)}), "
+        "fit AS MATERIALIZED (SELECT j.seq FROM leasehold.jobs AS j "
+        f"WHERE j.seq = ANY (ARRAY(SELECT seq FROM looked)) AND {fits}), "
+        "page AS MATERIALIZED (SELECT k.finished_at, k.seq FROM looked AS k JOIN fit ON fit.seq = k.seq "
+        f"ORDER BY k.finished_at {direction}, k.seq {direction} LIMIT %(limit)s) "
+        "SELECT s.* FROM page "
+        "CROSS JOIN LATERAL (SELECT o.* FROM leasehold.seen AS o WHERE o.seq = page.seq OFFSET 0) AS s "
+        f"ORDER BY page.finished_at {direction}, page.seq {direction}"
+    )
 
 
 def _mark(name: str) -> str:
@@ -80,7 +111,8 @@ def _candidates(search: Search, params: dict[str, Any]) -> Candidates:
         assert search.status is not None
         params["status"] = search.status.value
         ended = "leasehold.finished AS f CROSS JOIN pg_catalog.unnest(f.seqs) AS u(seq)"
-        return Candidates(ended, (f"f.status = {_mark('status')}",), ("f.finished_at", "u.seq"))
+        where = [f"f.status = {_mark('status')}", *during("f.finished_at", search, _mark, params)]
+        return Candidates(ended, tuple(where), ("f.finished_at", "u.seq"))
     if search.status is Status.RUNNING:
         return Candidates("leasehold.leases AS l", (), ("l.seq",))
     return Candidates(jobs, ("j.payload <> ''",), ("j.seq",))
@@ -88,8 +120,6 @@ def _candidates(search: Search, params: dict[str, Any]) -> Candidates:
 
 def _with_jobs(search: Search, candidates: Candidates) -> str:
     """Return the candidates joined with whole jobs."""
-    if search.order is Order.END:
-        return f"{candidates.source} JOIN leasehold.seen AS j ON j.seq = u.seq AND j.status = f.status"
     if search.order is Order.SEQ and search.status is Status.RUNNING:
         # A lease that is not above its job has been ended by a transaction that could not remove it.
         return f"{candidates.source} JOIN leasehold.seen AS j ON j.seq = l.seq AND j.epoch = l.epoch"
@@ -104,7 +134,8 @@ def _fitting(search: Search, params: dict[str, Any]) -> list[str]:
         conditions.append(f"j.status = {_mark('status')}")
     if search.owner is not None:
         params["owner"] = search.owner
-        conditions.append(f"j.owner = {_mark('owner')}")
+        # A finished job has none; its row names who completed it.
+        conditions.append("false" if search.order is Order.END else f"j.owner = {_mark('owner')}")
     if search.error_type is not None:
         params["error_type"] = search.error_type
         # `Search.fits` compares exactly.

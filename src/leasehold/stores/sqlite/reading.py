@@ -26,7 +26,7 @@ from ...core.workers import WorkerStatus, is_alive
 from ...errors import UnknownJob
 from ...store import OpenKey, OpenKeys
 from ..rows import grant_of, job_of, state_of, worker_of
-from ..searching import Candidates, bound, by_column, key_of, ordered, prefix_end, within
+from ..searching import Candidates, bound, by_column, during, key_of, ordered, prefix_end, within
 from . import programs
 from .claiming import Known, lanes_of
 from .database import Database
@@ -374,6 +374,7 @@ def _candidates(search: Search, schema: str, params: dict[str, Any]) -> Candidat
         assert search.status is not None
         params["status"] = search.status.value
         where = ["j.narrow = 0", "j.status = :status", "j.finished_at IS NOT NULL"]
+        where += during("j.finished_at", search, _mark, params)
         return Candidates(jobs, tuple(where), ("j.finished_at", "j.seq"))
     if search.status is Status.RUNNING:
         return Candidates(_WITH_LEASES.format(schema, schema), (), ("l.seq",))

@@ -615,13 +615,28 @@ SELECT j.id, l.epoch FROM leasehold_leases AS l JOIN leasehold_jobs AS j ON j.se
 WHERE l.epoch <= (SELECT coalesce(max(o.epoch), 0) FROM leasehold_ownerships AS o WHERE o.seq = l.seq) OR l.epoch <= j.epoch;
 
 -- name: next_lane
--- The first job of the next queue and rank.
-SELECT queue, rank, run_at FROM leasehold_ready WHERE (queue, rank) > (?, ?) ORDER BY queue, rank, run_at, seq LIMIT 1;
+-- The first job of the next rank, of the same queue or else of the next one. A comparison of (queue, rank) as a whole would
+-- read the rest of the queue: SQLite uses the index for its first column only.
+SELECT * FROM (SELECT queue, rank, run_at FROM leasehold_ready WHERE queue = ?1 AND rank > ?2
+               ORDER BY rank, run_at, seq LIMIT 1)
+UNION ALL
+SELECT * FROM (SELECT queue, rank, run_at FROM leasehold_ready WHERE queue > ?1 ORDER BY queue, rank, run_at, seq LIMIT 1)
+LIMIT 1;
 
 -- name: next_parked
--- The first job behind the next key or task, of the next queue and rank.
-SELECT kind, behind, queue, rank, run_at FROM leasehold_parked WHERE (kind, behind, queue, rank) > (?, ?, ?, ?)
-ORDER BY kind, behind, queue, rank, run_at, seq LIMIT 1;
+-- The same behind lock keys and tasks.
+SELECT * FROM (SELECT kind, behind, queue, rank, run_at FROM leasehold_parked
+               WHERE kind = ?1 AND behind = ?2 AND queue = ?3 AND rank > ?4 ORDER BY rank, run_at, seq LIMIT 1)
+UNION ALL
+SELECT * FROM (SELECT kind, behind, queue, rank, run_at FROM leasehold_parked
+               WHERE kind = ?1 AND behind = ?2 AND queue > ?3 ORDER BY queue, rank, run_at, seq LIMIT 1)
+UNION ALL
+SELECT * FROM (SELECT kind, behind, queue, rank, run_at FROM leasehold_parked
+               WHERE kind = ?1 AND behind > ?2 ORDER BY behind, queue, rank, run_at, seq LIMIT 1)
+UNION ALL
+SELECT * FROM (SELECT kind, behind, queue, rank, run_at FROM leasehold_parked
+               WHERE kind > ?1 ORDER BY kind, behind, queue, rank, run_at, seq LIMIT 1)
+LIMIT 1;
 
 -- name: overdue
 -- Due, and not made ready so far.

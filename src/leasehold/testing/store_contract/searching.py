@@ -9,7 +9,7 @@ import pytest
 
 from ...core import search as searches
 from ...core.job import Job, Status, new_job
-from ...core.search import checked
+from ...core.search import Search, checked
 from ...errors import InvalidArgument
 from ...store import Store
 from .support import AlarmClock, Contract, completed, failed, one, settle
@@ -170,6 +170,18 @@ class Searching(Contract):
         assert listed(store, status="failed", until_us=later) == ["d"]
         assert listed(store, since_us=began) == list("edcba")
         assert listed(store, until_us=began) == []
+
+    def test_c65_a_finished_job_has_no_owner_to_be_found_by(self, store: Store) -> None:
+        """Its record of ownerships names who completed it. Times bound its end."""
+        store.add([new_job("a")])
+        settle(store, completed(one(store, "worker")))
+        done = store.job("a").finished_us
+        assert done is not None
+
+        assert store.search(Search(Status.DONE, owner="worker"), limit=5).jobs == []
+        assert store.search(Search(Status.DONE, since_us=done, until_us=done + 1), limit=5).jobs == [store.job("a")]
+        assert store.search(Search(Status.DONE, until_us=done), limit=5).jobs == []
+        assert store.search(Search(Status.DONE, since_us=done + 1), limit=5).jobs == []
 
     def test_c66_a_search_looks_at_so_many_jobs_and_says_so(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
