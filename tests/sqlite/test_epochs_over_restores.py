@@ -255,7 +255,7 @@ def test_an_epoch_from_a_forgotten_time_is_refused_and_alarmed(path: Path) -> No
 
     with Router(f"sqlite:///{path}", clock=clock) as router:
         late = Lease(router.store, lease._grant)
-        with pytest.raises(StaleEpoch, match=rf"restored from a backup.*store advance URL --above {lease.epoch}"):
+        with pytest.raises(StaleEpoch, match=rf"restored to an earlier state.*store advance URL --above {lease.epoch}"):
             late.complete()
 
         assert router.job(lease.job_id).status == "pending"
@@ -272,7 +272,7 @@ def test_a_lease_that_is_in_the_backup_is_current_again(path: Path) -> None:
         source.backup(target)
 
     with Router(f"sqlite:///{path}", clock=ManualClock()) as router:
-        with pytest.raises(StaleEpoch, match="restored from a backup"):
+        with pytest.raises(StaleEpoch, match="restored to an earlier state"):
             Lease(router.store, after._grant).complete()
         Lease(router.store, before._grant).complete()
 
