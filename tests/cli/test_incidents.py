@@ -205,9 +205,9 @@ def play(tmp_path: Path) -> Iterator[Play]:
 def test_a_wedged_worker_that_still_renews(play: Play) -> None:
     """Its lease never expires, and its work does not move: another worker gets the job, and this one is refused."""
     play.run("add", "export-may", "--task", "export", "--payload", '{"month": "May"}')
-    play.worker("old", lease_seconds=3)
+    play.worker("old", lease_seconds=10)
     until(lambda: play.show("export-may")["progress"] == 0.4)
-    play.worker("spare", lease_seconds=3)
+    play.worker("spare", lease_seconds=10)
     [at_old, at_spare] = play.rows("workers")
     assert (at_old["alive"], at_old["holding"], at_old["holds"][0]["id"]) == (True, 1, "export-may")
 
