@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.cli.command import TOP, leasehold
 
-from leasehold.cli.demo.zombie.play import Screen, Seen, _judge
+from leasehold.cli.demo.zombie.play import Screen, Seen, _judge, play
 
 
 def test_every_late_write_is_refused_and_without_guards_every_one_is_accepted() -> None:
@@ -18,11 +18,11 @@ def test_every_late_write_is_refused_and_without_guards_every_one_is_accepted() 
 
     assert (done.returncode, done.stderr) == (0, "")
     guarded, bare = done.stdout.split("Without guards\n")
-    for name in ("table", "file", "git", "http", "job"):
+    for name in ("table", "file", "git", "http", "object", "job"):
         assert f"  {name:<6} refused   epoch " in guarded
     assert "it stands at" in guarded
     assert "of bob" in guarded
-    assert bare.count("ACCEPTED  it has now: report by alice") == 4
+    assert bare.count("ACCEPTED  it has now: report by alice") == 5
     assert "  job    refused" in bare
     assert "\x1b" not in done.stdout
     assert [line for line in recording() if line not in without_epochs(done.stdout).splitlines()] == []
@@ -38,6 +38,19 @@ def recording() -> list[str]:
     readme = (TOP / "README.md").read_text()
     [block] = re.findall(r"^```\n(With guards\n.*?)^```$", readme, re.MULTILINE | re.DOTALL)
     return [line for line in without_epochs(block).splitlines() if line != "…"]
+
+
+def test_without_an_object_store_it_says_so_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In both acts; the others are shown all the same."""
+    monkeypatch.setattr("leasehold.cli.demo.zombie.objects._program", lambda: None)
+
+    assert play(plain=True) == 0
+
+    shown = capsys.readouterr().out
+    assert shown.count("  object skipped   no object store is installed (pip install") == 2
+    assert shown.count("ACCEPTED") == 4
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import click
 
 from .... import Router
+from .objects import MISSING, Object, object_server, tell
 from .resources import Resource, resources
 from .service import Service
 
@@ -98,8 +99,9 @@ def play(*, plain: bool) -> int:
     screen = Screen(plain=plain)
     screen.heading("A process is frozen, is presumed dead, is replaced, and wakes up.")
     try:
-        guarded = _act(screen, "With guards", guarded=True)
-        bare = _act(screen, "Without guards", guarded=False)
+        with object_server() as endpoint:
+            guarded = _act(screen, "With guards", endpoint, guarded=True)
+            bare = _act(screen, "Without guards", endpoint, guarded=False)
     except Stopped as stopped:
         screen.line(f"The demo could not go on: {stopped}.", fg="red")
         return 1
@@ -107,10 +109,12 @@ def play(*, plain: bool) -> int:
     return 0 if held else 1
 
 
-def _act(screen: Screen, title: str, *, guarded: bool) -> Seen:
+def _act(screen: Screen, title: str, endpoint: str | None, *, guarded: bool) -> Seen:
     screen.heading(title)
     with tempfile.TemporaryDirectory(prefix="leasehold-demo-") as name:
         folder = Path(name)
+        if endpoint is not None:
+            tell(folder, endpoint)
         things = resources(folder)
         for thing in things:
             thing.prepare()
@@ -137,6 +141,8 @@ def _played(screen: Screen, router: Router, folder: Path, things: list[Resource]
     left["job"] = str(router.result(JOB))
     for thing in things:
         screen.outcome(thing.name, late.get(thing.name, {}), left[thing.name])
+    if Object.name not in left:
+        screen.line(f"  {Object.name:<6} skipped   {MISSING}")
     return Seen(old_epoch, new_epoch, wrote, late, left)
 
 

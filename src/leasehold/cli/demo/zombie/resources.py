@@ -1,4 +1,4 @@
-"""What the two processes write to: a table, a file, a git branch, an HTTP service and the job itself."""
+"""What the two processes write to: a table, a file, a git branch, an HTTP service and the job. See `objects` too."""
 
 from __future__ import annotations
 
@@ -187,6 +187,9 @@ class TheJob(Resource):
 
 
 def resources(folder: Path) -> list[Resource]:
-    """Return what is written to, in this order; git only where it is installed."""
-    kinds: list[type[Resource]] = [Table, File, *([Git] if shutil.which("git") else []), Http, TheJob]
+    """Return what is written to, in this order; git and objects only where they are installed."""
+    from .objects import PLACE, Object  # which stands on this module
+
+    kinds: list[type[Resource]] = [Table, File, *([Git] if shutil.which("git") else []), Http]
+    kinds += [*([Object] if (folder / PLACE).exists() else []), TheJob]
     return [kind(folder) for kind in kinds]
