@@ -24,6 +24,6 @@ def store_at(endpoint: str, prefix: str = "") -> S3Store:
     )
 
 
-def guard_at(endpoint: str, prefix: str) -> ObjectGuard:
-    """Return a guard; a function of a module, so that child processes can call it."""
-    return ObjectGuard(store_at(endpoint, prefix))
+def guard_at(endpoint: str, prefix: str, inline_bytes: int = 0) -> ObjectGuard:
+    """Return a guard; a function of a module, so that child processes can call it. All data is apart, unless told."""
+    return ObjectGuard(store_at(endpoint, prefix), inline_bytes=inline_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import itertools
 import json
@@ -28,7 +29,9 @@ SPOILED = b"not a pointer"
 
 
 class TestSeaweedFS(GuardContract):
-    """Every clause, on a server that compares."""
+    """Every clause, on a server that compares; the data in objects of its own."""
+
+    inline_bytes = 0
 
     @pytest.fixture(autouse=True)
     def resource(self) -> None:
@@ -36,14 +39,14 @@ class TestSeaweedFS(GuardContract):
         self.endpoint = seaweedfs()
         self.prefix = f"battery/{os.getpid()}-{next(_numbers)}"
         self.store = store_at(self.endpoint, self.prefix)
-        self.spoiled: dict[str, str] = {}
+        self.spoiled: dict[str, bytes] = {}
 
     def open(self) -> ObjectGuard:
-        return guard_at(self.endpoint, self.prefix)
+        return guard_at(self.endpoint, self.prefix, self.inline_bytes)
 
     @property
     def factory(self) -> Callable[[], Guard]:
-        return functools.partial(guard_at, self.endpoint, self.prefix)
+        return functools.partial(guard_at, self.endpoint, self.prefix, self.inline_bytes)
 
     def value(self, guard: Guard, key: str) -> bytes | None:
         """What the pointer names; where it was spoiled, what it named, if it is still spoiled."""
@@ -51,11 +54,13 @@ class TestSeaweedFS(GuardContract):
             content = bytes(obstore.get(self.store, key).bytes())
         except FileNotFoundError:
             return None
-        path = self.spoiled[key] if content == SPOILED else json.loads(content)["data"]
-        return None if path is None else bytes(obstore.get(self.store, path).bytes())
+        facts = json.loads(self.spoiled[key] if content == SPOILED else content)
+        if "inline" in facts:
+            return base64.b64decode(facts["inline"])
+        return None if facts["data"] is None else bytes(obstore.get(self.store, facts["data"]).bytes())
 
     def spoil_mark(self, key: str) -> None:
-        self.spoiled[key] = json.loads(bytes(obstore.get(self.store, key).bytes()))["data"]
+        self.spoiled[key] = bytes(obstore.get(self.store, key).bytes())
         obstore.put(self.store, key, SPOILED)
 
     def unfenced(self) -> Guard:
@@ -72,6 +77,12 @@ class TestSeaweedFS(GuardContract):
             finally:
                 objects._bucket = direct
             assert not proxy.is_armed, "no reply was lost"
+
+
+class TestSeaweedFSInline(TestSeaweedFS):
+    """The same with small data in the pointer, as is usual."""
+
+    inline_bytes = 4096
 
 
 class TestMemoryStore(GuardContract):

@@ -31,7 +31,7 @@ class Site:
 
     def __init__(self, proxy: Proxy) -> None:
         prefix = f"site/{os.getpid()}-{next(_numbers)}"
-        self.proxy = proxy
+        self.proxy, self.prefix = proxy, prefix
         self.store = store_at(seaweedfs(), prefix)
         self.guard = guard_at(proxy.endpoint, prefix)
         self.other = guard_at(seaweedfs(), prefix)
@@ -53,6 +53,16 @@ def site() -> Iterator[Site]:
     """A key of its own, and a proxy in front of it."""
     with proxy_to(seaweedfs()) as proxy:
         yield Site(proxy)
+
+
+def test_a_small_write_costs_one_request_and_one_more_if_the_pointer_is_not_known(site: Site) -> None:
+    """And its read one, as of a bare object."""
+    guard = guard_at(site.proxy.endpoint, site.prefix, inline_bytes=4096)
+    assert site.seen(lambda: guard.write("k", b"1", **OLD)) == ["GET", "PUT?"]
+    assert site.seen(lambda: guard.write("k", b"2", **OLD)) == ["PUT?"]
+    assert site.seen(lambda: guard.seal("k", **NEW)) == ["PUT?"]
+    assert site.seen(lambda: guard.read("k", **NEW)) == ["GET"]
+    assert site.other.peek("k") == b"2"
 
 
 def test_a_write_costs_two_requests_and_one_more_if_the_pointer_is_not_known(site: Site) -> None:

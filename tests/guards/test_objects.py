@@ -57,7 +57,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def guard(store: MemoryStore, clock: ManualClock) -> ObjectGuard:
     """A guard on that store."""
-    return ObjectGuard(store, clock=clock)
+    return ObjectGuard(store, clock=clock, inline_bytes=0)
 
 
 # The pointer
@@ -316,7 +316,7 @@ def test_much_replaced_data_is_removed_in_batches(guard: ObjectGuard, store: Mem
 
 def test_deleted_data_is_removed_too(store: MemoryStore, clock: ManualClock) -> None:
     """Without a grace time, by the next change but one."""
-    guard = ObjectGuard(store, clock=clock, grace_seconds=0)
+    guard = ObjectGuard(store, clock=clock, grace_seconds=0, inline_bytes=0)
     guard.write("k", b"1", **OLD)
     clock.advance(1)
     guard.delete("k", **OLD)
@@ -330,7 +330,7 @@ def test_deleted_data_is_removed_too(store: MemoryStore, clock: ManualClock) -> 
 def test_a_refused_write_leaves_no_data(guard: ObjectGuard, store: MemoryStore) -> None:
     """Neither one that is refused at once, nor one that is refused after its upload."""
     guard.write("k", b"1", **OLD)
-    other = ObjectGuard(store)
+    other = ObjectGuard(store, inline_bytes=0)
     before = paths(store)
     guard.at = lambda step: [other.seal("k", **NEW)].clear() if step == "compared" else None
 
@@ -364,7 +364,7 @@ def test_collect_removes_what_is_below_the_epoch_and_not_named(guard: ObjectGuar
 def test_collect_leaves_what_is_younger_than_the_grace_time(store: MemoryStore) -> None:
     """By the clock of the guard and the time of the object."""
     clock = ManualClock(datetime.now(UTC))
-    guard = ObjectGuard(store, clock=clock)
+    guard = ObjectGuard(store, clock=clock, inline_bytes=0)
     guard.write("k", b"1", **OLD)
     guard.write("k", b"2", **NEW)
 
@@ -372,6 +372,66 @@ def test_collect_leaves_what_is_younger_than_the_grace_time(store: MemoryStore) 
     clock.advance(4_000)
     assert guard.collect("k") == 1
     assert guard.collect("never written") == 0
+
+
+# Small data in the pointer
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 4097])
+def test_small_data_is_in_the_pointer_and_larger_data_is_not(store: MemoryStore, size: int) -> None:
+    """Up to 4 KiB, so that such a write is one request."""
+    guard, data = ObjectGuard(store), bytes(range(256)) * 17
+    guard.write("k", data[:size], **OLD)
+
+    assert ("inline" in json.loads(content(store, "k"))) == (size <= 4096)
+    assert len(paths(store, ".leasehold/k")) == (size > 4096)
+    assert ObjectGuard(store).peek("k") == data[:size]
+
+
+def test_a_seal_keeps_data_that_is_in_the_pointer(store: MemoryStore) -> None:
+    """Under a newer epoch, and again and again; a deletion takes it away."""
+    guard = ObjectGuard(store)
+    guard.write("k", b"1", **OLD)
+    for writer in (OLD, NEW, NEW):
+        guard.seal("k", **writer)
+        assert guard.peek("k") == guard.read("k", **writer) == b"1"
+
+    guard.delete("k", **NEW)
+
+    assert (guard.peek("k"), guard.locate("k")) == (None, None)
+    assert "inline" not in json.loads(content(store, "k"))
+
+
+def test_small_data_is_put_where_it_is_located(store: MemoryStore, clock: ManualClock) -> None:
+    """For other clients; it is removed like other data, once it was replaced."""
+    guard = ObjectGuard(store, clock=clock, grace_seconds=60)
+    guard.write("k", b"1", **OLD)
+    guard.seal("k", **NEW)
+    path = guard.locate("k")
+
+    assert path == guard.locate("k")
+    assert content(store, str(path)) == b"1"
+    guard.write("k", b"2", **NEW)
+    clock.advance(121)
+    guard.write("k", bytes(5_000), **NEW)
+    guard.write("k", b"3", **NEW)
+    clock.advance(121)
+    guard.write("k", bytes(5_000), **NEW)
+    guard.write("k", b"4", **NEW)
+    assert len(paths(store, ".leasehold/k")) == 1, "what was replaced just now"
+
+
+def test_data_in_the_pointer_that_cannot_be_read_refuses(store: MemoryStore) -> None:
+    """It is not taken for other data, or for none."""
+    guard = ObjectGuard(store)
+    guard.write("k", b"1", **OLD)
+    for wrong in ("not base64!", 7, ["MQ=="]):
+        pointer = {**json.loads(content(store, "k")), "inline": wrong}
+        obstore.put(store, "k", json.dumps(pointer).encode())
+        with pytest.raises(GuardUnavailable):
+            ObjectGuard(store).peek("k")
+        with pytest.raises(GuardUnavailable):
+            ObjectGuard(store).write("k", b"2", **NEW)
 
 
 # Stores
@@ -402,6 +462,8 @@ def test_what_cannot_compare_is_refused_at_once(tmp_path: Path) -> None:
             ObjectGuard(wrong)
     with pytest.raises(InvalidArgument, match="grace_seconds"):
         ObjectGuard(MemoryStore(), grace_seconds=-1)
+    with pytest.raises(InvalidArgument):
+        ObjectGuard(MemoryStore(), inline_bytes=40_000)
 
 
 def test_without_obstore_the_extra_is_named() -> None:

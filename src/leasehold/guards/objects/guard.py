@@ -20,12 +20,13 @@ from ...errors import GuardUnavailable, InDoubt, InvalidArgument, StaleEpoch
 from ...guard import Guard, Mark, Presented, Seal, Verifier, Writer
 from .bucket import CHUNK_BYTES, Bucket, Found, Piece, Refused, Unknown
 from .garbage import Replaced, collect
-from .pointer import FOLDER, Pointer, data_path, follow
+from .pointer import FOLDER, Content, Pointer, data_path, follow
 from .proof import prove
 
 if TYPE_CHECKING:
     from .aio import AsyncObjectGuard
 
+INLINE_LIMIT = 32 * 1024  # bytes of data in a pointer, which may have 64 KiB in all
 KEY_LIMIT = 900  # bytes of UTF-8: S3 has 1024 for a path, and that of the data is longer than the key
 CONFLICTS = 64  # other changes that an attempt may meet; each of them is progress of another writer
 REPEATS = 5  # of a request whose reply was lost, or that was refused although nothing has changed
@@ -48,6 +49,8 @@ class ObjectGuard(Guard):
     A store that ignores conditions protects nothing: `prove` finds that. A guard cannot stop a client that writes past
     it; a bucket policy can (docs/how-to/guard-objects.md).
 
+    Data of up to *inline_bytes* is kept in the pointer, so that its write is one request, which also compares.
+
     What a write has replaced is removed *grace_seconds* later, by a later write of this guard, so that readers can end.
     `collect` removes what other processes have left.
     """
@@ -60,6 +63,7 @@ class ObjectGuard(Guard):
         store: Any,
         *,
         grace_seconds: float = 60,
+        inline_bytes: int = 4096,
         clock: Clock | None = None,
         keys: Verifier | None = None,
         audience: str | None = None,
@@ -67,10 +71,12 @@ class ObjectGuard(Guard):
     ) -> None:
         super().__init__(keys=keys, audience=audience, strict_store=strict_store)
         self._bucket = Bucket(store)
+        self._inline_bytes = checks.whole(inline_bytes, "inline_bytes", least=0, most=INLINE_LIMIT)
         self._clock = clock or SystemClock()
         self._replaced = Replaced(
             self._bucket, self._clock, checks.microseconds(grace_seconds, "grace_seconds", zero=True)
         )
+        self._located: set[str] = set()  # paths at which `locate` has put data that is in a pointer
         self._known: OrderedDict[str, Found] = OrderedDict()  # pointers as they were last seen; the store compares
         self._lock = threading.Lock()
         self._pause = threading.Event()
@@ -137,10 +143,17 @@ class ObjectGuard(Guard):
         """
         Return the path of the data of *key* in the store, None if there is none: for streams, ranges and signed URLs.
 
-        The object there never changes. It is removed some time after another write has replaced it.
+        The object there never changes. It is removed some time after another write has replaced it. Data that is in
+        the pointer is put there first, for which this client needs the right to write. Raises `GuardUnavailable`.
         """
         found = self._fetch(self.canonical(key))
-        return None if found is None else found.pointer.data
+        if found is None or found.pointer.data is None:
+            return None
+        path, inline = found.pointer.data, found.pointer.inline
+        if inline is not None and path not in self._located:
+            self._bucket.upload(path, inline)  # twice has the same effect: the path belongs to this data alone
+            self._located.add(path)
+        return path
 
     # Writers
 
@@ -158,12 +171,17 @@ class ObjectGuard(Guard):
             found, mark = self._start(key, writer, "write")
             nonce = secrets.token_hex(8)
             path = data_path(key, mark, nonce)
-            self._bucket.upload(path, content)
+            if inline := isinstance(content, bytes) and len(content) <= self._inline_bytes:
+                new = Content(path, content)
+            else:
+                self._bucket.upload(path, content)
+                new = Content(path)
             self.at("uploaded")
             try:
-                self._change(key, writer, "write", lambda _: path, found, nonce=nonce)
+                self._change(key, writer, "write", lambda _: new, found, nonce=nonce)
             except StaleEpoch:
-                self._replaced.discard(path)
+                if not inline:
+                    self._replaced.discard(path)
                 raise
             self.at("replaced")
 
@@ -171,7 +189,7 @@ class ObjectGuard(Guard):
         """Remove the data of *key*, and keep its mark: the pointer stays and names no data. Raises as `write` does."""
         key = self.canonical(key)
         with self._attempt(key, "delete", presented) as writer:
-            self._change(key, writer, "delete", lambda _: None, self._start(key, writer, "delete")[0])
+            self._change(key, writer, "delete", lambda _: Content(), self._start(key, writer, "delete")[0])
 
     def collect(self, key: str, *, grace_seconds: float = 3600) -> int:
         """
@@ -198,13 +216,13 @@ class ObjectGuard(Guard):
         key: str,
         writer: Writer,
         verb: str,
-        data: Callable[[Pointer | None], str | None],
+        content: Callable[[Pointer | None], Content],
         found: Found | None,
         *,
         nonce: str | None = None,
     ) -> Found:
         """
-        Replace the pointer of *key*, which was *found*, by one with this writer's mark and what *data* returns for it.
+        Replace the pointer of *key*, which was *found*, by one with this writer's mark and *content*.
 
         Another change in between is met with another attempt, if the mark still admits the writer. An attempt whose
         reply was lost is sought in the pointer by its nonce. As long as the pointer has not changed, the same request
@@ -216,7 +234,7 @@ class ObjectGuard(Guard):
         while conflicts <= CONFLICTS and repeats <= REPEATS:
             before = None if found is None else found.pointer
             mark = self._admit(key, None if before is None else before.mark, writer, verb)
-            after = follow(before, mark, data(before), nonce)
+            after = follow(before, mark, content(before), nonce)
             if verb == "write":
                 self.at("compared")
             try:
@@ -283,7 +301,10 @@ class ObjectGuard(Guard):
 
     def _made(self, key: str, before: Pointer | None, after: Found) -> Found:
         self._remember(key, after)
-        if before is not None and before.data is not None and before.data != after.pointer.data:
+        if before is None or before.data is None or before.data == after.pointer.data:
+            return after
+        if before.inline is None or before.data in self._located:
+            self._located.discard(before.data)
             self._replaced.add(before.data)
         return after
 
@@ -316,6 +337,8 @@ class ObjectGuard(Guard):
         for _ in range(_READS):
             if found is None or found.pointer.data is None:
                 return None
+            if found.pointer.inline is not None:
+                return found.pointer.inline
             data = self._bucket.download(found.pointer.data)
             if data is not None:
                 return data
@@ -331,9 +354,9 @@ class ObjectGuard(Guard):
         )
 
 
-def _same_data(before: Pointer | None) -> str | None:
+def _same_data(before: Pointer | None) -> Content:
     """Return what a seal leaves in place."""
-    return None if before is None else before.data
+    return Content() if before is None else Content(before.data, before.inline)
 
 
 def _opened(data: Data) -> AbstractContextManager[bytes | Iterable[Piece]]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from ...core.marks import Mark
 from ...errors import GuardUnavailable, Unfenced
 from .bucket import Bucket, Refused, Unknown, Version
-from .pointer import FOLDER, Pointer, follow
+from .pointer import FOLDER, Content, Pointer, follow
 
 _AT_ONCE = 4
 _RESOURCE = "the canary of prove()"
@@ -103,4 +103,4 @@ class _Canary:
 
 
 def _pointer(counter: int) -> Pointer:
-    return follow(None, Mark(1, counter, "prove", "prove"), None, secrets.token_hex(8))
+    return follow(None, Mark(1, counter, "prove", "prove"), Content(), secrets.token_hex(8))
