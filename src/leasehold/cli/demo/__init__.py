@@ -64,8 +64,9 @@ def zombie(plain: bool) -> int:
     Watch a frozen process wake up and write to everything that it held.
 
     Two real processes. The first is frozen with SIGSTOP past its lease; the second takes over and finishes; the first
-    is thawed, and tries to write to a table, a file, a git branch (where git is installed), an HTTP service and the
-    job. With guards, each write is refused; then the same is played without guards, and the damage is shown.
+    is thawed, and tries to write to a table, a file, a git branch and an object (where git and SeaweedFS are
+    installed), an HTTP service and the job. With guards, each write is refused; then the same is played without guards,
+    and the damage is shown.
 
     Exits with 0 only if every refusal and all the damage was seen. Plays in a temporary folder.
 

@@ -153,6 +153,11 @@ class Gate(Guard):
         self._home.rest()
 
     @property
+    def ends_at_once(self) -> bool:
+        """Whether `Use.end` takes neither I/O nor waiting: where uses are in memory."""
+        return not self._home.waits
+
+    @property
     def aio(self) -> AsyncGate:
         """The same verbs for async callers."""
         return AsyncGate(self)
@@ -205,6 +210,15 @@ class Gate(Guard):
         if not self._home.try_begin(running, writer.store):
             return None
         return self._begun(running, writer, ())
+
+    def begin_at_once(self, key: str, credential: str) -> Use | None:
+        """
+        Begin a use if that takes neither I/O nor waiting, for a caller on an event loop; else None: call `begin`.
+
+        Raises `CredentialRefused`. A use that a mark refuses is None too, so that `begin` raises and counts it.
+        """
+        key = self.canonical(key)
+        return self._try_begin(key, self._by_credential(key, {"credential": credential}))
 
     def _running(self, key: str, writer: Writer) -> Running:
         return Running(unique_id(), key, writer.epoch, writer.owner, this_process())
@@ -320,7 +334,7 @@ class AsyncGate(Facade):
 
     async def end(self, use: Use, doubt: str = "") -> None:
         """End *use*, or record that it is in *doubt*; that happens even if the caller is cancelled meanwhile."""
-        if not doubt and not self._sync._home.waits:
+        if not doubt and self._sync.ends_at_once:
             use.end()
         else:
             await abandonable(lambda _: use.doubt(doubt) if doubt else use.end())

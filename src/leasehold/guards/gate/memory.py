@@ -119,9 +119,12 @@ class MemoryHome(Home):
             if entry is None:
                 return False
             mark = entry.mark
-            if (mark.epoch, mark.owner, mark.store) != (use.epoch, use.owner, store) or mark.counter >= entry.limit:
+            if mark.epoch != use.epoch or mark.owner != use.owner or mark.store != store:
                 return False
-            entry.mark = mark._replace(counter=mark.counter + 1)
+            if mark.counter >= entry.limit:
+                return False
+            # `_replace` takes 1 µs
+            entry.mark = Mark(mark.epoch, mark.counter + 1, mark.owner, mark.store)
             entry.uses[use.id] = use
             return True
 

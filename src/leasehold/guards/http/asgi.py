@@ -7,7 +7,7 @@ from typing import Any
 
 from ...core.marks import Writer
 from ...errors import LeaseholdError, StaleEpoch
-from ...guard import Verifier, writing_as
+from ...guard import Verifier, request_writer
 from ..gate import Gate, Use
 from .problems import ACTION, HEADER, Answer, described, problem
 from .requests import SAFE, Asked, Policy, Verified, check_gate
@@ -19,7 +19,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _HEADER, _ACTION = HEADER.lower().encode(), ACTION.lower().encode()
-_ENDS = {"http.response.pathsend", "http.response.zerocopysend"}
+_BEGINS = {"http.response.start", "websocket.accept", "websocket.close"}
+_ENDS = {"http.response.body", "http.response.pathsend", "http.response.zerocopysend"}
 _REFUSED = 1008  # how a websocket is closed by a policy (RFC 6455)
 
 
@@ -40,7 +41,9 @@ class _Middleware:
         try:
             asked = self._asked(scope)
             acted = await self._act(asked) if asked is not None and asked.action is not None else None
-            admitted = await self._admit(asked) if asked is not None and acted is None else None
+            admitted = self._try_admit(asked) if asked is not None and acted is None else None
+            if admitted is None and asked is not None and acted is None:
+                admitted = await self._admit(asked)
         except LeaseholdError as error:
             return await _answered(scope, receive, send, problem(error))
         # Outside of it: an error of the application is not one of the gate, and its response may have begun.
@@ -54,14 +57,18 @@ class _Middleware:
         return send
 
     def _asked(self, scope: Scope) -> Asked | None:
-        headers = scope["headers"]
-        return self._policy.asked(
-            scope,
-            scope.get("method", "WEBSOCKET"),
-            [value.decode("latin-1") for name, value in headers if name == _HEADER],
-            [value.decode("latin-1") for name, value in headers if name == _ACTION],
-            acts=self.acts and scope["type"] == "http",
-        )
+        credentials, actions = [], []
+        for name, value in scope["headers"]:
+            if name == _HEADER:
+                credentials.append(value.decode("latin-1"))
+            elif name == _ACTION:
+                actions.append(value.decode("latin-1"))
+        method = scope.get("method", "WEBSOCKET")
+        return self._policy.asked(scope, method, credentials, actions, acts=self.acts and scope["type"] == "http")
+
+    def _try_admit(self, asked: Asked) -> Any:
+        """Admit without waiting, if that can be; else None. Most requests need no task, thread or coroutine for it."""
+        return None
 
     async def _admit(self, asked: Asked) -> Any:
         raise NotImplementedError
@@ -74,14 +81,16 @@ class _Middleware:
 
     async def _run(self, scope: Scope, receive: Receive, watch: _Response, writer: Writer) -> None:
         """Run the application; a refusal that a fence raises before the response begins is a 409."""
+        token = request_writer.set(writer)
         try:
-            with writing_as(writer):
-                await self._app(scope, receive, watch.send)
+            await self._app(scope, receive, watch.send)
         except Exception as error:
             refusal = StaleEpoch.find(error)
             if refusal is None or watch.has_begun:
                 raise
             await _answered(scope, receive, watch.send, problem(refusal))
+        finally:
+            request_writer.reset(token)
 
 
 class GateMiddleware(_Middleware):
@@ -115,6 +124,7 @@ class GateMiddleware(_Middleware):
     ) -> None:
         super().__init__(app, Policy(key, safe_methods, public_marks=public_marks))
         self._gate = check_gate(gate)
+        self._aio = gate.aio
 
     def _watched(self, send: Send) -> Send:
         async def rest(message: Message) -> None:
@@ -125,8 +135,11 @@ class GateMiddleware(_Middleware):
 
         return rest
 
+    def _try_admit(self, asked: Asked) -> Use | None:
+        return self._gate.begin_at_once(asked.key, asked.presented())
+
     async def _admit(self, asked: Asked) -> Use:
-        return await self._gate.aio.begin(asked.key, credential=asked.presented())
+        return await self._aio.begin(asked.key, credential=asked.presented())
 
     async def _act(self, asked: Asked) -> Answer:
         if asked.action == "seal":
@@ -149,7 +162,10 @@ class GateMiddleware(_Middleware):
             )
             raise
         finally:
-            await self._gate.aio.end(admitted, "" if watch.has_ended else doubt)
+            if watch.has_ended and self._gate.ends_at_once:
+                admitted.end()
+            else:
+                await self._aio.end(admitted, "" if watch.has_ended else doubt)
 
 
 class LeaseMiddleware(_Middleware):
@@ -184,6 +200,8 @@ class LeaseMiddleware(_Middleware):
 class _Response:
     """Passes on what a handler sends, and sees whether its response has begun and ended."""
 
+    __slots__ = ("_send", "_trailers", "has_begun", "has_ended")
+
     def __init__(self, send: Send) -> None:
         self._send = send
         self._trailers = False
@@ -193,11 +211,11 @@ class _Response:
     async def send(self, message: Message) -> None:
         """Send *message*; the response has ended once its last part was taken."""
         kind = message["type"]
-        self.has_begun = self.has_begun or kind in ("http.response.start", "websocket.accept", "websocket.close")
-        if kind == "http.response.start":
+        if kind in _BEGINS:
+            self.has_begun = True
             self._trailers = bool(message.get("trailers"))
         await self._send(message)
-        if kind == "http.response.body" or kind in _ENDS:
+        if kind in _ENDS:
             self.has_ended = not message.get("more_body") and not self._trailers
         elif kind == "http.response.trailers":
             self.has_ended = not message.get("more_trailers")
