@@ -23,6 +23,9 @@ class Writer(NamedTuple):
     job_id: str | None = None
 
 
+_encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # `dumps` would make one each time
+
+
 class Mark(NamedTuple):
     """
     The newest ownership that a key has admitted.
@@ -38,7 +41,7 @@ class Mark(NamedTuple):
 
     def encode(self) -> str:
         """Return the mark as JSON text."""
-        return json.dumps(self._asdict(), ensure_ascii=False, separators=(",", ":"))
+        return _encoded(self._asdict())
 
     @classmethod
     def decode(cls, text: str | bytes, resource: str) -> Mark:

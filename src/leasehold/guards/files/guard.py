@@ -29,6 +29,7 @@ from .temporary import Temporary, collect
 log = logging.getLogger("leasehold")
 
 APPEND_LIMIT = 64 * 1024 * 1024  # bytes of a file after an append, which copies it
+_PATHS = 1024  # keys whose paths are remembered
 _SMALL = 1024 * 1024  # bytes that cost less to write than it costs every write to compare twice
 
 _README = """\
@@ -74,6 +75,7 @@ class FileGuard(Guard):
         self._busy_seconds = checks.microseconds(busy_seconds, "busy_seconds", zero=True) / 1_000_000
         self._is_ready = False
         self._is_folding = False
+        self._own_paths: dict[str, tuple[str, str]] = {}  # of the mark and the lock, by key
         self._preparing = threading.Lock()
 
     @property
@@ -306,9 +308,15 @@ class FileGuard(Guard):
         return MarkFile(path, self._folder_of("tmp"), self.resource(key))
 
     def _own_path(self, folder: Literal["marks", "locks"], key: str) -> str:
-        # With an ending of its own, so that a search for *.csv below the folder does not find the marks.
-        name = names.file_name(names.fold(key) if self._is_folding else key)
-        return os.path.join(self._own, folder, name + {"marks": ".mark", "locks": ".lock"}[folder])
+        found = self._own_paths.get(key)
+        if found is None:
+            if len(self._own_paths) >= _PATHS:
+                self._own_paths.clear()
+            name = names.file_name(names.fold(key) if self._is_folding else key)
+            # With an ending of its own, so that a search for *.csv below the folder does not find the marks.
+            found = f"{self._own}/marks/{name}.mark", f"{self._own}/locks/{name}.lock"
+            self._own_paths[key] = found
+        return found[0 if folder == "marks" else 1]
 
     def _folder_of(self, what: str) -> str:
         return os.path.join(self._own, what)
@@ -345,6 +353,7 @@ class FileGuard(Guard):
                 with suppress(FileExistsError), open(os.path.join(self._own, "README.txt"), "x") as file:
                     file.write(_README)
                 self._is_folding = names.is_folding(self._own)
+                self._own_paths.clear()
                 if stale := collect(self._folder_of("tmp")):
                     log.info("removed %s temporary files of ended writers in %s", stale, self._own)
             self._is_ready = True
