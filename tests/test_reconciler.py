@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support import until
 
 from leasehold import Router
 from leasehold.core.job import Progress, new_job
@@ -95,3 +96,19 @@ def test_a_router_shows_what_upkeep_has_recorded() -> None:
         events: list[Event] = router.events("a")
         assert [event.kind for event in events] == ["observed"]
         assert [event.kind for event in router.events(kind="cleared")] == ["cleared"]
+
+
+def test_a_worker_records_what_it_sees() -> None:
+    """As part of its upkeep, from its start on."""
+    with Router("memory://") as router:
+
+        @router.task
+        def nothing() -> None: ...
+
+        router.add("a", queue="other")
+        with router.worker(queues=["default"]):
+            until(lambda: router.events(kind="observed"), "the event")
+
+        [event] = router.events(kind="observed")
+        assert (event.facts["observation"], event.facts["subject"]) == ("no-consumer", "other")
+        assert router.job("a").epoch == 0
