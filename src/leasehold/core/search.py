@@ -104,14 +104,14 @@ def collect(search: Search, limit: int, cursor: str | None, look: Look) -> Page:
     """Return a page of at most *limit* jobs, one at least; *look* reads the candidates."""
     key = decode_cursor(cursor, search.order)
     jobs: list[Job] = []
-    # Few at first: most pages are full with the first candidates. Then all that may be looked at; but whole jobs, which
-    # Python compares, in portions.
+    # Few at first, since most pages are full with the first candidates; then more and more. Of whole jobs, which Python
+    # compares, only portions.
     left, at_once = LOOKS_AT, min(2 * limit, LOOKS_AT)
     while True:
         candidates = min(left, at_once)
         found, last = look(key, candidates, candidates if search.needs_python else limit)
         few = not search.needs_python or len(found) <= candidates // 8
-        at_once = LOOKS_AT if few else _AT_ONCE
+        at_once = min(10 * candidates, LOOKS_AT) if few else _AT_ONCE
         for at, job in found:
             if search.fits(job):
                 jobs.append(job)

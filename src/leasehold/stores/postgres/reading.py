@@ -48,50 +48,54 @@ def jobs(
 
 def look(read: Read, schema: str, search: Search, key: Key | None, count: int, limit: int) -> Looked:
     """Look at the next *count* candidates behind *key*, and return up to *limit* that fit."""
+    if search.order is Order.END:
+        return _look_at_ended(read, schema, search, key, count, limit)
     params: dict[str, Any] = {"candidates": count - 1}
     candidates = _candidates(search, params)
     rows = read(in_schema(bound(candidates, search, key, _mark, params), schema, escaped=True), **params)
     last = tuple(rows[0]) if rows else None
     params = {"limit": limit}
     candidates = _candidates(search, params)
-    conditions = within(candidates, search, key, last, _mark, params)
-    fitting = _fitting(search, params)
+    conditions = within(candidates, search, key, last, _mark, params) + _fitting(search, params)
     sql = (
-        _ended(candidates, search, conditions, fitting)
-        if search.order is Order.END
-        else _others(candidates, search, conditions + fitting)
+        f"SELECT j.* FROM {_with_jobs(search, candidates)} WHERE {' AND '.join(conditions) or 'true'} "
+        f"ORDER BY {ordered(candidates, search)} LIMIT %(limit)s"
     )
     found = [(job_of(row), state_of(row).seq) for row in read(in_schema(sql, schema, escaped=True), **params)]
     return Looked([(key_of(search, job, seq), job) for job, seq in found], last)
 
 
-def _others(candidates: Candidates, search: Search, conditions: list[str]) -> str:
-    return (
-        f"SELECT j.* FROM {_with_jobs(search, candidates)} WHERE {' AND '.join(conditions) or 'true'} "
-        f"ORDER BY {ordered(candidates, search)} LIMIT %(limit)s"
-    )
-
-
-def _ended(candidates: Candidates, search: Search, conditions: list[str], fitting: list[str]) -> str:
+def _look_at_ended(read: Read, schema: str, search: Search, key: Key | None, count: int, limit: int) -> Looked:
     """
-    Return the statement for finished jobs, whose order is in a table of its own.
+    Look at finished jobs, whose order is in a table of its own.
 
     First the numbers of the candidates, then those of them that fit, by the key of `jobs`, and only then whole jobs: in
     one join, PostgreSQL may begin with all the jobs there are.
     """
-    fits = " AND ".join([f"j.status = {_mark('status')}", *fitting])
-    direction = "DESC" if search.newest else "ASC"
-    return (
-        f"WITH looked AS MATERIALIZED (SELECT f.finished_at, u.seq FROM {candidates.source} "
-        f"WHERE {' AND '.join(conditions)}), "
+    params: dict[str, Any] = {"limit": limit, "candidates": count}
+    candidates = _candidates(search, params)
+    conditions = " AND ".join(within(candidates, search, key, None, _mark, params))
+    fits = " AND ".join([f"j.status = {_mark('status')}", *_fitting(search, params)])
+    onward, back = ("DESC", "ASC") if search.newest else ("ASC", "DESC")
+    sql = (
+        f"WITH looked AS MATERIALIZED (SELECT f.finished_at, u.seq FROM {candidates.source} WHERE {conditions} "
+        f"ORDER BY {ordered(candidates, search)} LIMIT %(candidates)s), "
         "fit AS MATERIALIZED (SELECT j.seq FROM leasehold.jobs AS j "
         f"WHERE j.seq = ANY (ARRAY(SELECT seq FROM looked)) AND {fits}), "
         "page AS MATERIALIZED (SELECT k.finished_at, k.seq FROM looked AS k JOIN fit ON fit.seq = k.seq "
-        f"ORDER BY k.finished_at {direction}, k.seq {direction} LIMIT %(limit)s) "
-        "SELECT s.* FROM page "
+        f"ORDER BY k.finished_at {onward}, k.seq {onward} LIMIT %(limit)s) "
+        "SELECT NULL::pg_catalog.int8, NULL::pg_catalog.int8, s.* FROM page "
         "CROSS JOIN LATERAL (SELECT o.* FROM leasehold.seen AS o WHERE o.seq = page.seq OFFSET 0) AS s "
-        f"ORDER BY page.finished_at {direction}, page.seq {direction}"
+        "UNION ALL "  # where the candidates end
+        "SELECT k.finished_at, k.seq, s.* FROM "
+        f"(SELECT * FROM looked ORDER BY finished_at {back}, seq {back} LIMIT 1) AS k "
+        "LEFT JOIN leasehold.seen AS s ON false WHERE (SELECT pg_catalog.count(*) FROM looked) = %(candidates)s"
     )
+    rows = read(in_schema(sql, schema, escaped=True), **params)
+    last = next((tuple(row[:2]) for row in rows if row[0] is not None), None)
+    found = [(job_of(row[2:]), state_of(row[2:]).seq) for row in rows if row[0] is None]
+    keyed = [(key_of(search, job, seq), job) for job, seq in found]
+    return Looked(sorted(keyed, key=lambda one: one[0], reverse=search.newest), last)
 
 
 def _mark(name: str) -> str:
