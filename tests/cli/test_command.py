@@ -36,10 +36,10 @@ def test_every_command_explains_itself(command: list[str]) -> None:
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:
-    shown = leasehold("claim")
+    shown = leasehold("nothing-like-it")
 
     assert shown.returncode == 2
-    assert "No such command 'claim'" in shown.stderr
+    assert "No such command 'nothing-like-it'" in shown.stderr
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])

@@ -109,7 +109,7 @@ def test_show_has_everything_and_why_it_is_not_running(url: str, capsys: pytest.
     _, out, _ = called(capsys, "show", "first")
     assert f"epoch                 {epoch(url, 'first')}" in out
     code, out, _ = called(capsys, "explain", "mail-0")
-    assert (code, out[:12]) == (0, "It is failed")
+    assert (code, out[:12]) == (0, "It failed at")
 
 
 def test_what_is_redacted_is_shown_only_on_demand(
@@ -466,6 +466,12 @@ def test_a_table_fits_the_terminal_and_keeps_what_is_copied(
 
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["ID", "STATUS", "TASK", "QUEUE", "EPOCH", "ERRORS", "UPDATED", "ERROR"], (
+        "OWNER is empty"
+    )
+    assert "UPDAT…" not in called(capsys, "jobs")[1]
+    assert max(map(len, called(capsys, "queues")[1].splitlines())) <= 80
+    assert "Traceback" not in called(capsys, "events")[1]
     assert all(str(epoch(url, line.split()[0])) in line for line in lines[1:])
     assert "ago" in lines[1]
 

@@ -120,7 +120,7 @@ def test_a_finished_job_says_so() -> None:
     """With its error."""
     failed = job(status=Status.FAILED, finished_us=NOW, last_error="no route")
 
-    assert explain(failed, NOW) == "It is failed since 2027-01-15T08:00:00+00:00: no route."
+    assert explain(failed, NOW) == "It failed at 2027-01-15T08:00:00+00:00: no route."
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from .. import LeaseholdError
+from .completion import job_ids
 from .help import Group
 from .loading import load
 from .output import Output, output_options, show_rows, show_sentence
@@ -32,7 +33,7 @@ def guard() -> None:
 
 
 @guard.command()
-@click.argument("job_id", metavar="JOB")
+@click.argument("job_id", metavar="JOB", shell_complete=job_ids)
 @_app
 @_folder
 @actor_option

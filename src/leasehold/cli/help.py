@@ -16,6 +16,16 @@ _OTHERS = {
     "retry": "replay",
     "rerun": "replay",
     "list": "jobs",
+    "lst": "jobs",
+    "claim": "worker",
+    "doc": "doctor",
+    "health": "doctor",
+    "restart": "replay",
+    "unlock": "requeue",
+    "steal": "transfer",
+    "stop": "queues pause",
+    "top": "workers --watch",
+    "help": "--help",
     "ls": "jobs",
     "failed": "jobs --status failed",
     "get": "show",
@@ -41,7 +51,7 @@ _OTHERS = {
     "migrate": "store migrate",
     "check": "store check",
     "status": "queues",
-    "stats": "queues",
+    "stats": "store stats",
 }
 
 

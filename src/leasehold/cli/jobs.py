@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from .. import Router
-from ..core import instants
+from ..core import failure, instants
 from ..core.ownership import Event
 from ..core.search import Search
 from ..views import Views
@@ -130,6 +130,9 @@ def worded(row: dict[str, Any], output: Output) -> str:
 def _fact(name: str, value: Any, output: Output) -> str:
     if name.endswith("_us") and isinstance(value, int):
         return f"{name.removesuffix('_us')}_at {localized(instants.aware(value).isoformat(), output)}"
+    if name == "error" and isinstance(value, str):  # without the frames, which --json has
+        kind, value = failure.read(value)
+        return f"error {kind}: {value}" if kind else f"error {value}"
     return f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
 
 

@@ -22,7 +22,7 @@ from ..core.explanation import span
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARGIN = 2
-_LEAST = 6  # columns of a cell that is cut
+_LEAST = 4  # columns of a cell that is cut
 _LEAST_WRAPPED = 30  # of one that goes on in the next line, even if the terminal is narrower than the table
 _WHOLE = frozenset({"id", "job_id", "name", "epoch", "status", "number"})  # never cut
 _ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
@@ -191,9 +191,10 @@ def localized(sentence: str, output: Output) -> str:
     return _ISO.sub(lambda found: _clock_time(found[0], output.utc), sentence)
 
 
-def _age(text: str) -> str:
+def _age(text: str, units: int = 2) -> str:
     away = SystemClock().now() - round(datetime.fromisoformat(text).timestamp() * 1_000_000)
-    return f"{span(away)} ago" if away >= 0 else f"in {span(-away)}"
+    shown = " ".join(span(abs(away)).split()[: 2 * units])
+    return f"{shown} ago" if away >= 0 else f"in {shown}"
 
 
 def table(
@@ -202,23 +203,28 @@ def table(
     """
     Return *rows* as a table that fits the terminal.
 
-    If it is too wide, instants are shown by their age alone, and then the widest columns are cut: names and epochs,
-    which an operator copies, are not. With *wrap*, the last column is not cut but goes on in the next line.
+    If it is too wide, instants are shown by their age alone and columns that are empty in all rows are left out. Then
+    the widest columns are cut; names and epochs, which an operator copies, ages and figures are not. With *wrap*, the
+    last column is not cut but goes on in the next line.
     """
-    head = [name.removesuffix("_at").replace("_", " ").upper() for name in columns]
+    head = [_headed(name) for name in columns]
     room = terminal_width() - _MARGIN * (len(columns) - 1)
     lines, widths = _laid_out(rows, columns, head, lambda name, value: cell(name, value, utc=utc))
-    if sum(widths) > room:
-        short = lambda name, value: _age(value) if _is_instant(name) and value else cell(name, value, utc=utc)  # noqa: E731
+    if sum(widths) > room:  # what no row has says nothing
+        columns = [name for name in columns if any(row.get(name) not in (None, [], {}) for row in rows)] or columns
+        head = [_headed(name) for name in columns]
+        room = terminal_width() - _MARGIN * (len(columns) - 1)
+        short = lambda name, value: _age(value, 1) if _is_instant(name) and value else cell(name, value, utc=utc)  # noqa: E731
         lines, widths = _laid_out(rows, columns, head, short)
     if wrap and sum(widths) > room:
         widths[-1] = max(room - sum(widths[:-1]), _LEAST_WRAPPED)
         lines = [part for line in lines for part in _wrapped(line, widths[-1])]
     while sum(widths) > room and not wrap:
-        widest = max((width, number) for number, width in enumerate(widths) if columns[number] not in _WHOLE)
-        if widest[0] <= _LEAST:
+        prose = [number for number, name in enumerate(columns) if not _is_whole(name, rows)]
+        widest = max(prose, key=lambda number: widths[number], default=None)
+        if widest is None or widths[widest] <= _LEAST:
             break
-        widths[widest[1]] -= 1
+        widths[widest] -= 1
     first, *rest = [[_fitted(text, width) for text, width in zip(line, widths, strict=True)] for line in [head, *lines]]
     margin = " " * _MARGIN
     top = margin.join(first).rstrip()
@@ -228,6 +234,15 @@ def table(
             *(margin.join(map(_styled, columns, line, [color] * len(line))).rstrip() for line in rest),
         ]
     )
+
+
+def _headed(name: str) -> str:
+    return name.removesuffix("_at").replace("_per_minute", "/min").replace("_", " ").upper()
+
+
+def _is_whole(name: str, rows: Sequence[dict[str, Any]]) -> bool:
+    """Return whether a column is not cut: what an operator copies, ages, and figures, whose digits all count."""
+    return name in _WHOLE or _is_instant(name) or all(isinstance(row.get(name), int | float | None) for row in rows)
 
 
 def _wrapped(line: list[str], width: int) -> list[list[str]]:

@@ -116,7 +116,8 @@ def _message(job: Job, hides_errors: bool) -> str:
 def _finished(job: Job, hides_errors: bool) -> str:
     message = _message(job, hides_errors)
     why = f": {message[:200]}" if message and job.status is not Status.DONE else ""
-    return f"It is {job.status.value} since {_at(job.finished_us)}{why}."
+    ended = {Status.DONE: "was completed", Status.CANCELLED: "was cancelled"}.get(job.status, job.status.value)
+    return f"It {ended} at {_at(job.finished_us)}{why}."
 
 
 def _at(micros: int | None) -> str:
