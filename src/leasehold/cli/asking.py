@@ -8,7 +8,9 @@ import click
 
 DECLINED = 8
 
-yes_option = click.option("--yes", is_flag=True, help="Ask nothing, as if this were no terminal.")
+yes_option = click.option(
+    "--yes", is_flag=True, help="Do not prompt: do what was asked for. What needs --epoch still needs it."
+)
 
 
 def can_ask(yes: bool = False) -> bool:

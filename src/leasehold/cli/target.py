@@ -118,7 +118,9 @@ def _profile(name: str | None) -> dict[str, Any]:
     if found is None and name is None:
         return {}
     if not isinstance(found, dict):
-        raise click.UsageError(f"{path} has no section [{name}]; it has: {', '.join(map(str, sections)) or 'none'}.")
+        raise click.UsageError(
+            f"{path} has no section [{name or 'default'}]; it has: {', '.join(map(str, sections)) or 'none'}."
+        )
     if unknown := found.keys() - _KNOWN:
         raise click.UsageError(
             f"{path}: [{name or 'default'}] has {min(unknown)!r}; it takes {', '.join(sorted(_KNOWN))}."

@@ -74,7 +74,7 @@ class Arguments:
             if unknown := [name for name in kwargs if name not in self._names]:
                 raise InvalidArgument(
                     f"task {self._task!r} has no argument {unknown[0]!r}: its arguments are ({self._shown()}). "
-                    "What belongs to the job goes into options(…)."
+                    "Options of the job, such as queue or priority, go into task.options(…)."
                 )
             if twice := [name for name in given if name in kwargs]:
                 raise InvalidArgument(f"task {self._task!r} got argument {twice[0]!r} twice, by position and by name.")

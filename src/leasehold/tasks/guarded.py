@@ -21,6 +21,7 @@ from ..aio import alone
 from ..core import checks
 from ..core.job import Job
 from ..core.ownership import Note, NoteKind
+from ..core.wording import counted
 from ..errors import Conflict, InvalidArgument, LeaseholdError, StaleEpoch, Unfenced
 from ..guard import Guard, GuardKey, Writer, seal_keys
 from ..store import OpenKey
@@ -199,9 +200,9 @@ class Guards:
 
     def _note_unreached(self, done: Sealed, by: str) -> None:
         log.error(
-            "%d keys of job %r, which has ended, could not be sealed; its last owner may still write to them: %s. "
+            "%s of job %r, which has ended, could not be sealed; its last owner may still write there: %s. "
             "Try again: leasehold guard seal %s --app MODULE:ROUTER",
-            len(done.unreached),
+            counted(len(done.unreached), "key", "keys"),
             done.job_id,
             ", ".join(map(str, done.unreached)),
             done.job_id,

@@ -39,8 +39,8 @@ def demo(context: click.Context, url: str | None, plain: bool) -> int | None:
     Exits with 0 only if the store's own records say that everything went as it must.
 
     Other jobs in the store are left alone. In a file, the demo has its own queue and ids, and leaves its
-    finished jobs there to look at; but workers that claim from every queue would take its jobs, so if there
-    are any, give it a file of its own. On PostgreSQL it plays in a schema of its own, which it makes and drops.
+    finished jobs there to look at; but workers that claim from every queue would take its jobs: if such
+    workers run, give it a file of its own. On PostgreSQL it plays in a schema of its own, which it makes and drops.
 
     \b
     Examples:

@@ -115,7 +115,7 @@ def same_name(stage: Stage, script: Script) -> Plot:
     """A job that goes back to the very worker that lost it."""
     job = stage.scene(
         "job-D",
-        "The same name, which a check of names would let in",
+        "The same worker name: comparing names would let the stale write in",
         "worker-1 gets its own job back; then its old thread wakes with the older epoch.",
     )
     take_over(stage, "worker-1", "worker-1", too_late=stage.complete)

@@ -95,8 +95,9 @@ class SqliteDatabase(Database):
             return
         if self._exclusive:
             raise Conflict(
-                f"the gate at {self.path} has its uses in the memory of process {self._made_in}, which has forked this "
-                f"one ({os.getpid()}): open it after the fork in one process, or share it with uses='sql'."
+                f"the gate at {self.path} was opened in process {self._made_in} and keeps its uses in that process's "
+                f"memory, so this forked process ({os.getpid()}) cannot share it. Open the gate after the fork, in one "
+                "process only; for several processes, pass uses='sql'."
             )
         _abandoned.append(self._open)  # closing it here would disturb the parent's
         self._open, self._lock, self._generation = None, threading.Lock(), generation()

@@ -69,7 +69,10 @@ class HttpGuard(Guard):
         """Return *key*, which must be a name: 1 to 255 characters, without `.` or `..` as a part of its path."""
         key = checks.name(key, "key")
         if any(part in ("", ".", "..") for part in key.split("/")):
-            raise InvalidArgument(f"the key {key!r} has an empty part, '.' or '..', which clients and servers resolve.")
+            raise InvalidArgument(
+                f"the key {key!r} cannot be part of a URL: clients and servers rewrite empty parts, '.' and '..', so "
+                "it would reach another key. Use a key without them."
+            )
         return key
 
     def url_of(self, key: str) -> str:

@@ -166,7 +166,7 @@ class Database:
                 # From here on, "nothing was changed" would hold for the last try only.
                 elif not _is_gone(error):
                     raise StoreUnavailable(
-                        f"{lost} Asked again, it answered: {error}", outcome_unknown=True
+                        f"{lost} Asked again, the store answered: {error}", outcome_unknown=True
                     ) from error.__cause__
                 left = left or patience(AGAIN_SECONDS)
                 if left() <= pause:

@@ -112,9 +112,9 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
             )
         case "25006":
             return StoreUnavailable(
-                f"{where} is read-only, a standby perhaps: {message}. Name the primary, or, in the URL, all hosts that "
-                "may become it and target_session_attrs=read-write. Or default_transaction_read_only is on for the "
-                f"role, the database or the server. {_NOTHING}"
+                f"{where} is read-only: {message}. If it is a standby, put the primary into the URL, or all hosts with "
+                "target_session_attrs=read-write. If it is not, turn off default_transaction_read_only for the role, "
+                f"the database or the server. {_NOTHING}"
             )
         case "55P03":
             return StoreUnavailable(

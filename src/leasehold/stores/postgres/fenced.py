@@ -75,8 +75,9 @@ class FencedCursor(psycopg.Cursor[Any]):
         begins = [0, *(end.end() for end in re.finditer(b";", text))] if several else [0]
         if ends := next(filter(None, (_ENDS.match(text, at) for at in begins)), None):
             raise Conflict(
-                f"{ends[1].split()[0].decode().upper()} inside lease.transaction(): the end of the block commits, and "
-                "an exception in it rolls back. What followed a commit of your own would be unfenced."
+                f"{ends[1].split()[0].decode().upper()} is not allowed inside lease.transaction(): the end of the "
+                "block commits, and an exception in it rolls back. Rows written after a commit of your own would not "
+                "be fenced."
             )
         if _LASTS.search(text):
             connection.touched = True
@@ -217,8 +218,8 @@ class FencedConnection(Connection):
     def _only_ours(self, what: str) -> None:
         if not self.ours:
             raise Conflict(
-                f"{what} inside lease.transaction(): the end of the block commits, and an exception in it rolls back. "
-                "What followed a commit of your own would be unfenced."
+                f"{what} is not allowed inside lease.transaction(): the end of the block commits, and an exception in "
+                "it rolls back. Rows written after a commit of your own would not be fenced."
             )
 
 

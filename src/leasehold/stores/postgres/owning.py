@@ -158,7 +158,8 @@ def _of_a_part(error: StoreUnavailable, done: int, count: int) -> StoreUnavailab
     if not done:
         return error
     return StoreUnavailable(
-        f"{done} of {count} are done. The rest may not be: {error} It is safe to repeat the whole call.",
+        f"{done} of {count} items are done; whether the rest are is not known: {error} It is safe to repeat the whole "
+        "call.",
         outcome_unknown=True,
     )
 

@@ -317,8 +317,8 @@ class FencedConnection(sqlite3.Connection):
 
     def _not_yours(self, what: str) -> None:
         raise Conflict(
-            f"{what} inside lease.transaction(): the end of the block commits, and an exception in it rolls back. "
-            "What followed a commit of your own would be unfenced."
+            f"{what} is not allowed inside lease.transaction(): the end of the block commits, and an exception in it "
+            "rolls back. Rows written after a commit of your own would not be fenced."
         )
 
 

@@ -249,7 +249,7 @@ class Database:
         if sqlite3.sqlite_version_info < LEAST_SQLITE:
             least = ".".join(map(str, LEAST_SQLITE))
             raise StoreIncompatible(
-                f"this Python has SQLite {sqlite3.sqlite_version}, and {least} is the least that will do."
+                f"this Python has SQLite {sqlite3.sqlite_version}, and leasehold needs at least {least}."
             )
         try:
             connection = sqlite3.connect(

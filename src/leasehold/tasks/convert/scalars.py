@@ -89,7 +89,7 @@ def _dump_timedelta(value: timedelta) -> float:
     except OverflowError:  # rounded up, over the longest there is
         exact = False
     if not exact:
-        raise Mismatch(f"{shown(value)} is too long to be kept as seconds to the microsecond")
+        raise Mismatch(f"{shown(value)} is too long: kept as a number of seconds, it would lose its microseconds")
     return seconds
 
 

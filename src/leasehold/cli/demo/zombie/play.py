@@ -171,7 +171,8 @@ def _judge(screen: Screen, guarded: Seen, bare: Seen) -> bool:
         fg="green" if not broken else None,
     )
     screen.line(
-        f"Without: {OLD}'s old report is on top in {', '.join(names)}. The store fences the job itself in any case."
+        f"Without guards: {OLD}'s old report has overwritten the new one in {', '.join(names)}. The job itself is "
+        "still protected: the store fences it."
     )
     for sentence in broken:
         screen.line(f"FAILED  {sentence}", fg="red")
