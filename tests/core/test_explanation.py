@@ -86,6 +86,7 @@ def test_a_lock_names_its_holder() -> None:
             "No live worker of queue 'mail' knows the task 'send'; it is served by 1 live worker.",
         ),
         ([worker(), worker()], "It is due, and waits to be claimed by one of 2 live workers."),
+        ([worker(), worker(queues=("else",))], "It is due, and waits to be claimed by one of 1 live worker."),
     ],
 )
 def test_a_missing_worker_is_named(workers: list[WorkerStatus], said: str) -> None:

@@ -40,13 +40,19 @@ def app(context: click.Context) -> None:
       leasehold worker app:router                run the handlers of your own tasks
 
     \b
-    Look, and act (with --store URL, or LEASEHOLD_STORE):
-      leasehold jobs --status failed             which jobs failed, and with what
-      leasehold doctor                           what should be looked at?
+    When something is wrong (with --store URL, or LEASEHOLD_STORE):
+      leasehold doctor                           begin here
       leasehold explain ID                       why is this job not running?
-      leasehold history ID                       who held it, and what was refused
-      leasehold workers                          who is alive, and whose work moves
-      leasehold cancel ID --epoch N              end a job; `leasehold show ID` has its epoch
+      leasehold show ID; leasehold history ID    its epoch; who held it, and what was refused
+
+    \b
+      a worker hangs                             leasehold transfer, or requeue
+      workers die one after another              leasehold events --kind reclaimed
+      jobs failed                                leasehold jobs --status failed
+      jobs wait, or pile up                      leasehold queues, then workers
+      a lock is stuck                            leasehold jobs --lock KEY, then requeue
+      too many jobs are added                    leasehold queues pause, then cancel
+      the database failed over, or was restored  leasehold events --last 20
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -29,7 +29,12 @@ def filter_options(command: F) -> F:
     @click.option("--status", type=click.Choice([status.value for status in Status]), help="Jobs with this status.")
     @click.option("--queue", metavar="NAME", shell_complete=queue_names, help="Jobs of this queue.")
     @click.option("--task", metavar="NAME", shell_complete=task_names, help="Jobs of this task.")
-    @click.option("--owner", metavar="NAME", shell_complete=owner_names, help="Jobs that this owner holds.")
+    @click.option(
+        "--owner",
+        metavar="NAME",
+        shell_complete=owner_names,
+        help="Jobs that this owner holds, as `leasehold workers` names it.",
+    )
     @click.option("--parent", metavar="ID", shell_complete=job_ids, help="Children of this job.")
     @click.option("--lock", metavar="KEY", help="Jobs with this lock.")
     @click.option("--error-type", metavar="CLASS", help="Jobs whose last error is of this class, as in ValueError.")

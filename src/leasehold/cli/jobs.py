@@ -78,7 +78,8 @@ def show(target: Target, output: Output, id: str) -> int:
     """
     Show everything that is known of the job ID, and why it is not running.
 
-    Its epoch is what `transfer`, `cancel` and the other commands that move a job ask for.
+    Its epoch is what the commands that move a job ask for: `transfer` gives it to another worker, `requeue` takes it
+    from its owner, `cancel` ends it, `replay` runs a finished one again, `complete` ends it by hand.
 
     \b
     Examples:

@@ -32,7 +32,9 @@ def explain(
     """
     if job.status is Status.PENDING:
         waits = waits_for(job, now, queues=queues, workers=workers, holder=holder, hides_errors=hides_errors)
-        return waits or ("It is due, and waits to be claimed" + (f" by one of {_live(workers)}." if workers else "."))
+        return waits or (
+            "It is due, and waits to be claimed" + (f" by one of {_live(_serving(job, workers))}." if workers else ".")
+        )
     return _running(job, now) if job.status is Status.RUNNING else _finished(job, hides_errors)
 
 
@@ -73,7 +75,7 @@ def waits_for(
 
 def _no_worker(job: Job, workers: Sequence[WorkerStatus]) -> str:
     live = [worker for worker in workers if worker.alive]
-    serving = [worker for worker in live if worker.queues is None or job.queue in worker.queues]
+    serving = _serving(job, live)
     if not serving:
         others = (
             f"{counted(len(live), 'live worker serves', 'live workers serve')} other queues"
@@ -84,6 +86,10 @@ def _no_worker(job: Job, workers: Sequence[WorkerStatus]) -> str:
     if job.task is not None and not any(job.task in worker.tasks for worker in serving):
         return f"No live worker of queue {job.queue!r} knows the task {job.task!r}; it is served by {_live(serving)}."
     return ""
+
+
+def _serving(job: Job, workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
+    return [worker for worker in workers if worker.queues is None or job.queue in worker.queues]
 
 
 def _live(workers: Sequence[WorkerStatus] | None) -> str:
