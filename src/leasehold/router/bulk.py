@@ -12,6 +12,7 @@ from ..core import checks, inputs
 from ..core.job import Job
 from ..core.ownership import Note, NoteKind
 from ..core.search import Search
+from ..core.wording import counted
 from ..errors import Conflict, InvalidArgument, LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
 
 if TYPE_CHECKING:  # which has these functions as its methods
@@ -87,9 +88,9 @@ def bulk(
     by, note = checks.name(by, "by"), inputs.note(note)
     seen = [(job.id, job.epoch) for job in matching(router, wanted)]
     if len(seen) != expect:
+        fit = counted(len(seen), "job fits", "jobs fit")
         raise Conflict(
-            f"{len(seen)} jobs fit, not the expected {expect}. Nothing was changed: list them again before you repeat "
-            "this."
+            f"{fit}, not the expected {expect}. Nothing was changed: list them again before you repeat this."
         )
     act: Callable[..., Job] = getattr(router, verb)
     done, moved, unsealed = 0, list[Moved](), dict[str, tuple[str, ...]]()
