@@ -389,7 +389,7 @@ def test_a_runaway_producer(play: Play) -> None:
     assert '{"producer": "nightly"}' in play.run("jobs", "--queue", "mail", "--limit", "3", "--fields", "id,task,meta")
     theirs = ("cancel", "--queue", "mail", "--status", "pending", "--meta", "producer=nightly", "--as", "ann")
     printed = play.run(*theirs, "--note", "nightly ran away")
-    assert "Nothing was done. To do it:" in printed
+    assert "Nothing was done. To cancel them:" in printed
     assert "jobs fit, not the expected 1." in play.run(*theirs, "--apply", "--expect", "1", code=4)
     producer.kill()
     producer.wait()
