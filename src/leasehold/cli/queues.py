@@ -34,7 +34,6 @@ _WORKERS = (
     "renewed_at",
     "progressed_at",
     "started_at",
-    "tasks",
 )
 
 
@@ -122,7 +121,7 @@ def workers(target: Target, output: Output, watch: Watch) -> int:
     List the workers that have reported, alive or not, with when they last reported and when their work last moved.
 
     A worker that reports and whose jobs make no progress is alive and stuck: look at both columns. What each holds is
-    in --json, and in `leasehold jobs --owner NAME`.
+    in --json, and in `leasehold jobs --owner NAME`; the tasks that it knows are in --fields name,tasks.
 
     \b
     Examples:
