@@ -117,7 +117,7 @@ def memory_one_by_one(run: Run) -> Iterator[Sides]:
     yield from against_bare(run, run.pick(5_000, 3_000), one_by_one, bare_one_by_one)
 
 
-@row("memory: claim + complete, batches of 100", peer="a bare heap router, batches of 100", goal=0.5)
+@row("memory: claim + complete, batches of 100", peer="a bare heap router, batches of 100", goal=0.3)
 def memory_in_batches(run: Run) -> Iterator[Sides]:
     yield from against_bare(run, run.pick(10_000, 5_000), in_batches, bare_in_batches)
 

@@ -103,7 +103,7 @@ def test_every_function_on_the_page_about_the_architecture_exists() -> None:
 
 def test_a_function_that_does_not_exist_is_noticed() -> None:
     """Of a class, of a base of it, of none, and in SQL."""
-    there = "`Router.add()`, `MemoryStore._add()`, `drive()`, `leasehold.claim()`"
+    there = "`Router.add()`, `Settled.of_job()`, `drive()`, `leasehold.claim()`"
     missing = "`Router.melt()`, `melt()`, `leasehold.melt()`"
 
     assert unknown(there + missing, Definitions()) == ["Router.melt", "melt", "leasehold.melt"]

@@ -14,6 +14,7 @@ from leasehold import Conflict, Router
 from leasehold.core.clock import SystemClock
 from leasehold.core.job import NewJob, completion
 from leasehold.stores.memory import MemoryStore
+from leasehold.stores.memory.record import Record
 from leasehold.testing import ManualClock
 
 
@@ -69,7 +70,7 @@ def test_no_stall_is_overlooked_when_the_deadlines_are_tidied_in_the_middle_of_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is being granted has to be among what runs by then."""
-    monkeypatch.setattr("leasehold.stores.memory.lines._ROOM", 1)
+    monkeypatch.setattr("leasehold.stores.memory.state._SLACK", 1)
     clock = ManualClock()
     store = _store(clock, 20, stall_us=1_000_000)
 
@@ -141,13 +142,13 @@ def test_ctrl_c_in_the_middle_of_a_batch_leaves_every_job_in_its_place(
     store = MemoryStore()
     store.add([NewJob(f"j{n}", queue="ab"[n % 2], unique=f"u{n}") for n in range(20)])
     grants = store.claim("w", limit=limit)
-    steps: list[tuple[str, Callable[[], object]]] = [
-        ("_expect", lambda: store.claim("w", limit=limit)),
-        ("_give_back", lambda: store.settle([completion(grant) for grant in grants])),
+    steps: list[tuple[object, str, Callable[[], object]]] = [
+        (store._state, "_watch", lambda: store.claim("w", limit=limit, lease_us=1_000)),
+        (Record, "complete", lambda: store.settle([completion(grant) for grant in grants])),
     ]
-    for step, verb in steps:
+    for part, step, verb in steps:
         with monkeypatch.context() as broken:
-            broken.setattr(store, step, strike)
+            broken.setattr(part, step, strike)
             with pytest.raises(KeyboardInterrupt):
                 verb()
         assert store.verify() == []

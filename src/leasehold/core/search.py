@@ -23,6 +23,7 @@ from .wording import shown
 LOOKS_AT = 20_000  # candidates for one page
 _AT_ONCE = 1_000  # candidates that are read as whole jobs, to be compared in Python
 _NUMBER = re.compile(r"[0-9]{1,18}")  # which every database takes for a whole number
+_EXACT = ("status", "queue", "task", "parent", "lock", "owner")
 _SCALARS = (str, int, float, bool, type(None))
 
 Key = tuple[int | str, ...]  # where a job stands in its order
@@ -65,6 +66,18 @@ class Search:
         if self.id_prefix is not None:
             return Order.ID
         return Order.END if self.status in (Status.DONE, Status.FAILED, Status.CANCELLED) else Order.SEQ
+
+    def describes(self, job: Job) -> bool:
+        """Return whether *job* is what it must be."""
+        at = (job.finished_us if self.order is Order.END else job.created_us) or 0
+        return (
+            all(getattr(self, name) in (None, getattr(job, name)) for name in _EXACT)
+            and job.id.startswith(self.id_prefix or "")
+            and (self.since_us is None or at >= self.since_us)
+            and (self.until_us is None or at < self.until_us)
+            and has_meta(job, self.meta)
+            and self.fits(job)
+        )
 
     def fits(self, job: Job) -> bool:
         """Return whether *job* is what it must be, where only Python can tell: by its error type and its payload."""

@@ -8,9 +8,8 @@ that key which fit, so that the cursor of the next page is right even if jobs co
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from ..core.job import Job
 from ..core.search import Key, Order, Search
 
 Mark = Callable[[str], str]  # how a statement names a parameter
@@ -100,7 +99,21 @@ def prefix_end(prefix: str) -> str | None:
     return None
 
 
-def key_of(search: Search, job: Job, seq: int) -> Key:
+class Placed(Protocol):
+    """What the place of a job in the order of a search depends on, beside its seq."""
+
+    @property
+    def id(self) -> str:
+        """The id of the job."""
+        ...
+
+    @property
+    def finished_us(self) -> int | None:
+        """When it was done, failed or cancelled; None before."""
+        ...
+
+
+def key_of(search: Search, job: Placed, seq: int) -> Key:
     """Return where *job* stands in the order of the search."""
     if search.order is Order.ID:
         return (job.id,)

@@ -12,7 +12,7 @@ from .record import Record
 
 
 class _Guarded(NamedTuple):
-    record: Record
+    job_id: str
     epochs: dict[tuple[str, str], int]  # by guard and key: under which it was recorded last
 
 
@@ -25,7 +25,7 @@ class GuardedKeys:
     def note(self, record: Record, note: Note) -> None:
         """Keep the keys that the owner is about to write to."""
         if keys := note.facts["keys"]:
-            guarded = self._jobs.setdefault(record.seq, _Guarded(record, {}))
+            guarded = self._jobs.setdefault(record.seq, _Guarded(record.id, {}))
             guarded.epochs.update(dict.fromkeys(((guard, key) for guard, key in keys), note.epoch))
 
     def forget(self, record: Record, note: Note) -> None:
@@ -43,16 +43,17 @@ class GuardedKeys:
         seen = 0
         seqs = sorted(seq for seq in self._jobs if seq > after)
         for seq in seqs:
-            record, epochs = self._jobs[seq]
+            job_id, epochs = self._jobs[seq]
             seen += len(epochs)
-            if jobs.get(record.spec.id) is not record:  # pruned
+            record = jobs.get(job_id)
+            if record is None or record.seq != seq or record.narrow:  # pruned
                 epochs.clear()
             elif record.status is Status.DONE:
                 for own in [key for key, epoch in epochs.items() if epoch == record.epoch]:
                     del epochs[own]
             if not epochs:
                 del self._jobs[seq]
-            elif record.finished_us is not None:
+            elif record is not None and record.finished_us is not None:
                 ours = sorted(pair for pair in epochs if pair[0] in guards)
                 found += [OpenKey(record.spec.id, record.epoch, guard, key) for guard, key in ours]
             if seen >= limit and seq != seqs[-1]:

@@ -1,600 +1,431 @@
 """
-What the verbs of the memory store are made of: where each job is, and the steps that move it. The lock is held.
+The rows and leases of the memory store, and what follows from them: where each job waits. The lock is held.
 
-A step that could be refused decides before it changes anything, so a verb that raises has changed nothing. What Ctrl-C
-strikes, or the end of the epochs, is undone (`_begin`): of a job that moves, all has happened or nothing.
+Nothing is ever searched for in a line or heap. A job that moves leaves its entry behind, and an entry whose row is no
+longer that of its job is dropped when its turn comes.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
+import itertools
 import threading
-import uuid
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import StrEnum
-from operator import attrgetter
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
-from ...core.clock import FAR, Clock, SystemClock
-from ...core.job import Added, Grant, NewJob, Settlement, Status
-from ...core.lifecycle import (
-    FINISHED,
-    FREED_BY,
-    NOT_STARTED,
-    RECORDED_AS,
-    Verb,
-    after,
-    judge_taken_back,
-    only_its_id,
-    setback,
-)
-from ...core.ownership import CLOCK_LIMIT, STORE, Event, Ownership, Process, Reason, draw_epochs, sane
+from ...core.clock import FAR
+from ...core.job import Grant, Job, NewJob, Status
+from ...core.ownership import CLOCK_LIMIT, Event, Reason, draw_epochs
+from ...core.parking import LOCK, TASK
 from ...core.queues import Queue
-from ...core.workers import WorkerStatus
-from ...errors import LeaseholdError, Settled, StaleEpoch, StoreUnavailable, UnknownJob
-from ...liveness import this_process
-from ...store import Refusal
-from . import upkeep
-from .lines import Deadlines, Known, Ready, Scheduled
-from .parking import Parking
-from .record import AT_PENDING, AT_RUNNING, ORDER, PENDING, RUNNING, Record, count_moved
+from ..reclaimed import Reclaimed
+from .record import DONE, PENDING, Record
 
-log = logging.getLogger("leasehold")
+Jobs = dict[str, Record]
+Known = frozenset[str | None]  # the tasks of a claim that does not know all of them
+Entry = tuple[int, int, int, Record]
 
-_new_tuple = tuple.__new__  # with Grant(…), batches take a fifth longer: benchmarks/core.py --only "memory: claim + c"
+_CLOSE_US = 10_000  # leases that end close together share an entry, whose time is that of the first
+_EMPTY_LINES = 64
+_SLACK = 10_000  # so many void entries are kept before it pays to remove them
 
-_all_of: Callable[[Record], tuple[Any, ...]] = attrgetter(*Record.__slots__)
 
-_LEFT_BEHIND = 1_000  # so many void entries are kept before a rebuild pays
+class Line:
+    """Jobs of one queue and priority, in the order of C13: a deque as long as they arrive in order, else a heap."""
+
+    __slots__ = ("early", "jobs", "ordered")
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
+        self.ordered: deque[Entry] = deque()
+        self.early: list[Entry] = []
+
+    def __len__(self) -> int:
+        return len(self.ordered) + len(self.early)
+
+    def push(self, row: Record) -> None:
+        """Put *row* where its turn is."""
+        entry = (-row.spec.priority, row.run_us, row.seq, row)
+        if not self.ordered or entry > self.ordered[-1]:
+            self.ordered.append(entry)
+        else:
+            heappush(self.early, entry)
+
+    def first(self) -> Entry | None:
+        """Return the first entry that is not void; those before it are dropped."""
+        ordered, early = self.ordered, self.early
+        while ordered or early:
+            entry = early[0] if early and (not ordered or early[0] < ordered[0]) else ordered[0]
+            if self.jobs.get(entry[3].spec.id) is entry[3]:
+                return entry
+            self._pop()
+        return None
+
+    def take(self) -> Record | None:
+        """Remove and return the first row that is not void."""
+        while self.ordered or self.early:
+            row = self._pop() if self.early else self.ordered.popleft()[3]
+            if self.jobs.get(row.spec.id) is row:
+                return row
+        return None
+
+    def _pop(self) -> Record:
+        if self.early and (not self.ordered or self.early[0] < self.ordered[0]):
+            return heappop(self.early)[3]
+        return self.ordered.popleft()[3]
+
+    def rows(self) -> list[Record]:
+        """Return every row here, in no order."""
+        return [row for *_, row in (*self.ordered, *self.early) if self.jobs.get(row.spec.id) is row]
+
+
+Lines = dict[tuple[str, int], Line]  # by queue and priority
+
+
+def merged(lines: Sequence[Line]) -> Iterator[Record]:
+    """Remove and yield the rows of several lines, in the order of them all."""
+    heads = [(entry, number) for number, line in enumerate(lines) if (entry := line.first()) is not None]
+    heapify(heads)
+    while heads:
+        _, number = heads[0]
+        row = lines[number].take()
+        assert row is not None
+        yield row
+        entry = lines[number].first()  # only now: the one that was taken may have let another one in
+        heapreplace(heads, (entry, number)) if entry is not None else heappop(heads)
 
 
 class State:
-    """Every job, in exactly one place, and the steps that move one."""
+    """Every row and lease, and what follows from them."""
 
-    def __init__(self, *, clock: Clock | None = None, trace: bool = False) -> None:
-        self._clock = clock or SystemClock()
+    def __init__(self, changed: threading.Condition, now: int, trace: bool) -> None:
+        self.last = now  # epoch
+        self.jobs: Jobs = {}
+        self.leases: dict[str, Grant] = {}
+        self.renewed: dict[str, int] = {}  # when the job was renewed last; of no meaning if that is before its lease
+        self.events: list[Event] = []
+        self.paused: dict[str, Queue] = {}
+        self.reclaimed = Reclaimed()
+        self.changed = changed
+        self.waiting = 0  # calls that wait for a change
+        self._seq = itertools.count(1)  # of jobs
+        self._number = itertools.count(1)  # of events
         self._trace = trace
-        self._lock: Any = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._inside = False  # whether a verb is under way
-        self._claimer = ""  # whose claim is under way
-        self._waiting = 0  # calls that wait
-        self._expecting = 0  # those of them that wait for a lease, which a claim may grant
-        self._woken = 0  # how often waiting claims were woken
-        self._closed = False
-        self._id = uuid.uuid4()
-        self._own = this_process()  # a forked child cannot use the store
-        self._last = self._now()
-        self._seq = 0
-        self._jobs: dict[str, Record] = {}
-        self._unique: dict[str, Record] = {}
-        self._held: dict[str, Record] = {}
-        self._paused: dict[str, Queue] = {}
-        self._ready = Ready()
-        self._scheduled = Scheduled()
-        self._parking = Parking(self._paused)
-        self._expiries = Deadlines()
-        self._stalls = Deadlines()
-        self._starts = Deadlines()
-        self._finished: deque[Record] = deque()
-        self._narrow: list[tuple[int, int, str]] = []  # a heap, by when the job finished
-        self._tallies: dict[str, list[int]] = {}
-        self._transfers: dict[int, Record] = {}  # by seq: they may wait to be picked up, and no others do
-        self._workers: dict[str, WorkerStatus] = {}
-        self._processes: set[Process] = set()  # others that have claimed, until they are found gone
-        self._recovered_us = 0
-        self._events: list[Event] = []
-        self._events_dropped = 0
-        self._left = 0  # entries that jobs have left behind in lines and heaps
-        self._next = 0  # nothing becomes due or overdue before this instant
-        self._undo: tuple[Record | None, tuple[Any, ...], int, int, int] | None = None  # see `_begin`
+        self.torn = False  # a verb is at what follows, or was struck by an exception while it was
+        self._decided: tuple[Any, ...] | None = None  # and not wholly written
+        self._clear()
 
-    def _begin(self, record: Record | None) -> None:
-        """Until `_undo` is None again, what happens to *record*, and all that is added, happens together or not."""
-        was = () if record is None else _all_of(record)
-        past = 0 if record is None else len(record.history or ())
-        self._undo = record, was, past, len(self._events), self._seq
+    def _clear(self) -> None:
+        self.ready: Lines = {}  # what claims look at
+        self.halted: Lines = {}  # of the queues that are paused
+        self.behind_lock: dict[str, dict[str, Line]] = defaultdict(lambda: defaultdict(self._empty))  # by key and queue
+        self.behind_task: dict[str, Lines] = defaultdict(lambda: defaultdict(self._empty))
+        self.held: dict[str, str] = {}  # by lock key: the leased job that has it
+        self.unique: dict[str, str] = {}  # by unique key: the unfinished job that has it
+        self.schedule: list[tuple[int, int, Record]] = []  # when to look at which pending job
+        self.deadlines: list[tuple[int, int, Sequence[Grant]]] = []  # when to look at which leases
+        self.finished: deque[Record] = deque()  # in the order of their end
+        self.narrow: list[tuple[int, str]] = []  # what is left of pruned jobs, by their end
+        self.unfinished: dict[str, int] = defaultdict(int)  # by queue
+        self.ended: dict[Status, int] = dict.fromkeys(Status, 0)
+        self._watched = self._left = 0  # leases in `deadlines`; void entries in lines
+        self.next = 0  # nothing becomes due or overdue before this instant
+        self._from, self._latest = FAR, list[Grant]()  # the newest entry of `deadlines`
 
-    def _mend(self, error: BaseException) -> None:
-        """Undo what was begun, and put every job where its record says; after a refusal there is nothing to mend."""
-        refused = isinstance(error, LeaseholdError) and not isinstance(error, StoreUnavailable)
-        if self._closed or (refused and self._undo is None):
-            return
-        if self._undo is not None:
-            record, was, past, events, seq = self._undo
-            if record is not None:
-                for name, value in zip(Record.__slots__, was, strict=True):
-                    setattr(record, name, value)
-                del (record.history or [])[past:]
-            del self._events[events:]
-            for job_id in [job_id for job_id, added in self._jobs.items() if added.seq > seq]:
-                del self._jobs[job_id]
-            self._undo = None
-        self._rebuild()
+    def job(self, row: Record) -> Job:
+        """Return the job of a row as a reader sees it."""
+        return row.job(self.leases.get(row.id), self.renewed.get(row.id, 0))
 
-    def _sleep(self, until: int) -> int:
-        """Let others have their turn until something changes or *until* has come; return what time it is then."""
-        self._waiting += 1
-        self._inside = False
-        try:
-            self._clock.wait(self._changed, until)
-        finally:
-            self._waiting -= 1
-            self._inside = True
-        return self._now()
+    # Numbers
 
-    def _now(self) -> int:
-        now = self._clock.now()
-        # Looked at before anything is changed: later, there would be no way back.
-        return now if now < CLOCK_LIMIT else sane(now)
+    def epoch(self, now: int) -> int:
+        """Return a new epoch."""
+        self.last = draw_epochs(self.last, 1, now)
+        return self.last
 
-    # Adding and claiming
+    def row(self, spec: NewJob, now: int) -> Record:
+        """Return the row of a new job."""
+        run_us, kept = spec.due(now), spec.stored()
+        return Record(kept, next(self._seq), spec.chosen, now, run_us, PENDING, 0, Reason.CLAIM, now)
 
-    def _add(self, jobs: Sequence[NewJob], now: int) -> list[Added]:
-        added = []
-        for spec in jobs:
-            existing = self._jobs.get(spec.id) or (spec.unique is not None and self._unique.get(spec.unique))
-            if existing:
-                added.append(Added(existing.job(), False))
-                continue
-            self._seq += 1
-            record = self._jobs[spec.id] = Record(spec, self._seq, now, self._tally(spec.queue))
-            if spec.unique is not None:
-                self._unique[spec.unique] = record
-            record.tally[AT_PENDING] += 1
-            self._wait(record, now)
-            if self._trace:
-                self._note("added", record, now, queue=spec.queue)
-            added.append(Added(record.job(), True))
-        return added
-
-    def _take(self, queues: Sequence[str] | None, limit: int, known: Known | None) -> list[Record]:
-        """Take up to *limit* records of *known* tasks out of where they wait, in the order of their claim."""
-        if known is None and not self._parking.tasks:
-            return self._ready.take(queues, limit, self._hold)
-        admit = self._hold if known is None else functools.partial(self._handle, known)
-        return self._ready.take_known(queues, limit, admit, known, self._parking.lanes(known, queues))
-
-    def _handle(self, known: Known, record: Record) -> bool:
-        """Take the record's lock key for it, if it has one; or park it behind its task, if that is not *known*."""
-        if record.spec.task in known:
-            return record.spec.lock is None or self._hold(record)
-        self._parking.behind_task(record, self._claimer)
-        self._wake(record.spec.lock, record.spec.queue)  # it may have been the next to hold its key
-        self._wake_claims()
-        return False
-
-    def _hold(self, record: Record) -> bool:
-        """Take the record's lock key for it, or park it behind the key."""
-        key = record.spec.lock
-        assert key is not None
-        if key in self._held:
-            self._parking.behind_lock(record, self._claimer)
-            return False
-        self._held[key] = record
-        return True
-
-    def _grant(
-        self,
-        taken: list[Record],
-        owner: str,
-        lease_us: int | None,
-        default_lease_us: int,
-        claim_id: str | None,
-        process: Process | None,
-        now: int,
-    ) -> list[Grant]:
-        # The lock keys are held by now: an epoch drawn before its key could be smaller than that of an earlier holder.
-        self._last = draw_epochs(self._last, len(taken), now)
-        epoch = self._last - len(taken)
-        usual = lease_us or default_lease_us
-        usual_expires = now + usual
-        grants: list[Grant] = []
-        special = False
-        tally, count = taken[0].tally, 0
-        for record in taken:
-            spec = record.spec
-            epoch += 1
-            lasts, expires = usual, usual_expires
-            if not record.plain:
-                special = True
-                lasts = lease_us or spec.lease_us or default_lease_us
-                expires = now + lasts
-            grant = record.grant = _new_tuple(
-                Grant,
-                (
-                    spec,
-                    epoch,
-                    owner,
-                    record.reason,
-                    record.attempt,
-                    record.errors,
-                    record.checkpoint,
-                    claim_id,
-                    process,
-                    now,
-                    expires,
-                    lasts,
-                ),
-            )
-            grants.append(grant)
-            record.epoch = epoch
-            record.expires_us = expires
-            record.updated_us = now
-            record.status = RUNNING
-            if record.tally is not tally:
-                count_moved(tally, AT_PENDING, AT_RUNNING, count)
-                tally, count = record.tally, 0
-            count += 1
-        count_moved(tally, AT_PENDING, AT_RUNNING, count)
-        if special:
-            self._watch(taken, now)
-        else:
-            self._expect(usual_expires, taken)
-        if process is not self._own and process is not None:
-            self._processes.add(process)
-        return grants
-
-    def _expect(self, expires: int, records: list[Record]) -> None:
-        """Have a sweep look at the leases of *records* at the instant *expires*."""
-        if expires < self._next:
-            self._next = expires
-        if self._expiries.push(expires, records):
-            self._expiries.rebuild([(record.expires_us, record) for record in self._running()])
-
-    def _watch(self, records: list[Record], now: int) -> None:
-        """Have a sweep look at each of these leases when it expires, and when its job stalls."""
-        for record in records:
-            self._expect(record.expires_us, [record])  # first: what has no deadline is not seen to run
-            if record.spec.stall_us is not None:
-                record.stalls_us = now + record.spec.stall_us
-                self._look(record.stalls_us)
-                if self._stalls.push(record.stalls_us, [record]):
-                    self._stalls.rebuild([(r.stalls_us, r) for r in self._running() if r.stalls_us is not None])
-
-    def _running(self) -> list[Record]:
-        """Every record with a live lease, by seq; each of them has a deadline to be looked at."""
-        live = {record.seq: record for record in self._expiries.records() if record.status is RUNNING}
-        return [live[seq] for seq in sorted(live)]
-
-    def _tally(self, queue: str) -> list[int]:
-        tally = self._tallies.get(queue)
-        if tally is None:
-            tally = self._tallies[queue] = [0] * len(Status)
-        return tally
-
-    def _live(self, record: Record) -> Grant:
-        assert record.grant is not None
-        return record.grant._replace(expires_us=record.expires_us, checkpoint=record.checkpoint)
-
-    # Ending a lease, by its owner
-
-    def _repeated(self, settlement: Settlement, now: int) -> Refusal | None:
-        record = self._jobs.get(settlement.job_id)
-        if record is not None and settlement.epoch:
-            last = record.completion() if record.epoch == settlement.epoch else None
-            earlier = {held.epoch: fingerprint for held, fingerprint in record.history or ()}
-            if (last.fingerprint() if last else earlier.get(settlement.epoch)) == settlement.fingerprint():
-                return None
-        return self._refused(settlement.job_id, settlement.epoch, settlement.outcome.value, now)
-
-    def _put_back(self, record: Record, settlement: Settlement, now: int) -> None:
-        self._begin(record)
-        left = setback(settlement, record.errors, record.reclaims, record.last_error, record.spec.retry)
-        verb, record.errors, record.reclaims, record.last_error = left
-        assert record.grant is not None
-        owner, status = record.grant.owner, after(verb, record.status, record.spec.id)
-        how = Status.FAILED if status in FINISHED else FREED_BY[verb]
-        error = record.last_error if settlement.error is not None else None
-        self._archive(record, how, now, by=owner, note=error, fingerprint=settlement.fingerprint())
-        self._let_go(record)
-        record.grant = None
-        if status in FINISHED:
-            self._end(record, status, now)
-            self._note("failed", record, now, owner=owner, error=error, errors=record.errors)
-            self._undo = None
-            return
-        self._requeue(record, FREED_BY[verb], now, due=now + settlement.delay_us if settlement.delay_us else None)
-        record.attempt += 1
-        self._note(RECORDED_AS[verb], record, now, owner=owner, error=error, run_us=record.run_us)
-        self._undo = None
-
-    def _conclude(self, record: Record, name: str, epoch: int, outcome: str | None) -> None:
-        effect = record.effect(name)
-        assert record.effects is not None
-        if outcome is None and effect.known:
-            return  # another thread under this epoch has brought it about meanwhile; what is known stays known
-        if outcome is None:
-            del record.effects[name]
-        else:
-            record.effects[name] = effect._replace(epoch=epoch, known=True, outcome=outcome)
-
-    # Taking a job back
-
-    def _look(self, at: int) -> None:
-        """Have a sweep look at what becomes due or overdue at the instant *at*."""
-        if at < self._next:
-            self._next = at
-
-    def _sweep(self, now: int) -> list[Ownership]:
-        """Let wait what has become due, and take back what is overdue."""
-        if now < self._next:
-            return []
-        for record in self._scheduled.pop_due(now):
-            self._ready.push(record)
-        ended = self._overdue(self._expiries, now, Reason.TIMEOUT) + self._overdue(self._stalls, now, Reason.STALL)
-        self._cancel_late(now)
-        looks = [self._scheduled.next(), self._expiries.next(), self._stalls.next(), self._starts.next()]
-        self._next = min((at for at in looks if at is not None), default=FAR)
-        return ended
-
-    def _cancel_late(self, now: int) -> None:
-        """Cancel what was not claimed by the time its producer wanted it begun."""
-        late = [record for record in self._starts.pop_due(now) if record.status is PENDING and not record.epoch]
-        for record in sorted(late, key=lambda record: (_start_by(record), record.seq)):
-            if _start_by(record) > now:  # it was looked at a little early
-                self._starts.push(_start_by(record), [record])
-                continue
-            self._begin(record)
-            self._leave(record)
-            self._wake(record.spec.lock)
-            self._advance_record(record, Reason.CANCELLATION, now)
-            record.last_error = NOT_STARTED
-            self._end(record, Status.CANCELLED, now)
-            self._note("cancelled", record, now, by=STORE, note=NOT_STARTED)
-            self._undo = None
-
-    def _overdue(self, deadlines: Deadlines, now: int, reason: Reason) -> list[Ownership]:
-        over: dict[tuple[int, int], Record] = {}
-        for record in deadlines.pop_due(now):
-            at = record.expires_us if reason is Reason.TIMEOUT else record.stalls_us
-            if record.status is not RUNNING or at is None:
-                continue
-            if at <= now:
-                over[at, record.seq] = record
-            else:
-                deadlines.push(at, [record])
-        return [self._take_back(over[key], reason, now) for key in sorted(over)]
-
-    def _take_back(self, record: Record, reason: Reason, now: int) -> Ownership:
-        assert record.grant is not None
-        self._begin(record)
-        owner, retry = record.grant.owner, record.spec.retry
-        verb, record.reclaims, record.last_error = judge_taken_back(
-            reason, owner, record.reclaims, retry, picked_up=not record.awaits_pick_up
-        )
-        status = after(verb, record.status, record.spec.id)
-        ended = self._archive(record, reason, now, by=STORE, note=record.last_error)
-        self._let_go(record)
-        self._advance_record(record, reason, now)
-        if status in FINISHED:
-            self._end(record, status, now)
-            self._note("failed", record, now, reason=reason, was=owner, error=record.last_error)
-        else:
-            record.attempt += 1
-            self._requeue(record, reason, now)
-            self._note("reclaimed", record, now, reason=reason, was=owner)
-        self._undo = None
-        return ended
-
-    # Comparing epochs
-
-    def _find(self, job_id: str) -> Record:
-        record = self._jobs.get(job_id)
-        if record is None:
-            raise UnknownJob(job_id)
-        return record
-
-    def _refused(self, job_id: str, epoch: int, verb: str, now: int) -> Refusal | None:
-        record = self._jobs.get(job_id)
-        if record is None:
-            return UnknownJob(job_id)
-        if record.epoch == epoch and record.status is RUNNING:
-            return None
-        return self._refuse(record, epoch, verb, now)
-
-    def _admit(self, job_id: str, epoch: int, verb: str, now: int) -> Record:
-        refusal = self._refused(job_id, epoch, verb, now)
-        if refusal is not None:
-            raise refusal
-        return self._jobs[job_id]
-
-    def _seen(self, job_id: str, epoch: int, verb: Verb, now: int, by: str) -> Record:
-        record = self._find(job_id)
-        if record.epoch != epoch:
-            raise self._refuse(record, epoch, verb.value, now, by)
-        after(verb, record.status, job_id)
-        if record.narrow:
-            raise only_its_id(job_id, verb)
-        return record
-
-    def _refuse(self, record: Record, presented: int, verb: str, now: int, actor: str | None = None) -> StaleEpoch:
-        owner = record.grant.owner if record.grant and record.status is RUNNING else None
-        kind, reason, by = StaleEpoch, record.reason if record.epoch else None, None
-        if record.epoch == presented and (record.narrow or record.completion() is not None):
-            kind, reason, by = Settled, None, record.grant and record.grant.owner
-        for held, fingerprint in record.history or ():
-            if held.epoch == presented:
-                assert held.ended is not None
-                by = held.owner
-                kind, reason = (Settled, None) if fingerprint is not None else (StaleEpoch, Reason(held.ended))
-        facts: dict[str, Any] = {"presented": presented, "current": record.epoch, "verb": verb, "reason": reason}
-        refusal = kind.of_job(record.spec.id, owner=owner, ending=record.how_it_ended(presented), **facts)
-        if presented > self._last:
-            log.error("%s", refusal)
-            self._note("alarm", record, now, owner=owner, by=actor or by, **facts)
-        self._note("refused", record, now, owner=owner, by=actor or by, **facts)
-        return refusal
-
-    # Places
-
-    def _wait(self, record: Record, now: int) -> None:
-        """Put a pending record into the place where it waits."""
-        if record.spec.start_within_us is not None and not record.epoch:
-            self._starts.push(_start_by(record), [record])
-            self._look(_start_by(record))
-        if record.run_us > now:
-            self._scheduled.push(record)
-            self._look(record.run_us)
-        else:
-            self._ready.push(record)
-
-    def _requeue(self, record: Record, reason: Reason, now: int, *, due: int | None = None) -> None:
-        self._move(record, PENDING)
-        record.reason = reason
-        record.parked = None
-        record.updated_us = now
-        # Without a delay it is due at once, also if it was transferred before its time had come.
-        record.run_us = min(record.run_us, now) if due is None else due
-        self._wait(record, now)
-
-    def _move(self, record: Record, status: Status) -> None:
-        record.tally[ORDER[record.status]] -= 1
-        record.tally[ORDER[status]] += 1
-        record.status = status
-
-    def _reopen(self, record: Record, now: int) -> None:
-        record.left += 1
-        record.errors = record.reclaims = 0
-        record.attempt += 1
-        record.result = record.finished_us = None
-        if record.spec.unique is not None:
-            self._unique[record.spec.unique] = record
-        self._requeue(record, Reason.MANUAL, now, due=now)
-
-    def _let_go(self, record: Record, *, wake: bool = True) -> None:
-        """End the live lease: it no longer runs, or holds its key."""
-        assert record.grant is not None
-        record.stalls_us = None
-        key = record.spec.lock
-        if key is not None and wake:
-            self._free(key)
-
-    def _free(self, key: str) -> None:
-        del self._held[key]
-        self._wake(key)
-
-    def _wake(self, key: str | None, queue: str | None = None) -> None:
-        """Let the first job behind *key* of each queue, or of one, wait to be claimed again, if the key is free."""
-        if key is None or key in self._held:
-            return
-        for record in self._parking.woken(key, queue):
-            self._ready.push(record)
-            self._ready.stirred = True
-
-    def _end(self, record: Record, status: Status, now: int) -> None:
-        if record.status in FINISHED:  # completed by hand after it had failed
-            record.left += 1
-        self._move(record, status)
-        record.finished_us = now
-        self._finished.append(record)
-        self._give_back(record)
-
-    def _give_back(self, record: Record) -> None:
-        """End the hold that an unfinished record has on its unique key."""
-        unique = record.spec.unique
-        if unique is not None and self._unique.get(unique) is record:
-            del self._unique[unique]
-
-    def _advance_record(self, record: Record, reason: Reason, now: int) -> None:
-        self._last = draw_epochs(self._last, 1, now)
-        record.epoch = self._last
-        record.reason = reason
-        record.grant = None
-        record.then = ()
-
-    def _leave(self, record: Record) -> None:
-        """Take a pending record out of wherever it waits; the entry that stays behind is void."""
-        self._tidy()
-        record.ticket += 1
-        self._left += 1
-
-    def _tidy(self) -> None:
-        # What a job has left behind keeps it in memory.
-        if self._left > len(self._jobs) + _LEFT_BEHIND:
-            self._rebuild()
-
-    def _rebuild(self) -> None:
-        """Put every job where its record says that it is."""
-        self._ready, self._scheduled, self._parking = Ready(self._paused), Scheduled(), Parking(self._paused)
-        self._expiries, self._stalls, self._starts = Deadlines(), Deadlines(), Deadlines()
-        self._held, self._unique, self._transfers = {}, {}, {}
-        self._next = 0  # look at everything
-        for tally in self._tallies.values():
-            tally[:] = [0] * len(Status)
-        self._finished = deque()
-        self._left = 0
-        now = self._clock.now()
-        if now >= CLOCK_LIMIT:
-            now = 0  # a clock that is wrong says of nothing that it is due
-        self._narrow = upkeep.narrow_rows(self)
-        for record in sorted(self._jobs.values(), key=lambda record: record.seq):
-            if record.narrow:
-                continue
-            record.ticket += 1
-            record.left = 0
-            grant, spec = record.grant, record.spec
-            if record.status is RUNNING and (grant is None or grant.epoch != record.epoch):
-                record.status = PENDING  # its lease had ended, and what was to follow did not happen
-            record.tally[ORDER[record.status]] += 1
-            if record.status in FINISHED:
-                record.finished_us = record.finished_us or now
-                self._finished.append(record)
-                continue
-            record.then, record.finished_us, record.result = (), None, None
-            if spec.unique is not None:
-                self._unique[spec.unique] = record
-            if record.status is PENDING:
-                record.grant = record.parked = None
-                self._wait(record, now)
-                continue
-            assert grant is not None
-            if record.awaits_pick_up:
-                self._transfers[record.seq] = record
-            self._expiries.push(record.expires_us, [record])
-            if record.stalls_us is not None:
-                self._stalls.push(record.stalls_us, [record])
-            if spec.lock is not None:
-                self._held[spec.lock] = record
-        self._finished = deque(sorted(self._finished, key=lambda record: record.finished_us or 0))
-
-    # Records
-
-    def _archive(
-        self,
-        record: Record,
-        how: str,
-        at: int | None,
-        *,
-        by: str,
-        note: str | None = None,
-        fingerprint: str | None = None,
-    ) -> Ownership:
-        ended = record.ended(str(how), at, by, note)
-        if record.history is None:
-            record.history = []
-        record.history.append((ended, fingerprint))
-        return ended
-
-    def _wake_claims(self) -> None:
-        if self._waiting:
-            self._changed.notify_all()
-
-    def _note(self, kind: str, record: Record | None, now: int, **facts: Any) -> None:
-        epoch = facts.pop("epoch", record.epoch if record else None)
-        owner = facts.pop("owner", record.grant.owner if record and record.grant else None)
-        self._insert_event(now, kind, None if record is None else record.spec.id, epoch, owner, facts)
-
-    def _insert_event(
-        self, now: int, kind: str, job_id: str | None, epoch: int | None, owner: str | None, facts: dict[str, Any]
-    ) -> None:
-        number = self._events_dropped + len(self._events) + 1
+    def event(
+        self, now: int, kind: str, job_id: str | None, epoch: int | None, owner: str | None = None, /, **facts: Any
+    ) -> Event:
+        """Return an event; facts that are None are left out."""
         plain = {name: str(value) if isinstance(value, StrEnum) else value for name, value in facts.items()}
         known = {name: value for name, value in plain.items() if value is not None}
-        self._events.append(Event(number, now, kind, job_id, epoch, owner, known))
+        return Event(next(self._number), now, kind, job_id, epoch, owner, known)
 
+    def traced(
+        self, now: int, kind: str, job_id: str, epoch: int, owner: str | None = None, /, **facts: Any
+    ) -> list[Event]:
+        """Return an event of an owner's ordinary work, if this store traces."""
+        return [self.event(now, kind, job_id, epoch, owner, **facts)] if self._trace else []
 
-def _start_by(record: Record) -> int:
-    return record.run_us + (record.spec.start_within_us or 0)
+    def trace_claim(self, leases: Sequence[Grant]) -> None:
+        """Record that *leases* were granted."""
+        for one in leases:
+            facts = {"reason": one.reason, "attempt": one.attempt}
+            self.note(one.granted_us, "claimed", one.spec.id, one.epoch, one.owner, **facts)
+
+    def note(
+        self, now: int, kind: str, job_id: str | None, epoch: int | None, owner: str | None = None, /, **facts: Any
+    ) -> None:
+        """Record an event, and nothing else."""
+        self.write(now, events=[self.event(now, kind, job_id, epoch, owner, **facts)])
+
+    # Writing
+
+    def write(
+        self,
+        now: int,
+        rows: Collection[Record] = (),
+        leases: Sequence[Grant] = (),
+        freed: Collection[str] = (),
+        events: Sequence[Event] = (),
+    ) -> None:
+        """
+        End the leases of the jobs *freed*, put *leases* and *rows* in the place of those that are there, add *events*.
+
+        All of it or nothing: what an exception interrupts here was decided, and the next verb does it first (`mend`).
+        """
+        torn, self.torn = self.torn, True
+        self._decided = rows, leases, freed, events, len(self.events)
+        for job_id in freed:
+            self._free(self.leases.pop(job_id).spec.lock, now)
+        if leases:
+            self.lease(leases)
+        for row in rows:
+            job_id = row.spec.id
+            old, self.jobs[job_id] = self.jobs.get(job_id), row
+            self._place(old, row, now)
+            if old is not None and old.status is PENDING and job_id not in freed and job_id not in self.leases:
+                self._left += 1
+                self._give_up(row, now)
+        if events:
+            self.events.extend(events)
+        self._decided = None
+        self.torn = torn or self._left > len(self.jobs) + _SLACK  # what a job has left behind keeps it in memory
+        if self.waiting:
+            self.changed.notify_all()
+
+    def lease(self, leases: Sequence[Grant]) -> None:
+        """Begin or renew *leases*, and have a sweep look at them before they end."""
+        at, mine = FAR, self.leases
+        for lease in leases:
+            spec = lease.spec
+            mine[spec.id] = lease
+            if lease.expires_us < at:
+                at = lease.expires_us
+            if spec.lock is not None:
+                self.held[spec.lock] = spec.id
+            if spec.stall_us is not None:
+                at = min(at, lease.granted_us + spec.stall_us)
+        if self._from <= at < self._from + _CLOSE_US and self._watched < 4 * len(mine) + _SLACK:
+            self._latest += leases
+            self._watched += len(leases)
+        else:
+            self._watch(at, leases)
+
+    def complete(self, lease: Grant, result: str | None, now: int) -> None:
+        """End *lease*, whose owner has completed the job and asks for nothing else."""
+        spec = lease.spec
+        row = self.jobs[spec.id]
+        row.complete(lease, result, now)
+        del self.leases[spec.id]
+        self.unfinished[spec.queue] -= 1
+        self.ended[DONE] += 1
+        self.finished.append(row)
+        if spec.unique is not None:
+            del self.unique[spec.unique]
+        if spec.lock is not None:
+            self._free(spec.lock, now)
+
+    def _free(self, key: str | None, now: int) -> None:
+        if key is not None:
+            del self.held[key]
+            self._wake(key, None, now)
+
+    def _watch(self, at: int, leases: Sequence[Grant]) -> None:
+        """Have a sweep look at *leases* at the instant *at*."""
+        if self._watched >= 4 * len(self.leases) + _SLACK:  # most of them have ended
+            self.deadlines = [(self.deadline(one), one.epoch, [one]) for one in self.leases.values()]
+            heapify(self.deadlines)
+            self._watched = len(self.leases)
+        self._from, self._latest = at, list(leases)
+        heappush(self.deadlines, (at, leases[0].epoch, self._latest))
+        self._watched += len(leases)
+        self.next = min(self.next, at)
+
+    def deadline(self, lease: Grant) -> int:
+        """Return when *lease* ends, if its owner does nothing."""
+        if lease.spec.stall_us is None:
+            return lease.expires_us
+        stalls_us = self.jobs[lease.spec.id].held(lease).stalls_us
+        return lease.expires_us if stalls_us is None else min(lease.expires_us, stalls_us)
+
+    def seq(self, lease: Grant) -> int:
+        """Return the place of the leased job in the order of insertion."""
+        return self.jobs[lease.spec.id].seq
+
+    def _place(self, old: Record | None, row: Record, now: int) -> None:
+        """Count the job, and let it wait if it is neither leased nor finished."""
+        spec, status = row.spec, row.status
+        if old is not None and old.status is PENDING:
+            self.unfinished[spec.queue] -= 1
+        elif old is not None:
+            self.ended[old.status] -= 1
+        if status is PENDING:
+            self.unfinished[spec.queue] += 1
+            if spec.unique is not None:
+                self.unique[spec.unique] = spec.id
+            if spec.id not in self.leases:
+                self.wait(row, now)
+            return
+        self.ended[status] += 1
+        self.finished.append(row)
+        if old is not None and old.status is status:  # it has finished long ago: only an effect was resolved
+            self.finished = deque(sorted(self.finished, key=lambda row: row.updated_us))
+        if spec.unique is not None and self.unique.get(spec.unique) == spec.id:
+            del self.unique[spec.unique]
+
+    def _give_up(self, row: Record, now: int) -> None:
+        """Give the lock key for which a job does not wait any more to those behind it."""
+        if row.spec.lock is not None and row.status is not PENDING:
+            self._wake(row.spec.lock, None, now)
+        elif row.spec.lock is not None and row.parked is not None and row.parked.kind == TASK:
+            self._wake(row.spec.lock, row.spec.queue, now)
+
+    def wait(self, row: Record, now: int) -> None:
+        """Let a pending job wait for its time, for what it is parked behind, or for a claim."""
+        if row.parked is None and row.run_us > now:
+            self._look(row.run_us, row)
+            return
+        self._line(row).push(row)
+        if row.spec.start_within_us is not None and row.start_by is not None:
+            self._look(row.start_by, row)
+
+    def _look(self, at: int, row: Record) -> None:
+        heappush(self.schedule, (at, row.seq, row))
+        self.next = min(self.next, at)
+
+    def _line(self, row: Record) -> Line:
+        queue, key = row.spec.queue, (row.spec.queue, row.spec.priority)
+        if row.parked is not None and row.parked.kind == LOCK:
+            return self.behind_lock[row.parked.behind][queue]
+        if row.parked is not None:
+            return self.behind_task[row.parked.behind][key]
+        lines = self.halted if queue in self.paused else self.ready
+        return lines.get(key) or lines.setdefault(key, self._empty())
+
+    def _empty(self) -> Line:
+        return Line(self.jobs)
+
+    def _wake(self, key: str, queue: str | None, now: int) -> None:
+        """If *key* is free, let the first job behind it of each queue, or of one, wait to be claimed again."""
+        # Of each queue, since no worker may be claiming from the queue of the very first.
+        lines = self.behind_lock.get(key)
+        if lines is None or key in self.held:
+            return
+        for name in [name for name in lines if queue in (None, name)]:
+            if (row := lines[name].take()) is not None:
+                self.jobs[row.spec.id] = woken = row.but(parked=None)
+                self.wait(woken, now)
+            if not lines[name]:
+                del lines[name]
+        if not lines:
+            del self.behind_lock[key]
+
+    def mend(self, now: int) -> None:
+        """Finish what was decided, and let all else follow from the rows and leases again."""
+        if self._decided is not None:
+            rows, leases, freed, events, at = self._decided
+            self.jobs.update((row.spec.id, row) for row in rows)
+            self.leases.update((lease.spec.id, lease) for lease in leases)
+            self.leases = {job_id: lease for job_id, lease in self.leases.items() if job_id not in freed}
+            self.events[at:] = events
+            self._decided = None
+        now = now if now < CLOCK_LIMIT else 0  # a clock that is wrong says of nothing that it is due
+        self._clear()
+        self.leases = {one.spec.id: one for one in self.leases.values() if self.jobs[one.spec.id].status is PENDING}
+        self.renewed = {job_id: at for job_id, at in self.renewed.items() if job_id in self.leases}
+        for lease in self.leases.values():
+            self.lease([lease])
+        for row in self.jobs.values():
+            if row.narrow:
+                self.narrow.append((row.updated_us, row.spec.id))
+            else:
+                self._place(None, row, now)
+        heapify(self.narrow)
+        self.finished = deque(sorted(self.finished, key=lambda row: row.updated_us))
+        for key in list(self.behind_lock):
+            self._wake(key, None, now)
+        self.torn = False
+
+    # Looking
+
+    def taker(self, queues: Collection[str] | None, known: Known | None) -> Callable[[], Record | None]:
+        """Return what removes and returns the next job for such a claim, also from behind a task that it knows."""
+        if queues is not None:
+            lines = [line for key, line in self.ready.items() if key[0] in queues]
+        else:
+            if len(self.ready) > _EMPTY_LINES:
+                self.ready = {key: line for key, line in self.ready.items() if line}
+            lines = list(self.ready.values())
+        if self.behind_task:
+            lines += self._lines_behind_tasks(queues, known)
+        return lines[0].take if len(lines) == 1 else functools.partial(next, merged(lines), None)
+
+    def _lines_behind_tasks(self, queues: Collection[str] | None, known: Known | None) -> list[Line]:
+        found = []
+        for task in [task for task in self.behind_task if known is None or (task or None) in known]:
+            for key, line in list(self.behind_task[task].items()):
+                queue = key[0]
+                if not line:
+                    del self.behind_task[task][key]
+                elif queue not in self.paused and (queues is None or queue in queues):
+                    found.append(line)
+            if not self.behind_task[task]:
+                del self.behind_task[task]
+        return found
+
+    def due(self, now: int) -> list[Record]:
+        """Remove and return the pending jobs whose time has come: to be claimed, or to have been claimed."""
+        due = []
+        while self.schedule and self.schedule[0][0] <= now:
+            row = heappop(self.schedule)[2]
+            if self.jobs.get(row.id) is row and row.status is PENDING and row.id not in self.leases:
+                due.append(row)
+        return due
+
+    def overdue(self, now: int) -> list[Grant]:
+        """Remove and return the leases that have ended; those that end later are looked at again."""
+        overdue, later = list[Grant](), list[Grant]()
+        while self.deadlines and self.deadlines[0][0] <= now:
+            looked_at = heappop(self.deadlines)[2]
+            self._watched -= len(looked_at)
+            for lease in looked_at:
+                if self.leases.get(lease.spec.id) is lease:
+                    (overdue if self.deadline(lease) <= now else later).append(lease)
+        self._from = FAR
+        for lease in later:
+            self._watch(self.deadline(lease), [lease])
+        self.next = min([heap[0][0] for heap in (self.deadlines, self.schedule) if heap], default=FAR)
+        return overdue
+
+    def pause(self, queue: Queue) -> None:
+        """Keep the jobs of *queue* from claims."""
+        self.torn = True
+        self.paused[queue.name] = queue
+        self.halted |= {key: self.ready.pop(key) for key in list(self.ready) if key[0] == queue.name}
+        self.torn = False
+
+    def resume(self, queue: str) -> None:
+        """Let claims have the jobs of *queue* again."""
+        self.torn = True
+        del self.paused[queue]
+        self.ready |= {key: self.halted.pop(key) for key in list(self.halted) if key[0] == queue}
+        self.torn = False
