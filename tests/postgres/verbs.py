@@ -222,6 +222,16 @@ READERS = [
     _read("lately", ".lately(", lambda router, name: router.store.lately().added.get(name)),
     _read("leases", ".live_leases(", lambda router, name: [it for it in router.store.leases() if it.job_id == name]),
     _read("observed", ".observed(", lambda router, name: router.store.observed().noted),
+    _read("open keys", ".open_keys(", lambda router, name: router.store.open_keys(["files"])),
+    Verb(
+        "observe",
+        ".observe(",
+        ANSWERS,
+        ANSWERS,
+        lambda stage: stage.seen.store.observed().round,
+        lambda stage, round: stage.router.store.observe(round, []),
+        lambda stage, round: stage.seen.store.observed().round - round,
+    ),
     _read("verify", ".broken(", lambda router, name: router.verify()),
     Verb(
         "leases of a claim",

@@ -307,7 +307,7 @@ class PostgresStore(reading.Observing):
 
     def open_keys(self, guards: Collection[str], *, after: int = 0, limit: int = 1_000) -> OpenKeys:
         """Return keys of *guards* whose job has ended without a successor that would seal them."""
-        rows = self._call("open_keys", json.dumps(sorted(guards)), after, limit, PATIENCE_MS)
+        rows = self._call("open_keys", json.dumps(sorted(guards)), after, limit, PATIENCE_MS, again=True)
         following = rows.pop()[-1] if rows and rows[-1][0] is None else None
         return OpenKeys([OpenKey(*row[:-1]) for row in rows], following)
 
