@@ -229,7 +229,7 @@ def test_a_lost_reply_and_then_a_refusal(proxy: Proxy, stage: Stage) -> None:
     proxy.cut(Where.AFTER, ".complete(")
     store.database.point = exhaust
     try:
-        with pytest.raises(StoreUnavailable, match=r"may or may not have happened.*Asked again, it answered") as raised:
+        with pytest.raises(StoreUnavailable, match=r"may not have happened.*Asked again, the store answered") as raised:
             lease.complete()
     finally:
         store.database.point = None
@@ -636,7 +636,7 @@ def test_a_batch_of_which_a_part_failed_does_not_say_that_nothing_was_changed(st
         )
         store.database.point = fail
         try:
-            of_a_part = r"^1 of 2 are done\. The rest may not be: .* safe to repeat the whole call\.$"
+            of_a_part = r"^1 of 2 items are done; whether the rest are is not known: .* repeat the whole call\.$"
             with pytest.raises(StoreUnavailable, match=of_a_part) as failed:
                 store.settle(said)
             assert failed.value.outcome_unknown
