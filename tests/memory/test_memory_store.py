@@ -12,7 +12,7 @@ import pytest
 
 from leasehold import Conflict, Router
 from leasehold.core.clock import SystemClock
-from leasehold.core.job import NewJob, completion
+from leasehold.core.job import NewJob, Progress, completion
 from leasehold.stores.memory import MemoryStore
 from leasehold.stores.memory.record import Record
 from leasehold.testing import ManualClock
@@ -93,6 +93,30 @@ def test_a_batch_passes_over_what_left_and_what_waits_for_a_key_and_is_full_all_
     assert first == ["j0", "j4", "j5", "j7", "j8"]
     assert rest == ["j10", "j11"]
     assert store.verify() == []
+
+
+def test_checkpoints_of_one_lease_far_apart_are_all_kept() -> None:
+    """Each makes another entry for the same deadline."""
+    clock = ManualClock()
+    store = _store(clock, 2)
+    one, other = store.claim("w"), store.claim("w", lease_us=60_000_000)
+    for page in range(3):
+        for [grant] in (one, other):
+            assert store.progress([Progress(grant.spec.id, grant.epoch, checkpoint=str(page))]) == [None]
+        clock.advance(1)
+
+    assert [store.job(grant.spec.id).checkpoint for [grant] in (one, other)] == [2, 2]
+
+
+def test_a_job_taken_from_behind_a_task_is_not_parked_once_it_is_done() -> None:
+    """Its row said so until its completion."""
+    store = _store(ManualClock(), 1)
+    assert store.claim("w", tasks=["other"]) == []
+
+    [grant] = store.claim("w")
+    store.settle([completion(grant)])
+
+    assert store.job("j0").parked is None
 
 
 class _Handler(SystemClock):

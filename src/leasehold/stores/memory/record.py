@@ -175,7 +175,7 @@ class Record:
             self.created_us,
             self.updated_us,
             self.finished_us,
-            None if running else self.parked,
+            self.parked if self.status is PENDING and not running else None,
             None if lease is None else max(renewed_us, lease.granted_us),
         )
 

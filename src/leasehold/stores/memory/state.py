@@ -113,6 +113,7 @@ class State:
         self.waiting = 0  # calls that wait for a change
         self._seq = itertools.count(1)  # of jobs
         self._number = itertools.count(1)  # of events
+        self._looks = itertools.count()  # of entries in `deadlines`, so that no two are alike
         self._trace = trace
         self.torn = False  # a verb is at what follows, or was struck by an exception while it was
         self._decided: tuple[Any, ...] | None = None  # and not wholly written
@@ -252,11 +253,11 @@ class State:
     def _watch(self, at: int, leases: Sequence[Grant]) -> None:
         """Have a sweep look at *leases* at the instant *at*."""
         if self._watched >= 4 * len(self.leases) + _SLACK:  # most of them have ended
-            self.deadlines = [(self.deadline(one), one.epoch, [one]) for one in self.leases.values()]
+            self.deadlines = [(self.deadline(one), next(self._looks), [one]) for one in self.leases.values()]
             heapify(self.deadlines)
             self._watched = len(self.leases)
         self._from, self._latest = at, list(leases)
-        heappush(self.deadlines, (at, leases[0].epoch, self._latest))
+        heappush(self.deadlines, (at, next(self._looks), self._latest))
         self._watched += len(leases)
         self.next = min(self.next, at)
 
