@@ -593,6 +593,23 @@ def test_a_refusal_inside_a_transaction_is_recorded_after_it(router: Router, she
     assert len(router.events(lease.job_id, kind="refused")) == 1
 
 
+def test_a_refusal_that_another_thread_records_is_raised_all_the_same(
+    router: Router, shelf: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two threads that are refused at once, one may record both refusals; the other is still told `StaleEpoch`."""
+    shelf.seal("k", epoch=9, owner="new", store="s")
+
+    def other_thread(store: Any) -> Any:
+        monkeypatch.undo()
+        router._registry.guards.flush()
+        return store
+
+    monkeypatch.setattr("leasehold.tasks.guarded.alone", other_thread)
+    with pytest.raises(StaleEpoch):
+        shelf.write("k", b"stale", epoch=7, owner="old", store="s")
+    assert len(router.events(kind="refused")) == 1
+
+
 def test_a_refusal_of_another_store_names_it(router: Router, shelf: Reference) -> None:
     """Its job is not one of this store."""
     shelf.seal("a", epoch=9, owner="next", store="s")

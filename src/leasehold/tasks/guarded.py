@@ -254,7 +254,10 @@ class Guards:
                 store = alone(self._adder.store)
             except Conflict:
                 return  # a transaction is open here, and maybe it is the one in which the refusal was met
-            note = self._pending.popleft()
+            try:
+                note = self._pending.popleft()
+            except IndexError:  # another thread was faster: an error here would replace the refusal of the caller
+                return
             try:
                 store.record(note)
             except LeaseholdError as error:
