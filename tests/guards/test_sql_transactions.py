@@ -583,7 +583,7 @@ def test_a_block_whose_fence_was_rolled_back_commits_nothing_more(tmp_path: Path
                 own.execute("rollback to early")
             own.execute("insert into notes values ('unfenced')")
 
-    with pytest.raises(NotInTransaction, match=r"the fence of this block was rolled back in it"):
+    with pytest.raises(NotInTransaction, match=r"the fence of this block has ended in it"):
         write()
 
     with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
@@ -592,13 +592,58 @@ def test_a_block_whose_fence_was_rolled_back_commits_nothing_more(tmp_path: Path
     assert mark.epoch == OLD["epoch"]
 
 
-def test_a_postgres_block_whose_transaction_has_ended_is_named(place: Place) -> None:
-    """What comes behind a ROLLBACK in the block is not fenced."""
-    with (
-        pytest.raises(NotInTransaction, match=r"the fence of this block was rolled back in it"),
-        place.guard.transaction("k", **NEW) as own,
-    ):
-        own.rollback()
+ENDS: dict[str, Any] = {
+    "rollback": lambda own, execute: own.rollback(),
+    "rollback and begin": lambda own, execute: (execute("rollback"), execute("begin")),
+    "commit": lambda own, execute: own.commit(),
+    "commit and begin": lambda own, execute: (execute("commit"), execute("begin")),
+}
+
+
+@pytest.mark.parametrize("end", [*ENDS, "rollback and chain"])
+@pytest.mark.parametrize("through", ["url", "function", "engine"])
+def test_a_postgres_block_whose_transaction_has_ended_commits_nothing_more(
+    place: Place, through: str, end: str
+) -> None:
+    """What follows a ROLLBACK or COMMIT in the block is in another transaction, which has no fence."""
+    engine = sqlalchemy.create_engine(place.url.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool)
+    connect = {"url": place.url, "function": functools.partial(place.connect, autocommit=True), "engine": engine}
+    guard = SqlGuard(connect[through], schema=place.schema)
+    chained = lambda own, execute: execute("rollback and chain")  # noqa: E731
+
+    def write() -> None:
+        with guard.transaction("k", **OLD) as own:
+            execute = own.exec_driver_sql if through == "engine" else own.execute
+            ENDS.get(end, chained)(own, execute)
+            guard.seal("k", **NEW)
+            execute("insert into notes values ('unfenced')")
+
+    with pytest.raises(NotInTransaction, match=r"the fence of this block has ended in it"):
+        write()
+    assert place.notes() == []
+    with guard.transaction("k", **NEW) as own:
+        (own.exec_driver_sql if through == "engine" else own.execute)("insert into notes values ('new')")
+    assert place.notes() == ["new"]
+    guard.close()
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_sqlite_block_whose_transaction_has_ended_commits_nothing_more(tmp_path: Path, end: str) -> None:
+    """On the connection of the guard, no statement commits by itself; and each of the keys is compared again."""
+    guard = SqlGuard(f"sqlite:///{tmp_path / 'app.db'}")
+    with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
+        connection.execute("create table notes (text)")
+
+    def write() -> None:
+        with guard.transaction("a", "b", **OLD) as own:
+            ENDS[end](own, own.execute)
+            guard.seal("b", **NEW)
+            own.execute("insert into notes values ('unfenced')")
+
+    with pytest.raises(NotInTransaction, match=r"the fence of this block has ended in it"):
+        write()
+    with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
+        assert connection.execute("select * from notes").fetchall() == []
 
 
 @pytest.mark.parametrize("journal", ["wal", "delete"])

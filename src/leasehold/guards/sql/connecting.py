@@ -8,6 +8,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -72,19 +73,35 @@ def _is_always_in_one(connection: Connection) -> bool:
     return connection.vendor == "sqlite" and getattr(driver, "autocommit", None) is False
 
 
-def begin(handle: Any) -> None:
-    """Begin a transaction on a connection that a source has opened."""
+def begin(handle: Any) -> Callable[[], None]:
+    """
+    Begin a transaction on a connection that a source has opened; return a function that restores autocommit.
+
+    From then on the driver begins every transaction. Otherwise a statement behind a ROLLBACK in the caller's block
+    would commit by itself, before anything is compared.
+    """
     connection = recognise(handle)
     if connection.library == "Django":
         raise Unsupported(
             "guard.transaction() does not know Django's connections: write `with transaction.atomic():` and "
             "guard.fence(connection, key) in it."
         )
+    restore: Callable[[], None] = no_change
+    if connection.library == "psycopg" and handle.autocommit:
+        handle.autocommit = False
+        restore = partial(setattr, handle, "autocommit", True)
+    elif connection.library == "sqlite3" and handle.isolation_level is None:
+        handle.isolation_level = "DEFERRED"  # not restored: that would commit, and every source closes it
     if connection.vendor == "sqlite" and connection.library == "sqlite3":
         if not connection.in_transaction():
             handle.execute("BEGIN")  # the fence is its first statement, and takes the write lock
     elif not connection.begins():
         connection.execute("BEGIN")
+    return restore
+
+
+def no_change() -> None:
+    """Restore nothing."""
 
 
 def commit(handle: Any) -> None:

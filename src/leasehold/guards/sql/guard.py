@@ -31,7 +31,7 @@ from ...errors import (
 )
 from ...guard import Guard, Presented, Seal, Verifier
 from . import postgres, proof, sqlite
-from .connecting import Source, begin, commit, has_failed, source_of
+from .connecting import Source, begin, commit, has_failed, no_change, source_of
 from .dialect import RECENT, Dialect, Fenced, Known, Request
 from .postgres import Postgres
 from .sqlite import Sqlite
@@ -172,10 +172,10 @@ class SqlGuard(Guard):
         example.
         """
         handle = self._source.open()
-        whole = False
+        whole, restore = False, no_change
         try:
             with self._explaining(keys[0] if keys else "", None):
-                begin(handle)
+                restore = begin(handle)
             fence = self.fence(handle, *keys, **presented)
             try:
                 yield handle
@@ -184,14 +184,16 @@ class SqlGuard(Guard):
                     raise self._row_locked(self.resource(fence.keys[0])) from error
                 raise
             self.at("committing")
-            self._require_fence(handle, fence)
             if has_failed(handle):
                 raise NotInTransaction(
                     f"{self.resource(fence.keys[0])}: an error in the block has made its transaction fail, and was "
                     "caught there: PostgreSQL commits nothing of it. Let the error leave the block, or use a savepoint."
                 )
             try:
+                self._require_fence(handle, fence)
                 commit(handle)
+            except NotInTransaction:
+                raise
             except Exception as error:
                 self._answer(error, fence)
             self.at("committed")
@@ -201,19 +203,25 @@ class SqlGuard(Guard):
                 handle.rollback()
             raise
         finally:
+            with suppress(Exception):
+                restore()
             self._source.give(handle, whole=whole)
 
     def _require_fence(self, handle: Any, fence: Fence) -> None:
-        """Raise `NotInTransaction` if the block has rolled its fence back."""
+        """Raise `NotInTransaction` if the block has ended the transaction that was fenced."""
         own = recognise(handle)
-        holds = own.in_transaction()
-        if holds and own.vendor == "sqlite":
-            known = own.run(self._dialect(own).known(fence.keys[0], own.style))
-            holds = known is not None and fence._nonce in known.recent
+        holds, dialect = own.in_transaction(), self._dialect(own)
+        if holds and isinstance(dialect, Postgres):
+            holds = own.run(dialect.number()) == fence._number
+        elif holds:
+            # Of each key: behind a COMMIT in the block the nonces stay, and a newer owner may have come since.
+            marks = [own.run(dialect.known(key, own.style)) for key in fence.keys]
+            holds = all(one and one.mark.epoch == fence.epoch and fence._nonce in one.recent for one in marks)
         if not holds:
             raise NotInTransaction(
-                f"{self.resource(fence.keys[0])}: the fence of this block was rolled back in it, by ROLLBACK or "
-                "ROLLBACK TO, so what followed is not fenced and not committed. Let an exception end the block instead."
+                f"{self.resource(fence.keys[0])}: the fence of this block has ended in it, by COMMIT, ROLLBACK or "
+                "ROLLBACK TO, so what followed is not fenced, and was rolled back. Let the end of the block commit, "
+                "and an exception roll back."
             )
 
     def _answer(self, error: Exception, fence: Fence) -> None:

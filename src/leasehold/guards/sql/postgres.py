@@ -57,6 +57,11 @@ class Postgres(Dialect):
         [(place,)] = yield f"SELECT {self._escaped(style)}.place()", (), False
         return str(place)
 
+    def number(self) -> Program[str | None]:
+        """Ask for the number of the transaction that is open."""
+        [(number,)] = yield "SELECT pg_catalog.pg_current_xact_id_if_assigned()::text", (), False
+        return None if number is None else str(number)
+
     def seal(self, request: Request, style: str, busy_seconds: float) -> Program[tuple[Mark | None, Mark | None]]:
         """Raise the mark, waiting at most *busy_seconds* for a COMMIT that has it locked."""
         resource = f"{self._kind}:{request.keys[0]}"
