@@ -86,6 +86,10 @@ def test_a_lock_names_its_holder() -> None:
             "No live worker of queue 'mail' knows the task 'send'; it is served by 1 live worker.",
         ),
         ([worker(), worker()], "It is due, and waits to be claimed by one of 2 live workers."),
+        (
+            [replace(worker(), running=4), replace(worker(), running=5), worker(queues=("else",))],
+            "It is due, and waits for a free slot: 2 live workers of its queue had all of 8 taken, when last reported.",
+        ),
         ([worker(), worker(queues=("else",))], "It is due, and waits to be claimed by one of 1 live worker."),
     ],
 )

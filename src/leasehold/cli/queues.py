@@ -86,7 +86,12 @@ def pause(target: Target, output: Output, by: str, name: str, note: str | None) 
       leasehold queues pause mail --note "the relay is down"
     """
     with target.open() as router:
+        known = {row["name"] for row in Views(router).queues()}.union(*(one.queues or () for one in router.workers()))
         router.pause(name, by=by, note=note)
+    if name not in known:
+        click.echo(
+            f"no job waits in a queue {name!r} or came lately, and no worker names it: check the spelling", err=True
+        )
     show_sentence({"name": name, "paused": True}, f"queue {name!r} is paused", output)
     return 0
 

@@ -32,9 +32,7 @@ def explain(
     """
     if job.status is Status.PENDING:
         waits = waits_for(job, now, queues=queues, workers=workers, holder=holder, hides_errors=hides_errors)
-        return waits or (
-            "It is due, and waits to be claimed" + (f" by one of {_live(_serving(job, workers))}." if workers else ".")
-        )
+        return waits or _due(_serving(job, workers or ()))
     return _running(job, now) if job.status is Status.RUNNING else _finished(job, hides_errors)
 
 
@@ -86,6 +84,15 @@ def _no_worker(job: Job, workers: Sequence[WorkerStatus]) -> str:
     if job.task is not None and not any(job.task in worker.tasks for worker in serving):
         return f"No live worker of queue {job.queue!r} knows the task {job.task!r}; it is served by {_live(serving)}."
     return ""
+
+
+def _due(serving: Sequence[WorkerStatus]) -> str:
+    live = [worker for worker in serving if worker.alive]
+    slots = sum(worker.concurrency for worker in live)
+    if live and sum(worker.running for worker in live) >= slots:
+        taken = f"{_live(live)} of its queue had all of {slots} taken, when last reported"
+        return f"It is due, and waits for a free slot: {taken}."
+    return "It is due, and waits to be claimed" + (f" by one of {_live(live)}." if live else ".")
 
 
 def _serving(job: Job, workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
