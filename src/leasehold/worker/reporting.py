@@ -283,7 +283,12 @@ def _log(
 
 def _told(error: BaseException) -> failure.Failure:
     """Return the class and the message of an error, as the job keeps them."""
-    return failure.read(str(error.args[0])) if isinstance(error, Raised) else failure.Failure(_class(error), str(error))
+    if isinstance(error, Raised):
+        return failure.read(str(error.args[0]))
+    try:
+        return failure.Failure(_class(error), str(error))
+    except BaseException:  # what its `__str__` raises would end the thread that settles for the whole worker
+        return failure.Failure(_class(error), "<exception str() failed>")
 
 
 def _class(error: BaseException) -> str:
