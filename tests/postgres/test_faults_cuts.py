@@ -640,6 +640,7 @@ def test_a_batch_of_which_a_part_failed_does_not_say_that_nothing_was_changed(st
             with pytest.raises(StoreUnavailable, match=of_a_part) as failed:
                 store.settle(said)
             assert failed.value.outcome_unknown
+            assert "Nothing was changed" not in str(failed.value)
         finally:
             store.database.point = None
 

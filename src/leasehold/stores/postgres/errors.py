@@ -25,7 +25,7 @@ from ...errors import (
 )
 from .rights import missing_right
 
-_NOTHING = "Nothing was changed."
+NOTHING = "Nothing was changed."
 _PLAIN = re.compile(r"[@/?#]|%(?![0-9a-fA-F]{2})")  # what a password in a URL should not have as it stands
 _TORN = re.compile(r"[@/&]")  # where libpq takes a password to be over: it would call the rest a host, or a setting
 ENCODE = "In a URL, a password's @ / ? # & % are written percent-encoded: %40 %2F %3F %23 %26 %25."
@@ -89,56 +89,56 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
         case "LH005":
             return StoreIncompatible(
                 f"connections to {where} begin in another isolation than READ COMMITTED, which the store's own verbs "
-                f"need: set default_transaction_isolation for the role or in the URL (options=…). {_NOTHING}"
+                f"need: set default_transaction_isolation for the role or in the URL (options=…). {NOTHING}"
             )
         case "LH006":
             return Conflict(IN_SAVEPOINT)
         case "LH007":
             return Unsupported(
                 "a transaction that is fenced by a lease cannot be prepared: it would keep its lease locked until it "
-                f"is committed, over restarts too. Commit in one phase. {_NOTHING}"
+                f"is committed, over restarts too. Commit in one phase. {NOTHING}"
             )
         case "3F000" | "42P01" | "42883":
             return StoreIncompatible(
                 f"schema {schema!r} of {where} is not there, or is not this leasehold's: {message}. `leasehold store "
-                f"migrate URL` makes it, or brings it up to date; or the store is in another schema. {_NOTHING}"
+                f"migrate URL` makes it, or brings it up to date; or the store is in another schema. {NOTHING}"
             )
         case "42501":
             return missing_right(message, where, schema, role)
         case "25P02":
             return NotInTransaction(
                 "that connection's transaction has failed before, at an earlier statement, and the server takes "
-                f"nothing more in it: roll it back, and do this in a new one. {_NOTHING}"
+                f"nothing more in it: roll it back, and do this in a new one. {NOTHING}"
             )
         case "25006":
             return StoreUnavailable(
                 f"{where} is read-only: {message}. If it is a standby, put the primary into the URL, or all hosts with "
                 "target_session_attrs=read-write. If it is not, turn off default_transaction_read_only for the role, "
-                f"the database or the server. {_NOTHING}"
+                f"the database or the server. {NOTHING}"
             )
         case "55P03":
             return StoreUnavailable(
                 "another transaction holds a lock that this call needs (a row, or the id or unique key of a "
-                f"new job): {message}. {_NOTHING} Try again once it has ended: pg_stat_activity shows which are open, "
+                f"new job): {message}. {NOTHING} Try again once it has ended: pg_stat_activity shows which are open, "
                 "and since when."
             )
         case "40P01" | "40001":
             return StoreUnavailable(
-                f"PostgreSQL gave up this transaction in favour of another: {message}. {_NOTHING} Try again."
+                f"PostgreSQL gave up this transaction in favour of another: {message}. {NOTHING} Try again."
             )
         case "57014":
             return StoreUnavailable(
-                f"the statement was cancelled or timed out: {message}. {_NOTHING} If statement_timeout is set for the "
+                f"the statement was cancelled or timed out: {message}. {NOTHING} If statement_timeout is set for the "
                 "role, give it more."
             )
         case "53100" | "53200" | "53300" | "53400":
             return StoreUnavailable(
-                f"{where} has run out of something: {message}. {_NOTHING} Try again when it has more."
+                f"{where} has run out of something: {message}. {NOTHING} Try again when it has more."
             )
         case "2200H":
-            return StoreUnavailable(f"no epoch is left below 2**53: {message}. {_NOTHING}")
+            return StoreUnavailable(f"no epoch is left below 2**53: {message}. {NOTHING}")
     # The server has refused the statement, and with it the whole transaction.
-    return StoreUnavailable(f"{where} refused this with {code}: {message}. {_NOTHING}")
+    return StoreUnavailable(f"{where} refused this with {code}: {message}. {NOTHING}")
 
 
 def cannot_connect(error: Exception, url: str) -> StoreUnavailable:
@@ -150,7 +150,7 @@ def cannot_connect(error: Exception, url: str) -> StoreUnavailable:
     shown = without_secrets(_QUESTION.sub("", message), url)
     if secrets_of(url):
         error.args = (shown,)  # it is shown too, as the cause of ours
-    return StoreUnavailable(" ".join([f"cannot connect to {shown_url(url)}: {shown}.", *advice, _NOTHING]))
+    return StoreUnavailable(" ".join([f"cannot connect to {shown_url(url)}: {shown}.", *advice, NOTHING]))
 
 
 def is_lost(error: object) -> bool:

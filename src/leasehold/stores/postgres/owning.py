@@ -23,7 +23,7 @@ from ...core.ownership import Ownership
 from ...errors import LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
 from ...store import Refusal, Renewal
 from .database import Database
-from .errors import sqlstate_of
+from .errors import NOTHING, sqlstate_of
 from .rows import as_json, completions, refusal_of, settlement_json
 
 T = TypeVar("T")
@@ -157,8 +157,9 @@ def _of_a_part(error: StoreUnavailable, done: int, count: int) -> StoreUnavailab
     """Return *error*, which speaks of a part of a batch, for the whole of it."""
     if not done:
         return error
+    why = str(error).replace(f" {NOTHING}", "")  # true of that part alone
     return StoreUnavailable(
-        f"{done} of {count} items are done; whether the rest are is not known: {error} It is safe to repeat the whole "
+        f"{done} of {count} items are done; whether the rest are is not known: {why} It is safe to repeat the whole "
         "call.",
         outcome_unknown=True,
     )
