@@ -422,7 +422,8 @@ class Store(Protocol):
         Events that old go too, at most `EVENTS_AT_ONCE` of them. Return how many of each.
 
         C38.  Never an unfinished job, and never a child before its parent: a replay of the parent would add it again.
-              A job with an effect in doubt goes too: to prune by hand is to decide so. The epoch counter stays.
+              A job with an effect in doubt goes too: to prune by hand is to decide so. The epoch counter stays, and so
+              do the `guarded` notes of an unfinished job, whose keys are sealed at its end.
         C52.  A job whose id the caller chose (`NewJob.chosen`) leaves a narrow row until *keep_ids_us* after its end,
               None for ever: its id, status, epoch and `finished_at`. An add of that id is left as it is (C10), a late
               owner is refused with these facts (C5), and `Settled` under the epoch that ended the job; every

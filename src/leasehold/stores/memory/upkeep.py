@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from itertools import islice, takewhile
+from itertools import takewhile
 
 from ...core.job import PRUNED, NewJob
+from ...core.ownership import Event, NoteKind
 from ...store import EVENTS_AT_ONCE, Pruned
 from ..policy import EVENTS, IDS, KEPT, PORTION
 from .record import Record
@@ -34,9 +35,24 @@ def prune(state: State, before_us: int, ids_before_us: int, limit: int) -> Prune
     for queue in [queue for queue, count in state.unfinished.items() if not count]:
         del state.unfinished[queue]
     state.torn = False
-    old = len(list(takewhile(lambda event: event.at_us < before_us, islice(state.events, EVENTS_AT_ONCE))))
-    del state.events[:old]
-    return Pruned(len(removed), old, _prune_ids(state, ids_before_us, limit))
+    return Pruned(len(removed), _prune_events(state, before_us), _prune_ids(state, ids_before_us, limit))
+
+
+def _prune_events(state: State, before_us: int) -> int:
+    kept, gone = list[Event](), 0
+    for event in takewhile(lambda event: event.at_us < before_us, state.events):
+        if _names_keys(state, event):
+            kept.append(event)
+        elif (gone := gone + 1) == EVENTS_AT_ONCE:
+            break
+    state.events[: len(kept) + gone] = kept
+    return gone
+
+
+def _names_keys(state: State, event: Event) -> bool:
+    """Return whether it has the guarded keys of a job that has not ended: then they are to be sealed."""
+    job = state.jobs.get(event.job_id or "") if event.kind == NoteKind.GUARDED else None
+    return job is not None and job.finished_us is None
 
 
 def prune_due(state: State, kind: str, now: int, keep_us: int, ids_before_us: int) -> bool:

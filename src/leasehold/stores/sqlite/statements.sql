@@ -492,8 +492,13 @@ DELETE FROM leasehold_checkpoints WHERE seq IN (SELECT value FROM json_each(?));
 DELETE FROM leasehold_guarded WHERE seq IN (SELECT value FROM json_each(?));
 
 -- name: prune_events
-DELETE FROM leasehold_events WHERE number IN (SELECT number FROM leasehold_events WHERE at < ? ORDER BY at LIMIT ?)
-RETURNING 1;
+DELETE FROM leasehold_events WHERE number IN (
+    SELECT number FROM leasehold_events AS e
+    WHERE at < ? AND (
+        kind <> 'guarded'
+        OR NOT EXISTS (SELECT 1 FROM leasehold_jobs AS j WHERE j.id = e.job_id AND j.status = 'unfinished')
+    ) ORDER BY at LIMIT ?
+) RETURNING 1;
 
 
 -- name: job

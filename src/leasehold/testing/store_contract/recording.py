@@ -1,4 +1,4 @@
-"""C39, C40, C64, C67, C68: who held a job, what was recorded, and which keys are open."""
+"""C38 to C40, C64, C67, C68: who held a job, what was recorded, and which keys are open."""
 
 from __future__ import annotations
 
@@ -282,6 +282,19 @@ class Recording(Contract):
         settle(store, completed(grant))
 
         assert store.open_keys(["reports"]).keys == [OpenKey("a", grant.epoch, "reports", "x")]
+
+    def test_c38_the_keys_of_an_unfinished_job_are_not_pruned(self, store: Store, clock: AlarmClock) -> None:
+        """Its end could not seal them at once, and would name none that it has not reached."""
+        store.add([new_job("a"), new_job("b")])
+        for grant in (one(store), one(store)):
+            _guarded(store, grant.spec.id, grant.epoch, "x")
+        store.cancel("b", store.job("b").epoch, by="ops")
+        clock.advance(10)
+
+        assert store.prune(5 * SECOND).events == 2  # what was recorded of "b"
+
+        assert [event.job_id for event in store.events(kind=NoteKind.GUARDED)] == ["a"]
+        assert store.prune(5 * SECOND) == (0, 0, 0)
 
     def test_c67_a_sealed_key_is_no_longer_open(self, store: Store) -> None:
         """Unless an owner has recorded it again since, which the seal is not above."""

@@ -433,7 +433,11 @@ BEGIN
         WHERE seq = ANY (v_seqs) AND status <> 'unfinished' AND NOT narrow AND finished_at < v_before
     ), v_ids_before);
     DELETE FROM leasehold.events WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM leasehold.events WHERE at < v_before ORDER BY at LIMIT p_events
+        SELECT ctid FROM leasehold.events AS e
+        WHERE at < v_before AND (
+            kind <> 'guarded'
+            OR NOT EXISTS (SELECT FROM leasehold.jobs AS j WHERE j.id = e.job_id AND j.status = 'unfinished' OFFSET 0)
+        ) ORDER BY at LIMIT p_events
     ));
     GET DIAGNOSTICS events = ROW_COUNT;
     ids := leasehold.forget_ids(v_ids_before, p_limit);
