@@ -18,6 +18,21 @@ from .core.search import Page, Search
 from .core.workers import WorkerStatus
 from .router import Router
 
+JOB_FIELDS = (
+    *("id", "status", "task", "queue", "epoch", "owner", "attempt", "errors", "reclaims", "priority", "progress"),
+    *("error", "error_type", "meta", "created_at", "run_at", "updated_at", "finished_at"),
+)
+EVENT_FIELDS = ("kind", "number", "at", "job_id", "epoch", "owner", "facts")
+OWNERSHIP_FIELDS = ("kind", "at", "epoch", "owner", "began", "ended", "ended_at", "ended_by", "note")
+QUEUE_FIELDS = (
+    *("name", "pending", "running", "parked", "oldest_pending_at", "added_per_minute", "finished_per_minute"),
+    *("workers", "paused", "paused_at", "paused_by", "paused_note"),
+)
+WORKER_FIELDS = (
+    *("name", "given_name", "alive", "idle", "holding", "running", "concurrency", "queues", "tasks"),
+    *("started_at", "seen_at", "renewed_at", "progressed_at", "holds"),
+)
+
 
 class Views:
     """The questions, asked of one router; its `redaction` hides parts of what producers and handlers wrote."""
@@ -29,9 +44,19 @@ class Views:
     # Jobs
 
     def page(self, search: Search, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        """Return a page of jobs, the cursor of the next one, and whether the search was complete."""
-        page: Page = self._router.store.search(search, limit=limit, cursor=cursor)
-        return {"jobs": [self.short(job) for job in page.jobs], "cursor": page.cursor, "complete": page.complete}
+        """
+        Return a page of jobs, the cursor of the next one, and whether the search was complete.
+
+        The cursor is None if no more jobs fit. Behind a full page this takes a second search, for one job.
+        """
+        store = self._router.store
+        page: Page = store.search(search, limit=limit, cursor=cursor)
+        jobs = [self.short(job) for job in page.jobs]
+        if page.complete and page.cursor is not None:
+            more = store.search(search, limit=1, cursor=page.cursor)
+            if not more.jobs:  # the rest was looked at, or its first part
+                page = more
+        return {"jobs": jobs, "cursor": page.cursor, "complete": page.complete}
 
     def short(self, job: Job) -> dict[str, Any]:
         """Return a job as a list shows it."""

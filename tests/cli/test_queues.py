@@ -130,3 +130,16 @@ def test_an_empty_store_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == ("", "No queue is paused or has unfinished jobs.\n")
     assert run(["workers", "--store", url]) == 0
     assert capsys.readouterr() == ("", "No worker has reported.\n")
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_the_help_needs_no_store(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is where the reader learns how one is named."""
+    monkeypatch.delenv("LEASEHOLD_STORE", raising=False)
+
+    assert f"Usage: leasehold queues {verb}" in printed(capsys, "queues", verb, "--help")
+
+    assert run(("queues", verb, "mail")) == 2
+    assert "no store is named" in capsys.readouterr().err

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import click
 
 from .. import Job, Router, StaleEpoch
+from ..core.job import Status
 from ..core.ownership import Note, NoteKind
 from ..core.search import Search
 from ..core.wording import counted
 from ..router.bulk import Action, BulkOutcome, matching
-from ..views import Views
+from ..views import JOB_FIELDS, Views
 from .asking import agrees, asked, can_ask, declined, yes_option
 from .completion import job_ids, owner_names
 from .finding import filter_options, has_filter
@@ -33,6 +34,11 @@ UNSEALED = 1  # it was done, and guarded keys could not be reached: the owner ma
 _SHOWN = 10
 _TRIES = 100  # of a verb behind broken glass: a job that moves more often than this is not one to act upon
 _NOT_MOVES = frozenset({"refused", "alarm", "guarded", "doubted", "sealed", "unsealed", "break-glass"})
+_TAKES: dict[Action, tuple[tuple[Status, ...], str]] = {
+    "cancel": ((Status.PENDING, Status.RUNNING), "pending or running jobs"),
+    "replay": ((Status.DONE, Status.FAILED, Status.CANCELLED), "finished jobs (done, failed or cancelled)"),
+    "requeue": ((Status.RUNNING,), "running jobs"),
+}
 _PREVIEW = ("id", "status", "task", "queue", "epoch", "owner", "error")
 
 
@@ -331,6 +337,7 @@ def _one_or_many(verb: Action, text: str) -> click.Command:
                 "--epoch and --break-glass need the ID of one job. With filters, each job is changed only if it still "
                 "has the epoch that was just read."
             )
+        _check_status(verb, wanted.status)
         with target.open() as router:
             if not apply:
                 _preview(router, target, output, wanted, verb)
@@ -346,6 +353,21 @@ def _one_or_many(verb: Action, text: str) -> click.Command:
     return command
 
 
+def _check_status(verb: Action, status: Status | None) -> None:
+    """Refuse a status whose jobs *verb* is never done to, with the verb for them."""
+    takes, named = _TAKES[verb]
+    if status is None or status in takes:
+        return
+    if status is Status.PENDING:
+        instead = "pending ones wait to be claimed already. Why one does not run: leasehold explain ID"
+    elif verb == "cancel":
+        instead = f"{status.value} ones have ended already. To list them: leasehold jobs --status {status.value}"
+    else:
+        other = "requeue" if status is Status.RUNNING else "replay"
+        instead = f"for {status.value} ones: leasehold {other} --status {status.value}"
+    raise click.UsageError(f"{verb} takes {named} only; {instead}")
+
+
 def _preview(router: Router, target: Target, output: Output, wanted: Search, verb: Action | None = None) -> int:
     """Print the first jobs that fit, and with *verb* the command that does it; return how many fit."""
     views, count = Views(router), 0
@@ -354,7 +376,7 @@ def _preview(router: Router, target: Target, output: Output, wanted: Search, ver
         count += 1
         if len(first) < _SHOWN:
             first.append(views.short(job))
-    show_rows(first, _PREVIEW, output, empty="No job fits.", count=count, applied=False)
+    show_rows(first, _PREVIEW, output, empty="No job fits.", known=JOB_FIELDS, count=count, applied=False)
     if not count or output.is_for_programs:
         return count
     more = f", the first {_SHOWN} above" if count > _SHOWN else ""

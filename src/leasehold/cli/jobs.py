@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,10 @@ import click
 
 from .. import Router
 from ..core import failure, instants
+from ..core.job import Status
 from ..core.ownership import Event
 from ..core.search import Search
-from ..views import Views
+from ..views import EVENT_FIELDS, JOB_FIELDS, OWNERSHIP_FIELDS, Views
 from .completion import job_ids
 from .finding import filter_options
 from .output import Output, localized, output_options, show_one, show_rows, show_sentence
@@ -24,7 +26,22 @@ _HISTORY = ("at", "kind", "epoch", "owner", "what")
 _EVENTS = ("number", "at", "kind", "job_id", "epoch", "owner", "what")
 
 
-@click.command()
+class _Jobs(click.Command):
+    """`leasehold jobs`, which takes options only and names the one that was meant by a bare word."""
+
+    allow_extra_args = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse *args*; refuse a word that belongs to no option."""
+        rest = super().parse_args(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            word = rest[0]
+            meant = f"--status {word}" if word in list(Status) else f"`leasehold show {shlex.quote(word)}`"
+            raise click.UsageError(f"jobs takes options only, not {word!r}. Did you mean {meant}?", ctx)
+        return rest
+
+
+@click.command(cls=_Jobs)
 @filter_options
 @click.option("--oldest", is_flag=True, help="Oldest first.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
@@ -59,6 +76,7 @@ def jobs(
                 [name for name in _COLUMNS if name != "reclaims" or any(row[name] for row in page["jobs"])],
                 output,
                 empty="No job fits.",
+                known=JOB_FIELDS,
                 cursor=page["cursor"],
                 complete=page["complete"],
             )
@@ -106,7 +124,8 @@ def history(target: Target, output: Output, id: str) -> int:
     with target.open() as router:
         rows = Views(router).history(id)
     empty = "Nothing was recorded of this job: it was never claimed."
-    show_rows(_rows_worded(rows, output), _HISTORY, output, empty=empty, wrap=True, id=id)
+    known = (*OWNERSHIP_FIELDS, *EVENT_FIELDS)
+    show_rows(_rows_worded(rows, output), _HISTORY, output, empty=empty, wrap=True, known=known, id=id)
     return 0
 
 
@@ -194,7 +213,7 @@ def events(
             seen = found[-1].number if found else seen
             if found or not watch.on:
                 rows = _rows_worded([views.event(event) for event in found], output)
-                show_rows(rows, _EVENTS, output, empty="No event fits.", wrap=True, after=seen)
+                show_rows(rows, _EVENTS, output, empty="No event fits.", wrap=True, known=EVENT_FIELDS, after=seen)
 
         watch.repeat(once, in_place=False)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import os
@@ -87,14 +88,16 @@ def show_rows(
     *,
     empty: str,
     wrap: bool = False,
+    known: Sequence[str] = (),
     **more: Any,
 ) -> None:
     """
     Print *rows*: as a table of *columns*, as one document with *more* beside them, or a line each.
 
-    With *wrap*, the last column of a table takes as many lines as it needs: it is what the table is read for.
+    With *wrap*, the last column of a table takes as many lines as it needs: it is what the table is read for. *known*
+    are the fields that rows have, even if there are no rows.
     """
-    check_fields(rows, output.fields)
+    check_fields(rows, output.fields, known)
     if output.as_lines:
         for row in rows:
             click.echo(_json(_chosen(row, output.fields)))
@@ -141,12 +144,14 @@ def _styled(name: str, text: str, color: bool) -> str:
     return click.style(text, **style) if style else text
 
 
-def check_fields(rows: Sequence[dict[str, Any]], fields: Iterable[str]) -> None:
-    """Refuse fields that the rows do not have."""
-    known = rows[0].keys() if rows else None
+def check_fields(rows: Sequence[dict[str, Any]], fields: Iterable[str], known: Iterable[str] = ()) -> None:
+    """Refuse fields that are neither *known* nor in a row."""
+    names = list(dict.fromkeys([*known, *(name for row in rows for name in row)]))
     for field in fields:
-        if known is not None and field not in known:
-            raise click.UsageError(f"--fields: there is no {field!r}; there are: {', '.join(known)}.")
+        if names and field not in names:
+            near = difflib.get_close_matches(field, names, 2)
+            meant = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise click.UsageError(f"--fields: there is no {field!r}; there are: {', '.join(names)}.{meant}")
 
 
 def _chosen(row: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:

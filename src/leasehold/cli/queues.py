@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..views import Views
+from ..views import QUEUE_FIELDS, WORKER_FIELDS, Views
 from .completion import queue_names
 from .help import Group
 from .output import Output, output_options, show_rows, show_sentence
@@ -64,7 +64,7 @@ def queues(context: click.Context, target: Target, output: Output, watch: Watch)
     with target.open() as router:
         views = Views(router)
         empty = "No queue is paused or has unfinished jobs."
-        watch.repeat(lambda: show_rows(views.queues(), _QUEUES, output, empty=empty))
+        watch.repeat(lambda: show_rows(views.queues(), _QUEUES, output, empty=empty, known=QUEUE_FIELDS))
     return 0
 
 
@@ -136,5 +136,6 @@ def workers(target: Target, output: Output, watch: Watch) -> int:
     """
     with target.open() as router:
         views = Views(router)
-        watch.repeat(lambda: show_rows(views.workers(), _WORKERS, output, empty="No worker has reported."))
+        empty = "No worker has reported."
+        watch.repeat(lambda: show_rows(views.workers(), _WORKERS, output, empty=empty, known=WORKER_FIELDS))
     return 0

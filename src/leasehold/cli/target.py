@@ -43,6 +43,17 @@ class Target:
         return router
 
 
+class _Later(Target):
+    """What the options of a group name, looked for when a command below it opens the store: its help needs none."""
+
+    def __init__(self, find: Callable[[], Target]) -> None:
+        self._find = find
+
+    def open(self) -> Router:
+        """Return a router as `Target.open` does; raise `click.UsageError` if the options name no store."""
+        return self._find().open()
+
+
 def target_options(command: F) -> F:
     """Give *command* the options that name a store; it gets a `Target`."""
 
@@ -59,7 +70,9 @@ def target_options(command: F) -> F:
     def wrapped(
         url: str | None, profile: str | None, schema: str | None, app: str | None, reveal: bool, **options: Any
     ) -> Any:
-        return command(target=find(url, profile, schema, reveal, app), **options)
+        named = functools.partial(find, url, profile, schema, reveal, app)
+        below = click.get_current_context().invoked_subcommand is not None
+        return command(target=_Later(named) if below else named(), **options)
 
     return wrapped  # type: ignore[return-value]  # the same command with more options
 
