@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support import until
 
-from leasehold import Router
+from leasehold import Retry, Router
 from leasehold.core.job import Progress, new_job
 from leasehold.core.ownership import Event
 from leasehold.core.workers import WorkerReport
@@ -112,3 +112,22 @@ def test_a_worker_records_what_it_sees() -> None:
         [event] = router.events(kind="observed")
         assert (event.facts["observation"], event.facts["subject"]) == ("no-consumer", "other")
         assert router.job("a").epoch == 0
+
+
+def test_a_job_that_loses_owner_after_owner_is_observed() -> None:
+    """It may be what kills them; one that was lost once or twice may have met a restart."""
+    clock = ManualClock()
+    with Router("memory://", clock=clock) as router:
+        router.add("poison", retry=Retry(max_reclaims=50))
+        for number in range(4):
+            assert [one.kind.value for one in router.observations() if one.kind == "poison"] == []
+            assert router.claim(f"w-{number}", lease_seconds=5) is not None
+            if number < 3:
+                clock.advance(6)
+                router.reclaim()
+
+        [found] = [one for one in router.observations() if one.kind == "poison"]
+        assert found.sentence == (
+            "Job 'poison' lost its owner 3 times, last: the lease of 'w-2' expired; max_reclaims is 50."
+        )
+        assert (found.subject, found.command) == ("poison", "leasehold history poison")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .core.clock import Clock
+from .core.job import Job
 from .core.observations import OBSERVE_EVERY_US, Bounds, Observation, noted_first, observe
 from .store import Store
 
 _USUAL = Bounds()
 
 
-def look(store: Store, now: int, bounds: Bounds = _USUAL) -> list[Observation]:
+def look(
+    store: Store, now: int, bounds: Bounds = _USUAL, *, running: Iterable[Job] = (), hides_errors: bool = False
+) -> list[Observation]:
     """Return what is worth a look at *now*; read only, and nothing is counted."""
     return observe(
         now,
@@ -17,6 +22,8 @@ def look(store: Store, now: int, bounds: Bounds = _USUAL) -> list[Observation]:
         oldest=store.oldest(),
         queues=store.queues(),
         workers=store.workers(),
+        running=running,
+        hides_errors=hides_errors,
         bounds=bounds,
     )
 

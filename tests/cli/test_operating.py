@@ -483,7 +483,8 @@ def test_the_doctor_finds_what_does_not_move(url: str, capsys: pytest.CaptureFix
     code, out, _ = called(capsys, "doctor", "--quiet-seconds", "0.000001")
 
     assert code == 1
-    assert "not-moving: Job 'first' at 'worker-1' is renewed, and has made no progress" in out
+    assert "not-moving: Job 'first' at 'worker-1' has made no progress for " in out
+    assert "; its lease was granted " in out, "it was not renewed"
     assert "    leasehold show first" in out
     assert "no-consumer: No live worker serves queue 'default', which has due jobs." in out
     assert epoch(url, "first") == before
@@ -501,9 +502,11 @@ def test_the_doctor_is_silent_about_a_store_that_is_well(tmp_path: Path, capsys:
 
     assert called(capsys, "doctor", "--store", url) == (
         0,
-        "Nothing was found: the work moves, and the invariants hold.\n",
+        "Nothing was found. No running job was quiet for 10 min, and none that is due waited for 5 min "
+        "(--quiet-seconds, --waiting-seconds). The invariants hold.\n",
         "",
     )
+    assert "quiet for 0.5 s" in called(capsys, "doctor", "--store", url, "--quiet-seconds", "0.5")[1]
 
 
 # What an operator must not have to look for

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from leasehold.core.explanation import explain, span
+from leasehold.core.failure import written
 from leasehold.core.job import Job, Status, new_job, new_state
 from leasehold.core.ownership import Reason
 from leasehold.core.parking import Parked
@@ -124,8 +125,20 @@ def test_a_running_job_shows_its_lease_beside_its_progress() -> None:
 def test_a_finished_job_says_so() -> None:
     """With its error."""
     failed = job(status=Status.FAILED, finished_us=NOW, last_error="no route")
+    raised = replace(failed, last_error=written("KeyError: 'tax_rate'", '  File "app.py", line 3, in book'))
 
     assert explain(failed, NOW) == "It failed at 2027-01-15T08:00:00+00:00: no route."
+    assert explain(raised, NOW) == "It failed at 2027-01-15T08:00:00+00:00: KeyError: 'tax_rate'."
+    assert explain(raised, NOW, hides_errors=True).endswith(": KeyError: [redacted].")
+
+
+def test_a_running_job_shows_how_often_it_was_reclaimed() -> None:
+    """With the last cause, unless another error came after it."""
+    lost = running(reclaims=2, last_error="the process of 'w-0' is gone; reclaimed")
+
+    assert explain(lost, NOW).endswith("no progress for 10 min; reclaimed 2 times, last: the process of 'w-0' is gone.")
+    assert explain(replace(lost, reclaims=1, last_error="no route"), NOW).endswith("; reclaimed 1 time.")
+    assert explain(lost, NOW, hides_errors=True).endswith("; reclaimed 2 times, last: [redacted].")
 
 
 @pytest.mark.parametrize(

@@ -60,16 +60,33 @@ def test_an_owner_that_has_gone_silent_is_observed() -> None:
 
 def test_a_worker_that_stopped_reporting_is_silent_before_its_lease_is_over() -> None:
     """A long lease keeps the job of a dead worker from others; one that still renews is not silent."""
-    dead = replace(worker(alive=False), seen_us=NOW - 60 * SECOND)
+    dead = replace(worker(alive=False), seen_us=NOW - 180 * SECOND)
+    held = running(expires=3_360, renewed=170)  # claimed or renewed after the last report
 
-    [found] = seen(running(expires=3_000, renewed=70), running("b", renewed=10), workers=(dead,))
+    [found] = seen(held, running("b", renewed=10), workers=(dead,))
 
-    assert (found.kind, found.subject, found.since_us) == ("silent", "a", dead.seen_us)
-    assert found.sentence == (
-        "Worker 'w-1' of job 'a' is silent: it reported last 1 min ago and has not renewed since; its lease lasts "
-        "another 50 min."
+    assert (found.kind, found.subject, found.since_us) == ("silent", "w-1", dead.seen_us)
+    assert found.sentence == "Worker 'w-1' has not reported for 3 min and holds 1 job; its lease lasts another 56 min."
+    assert found.command == "leasehold requeue --owner w-1 --status running"
+    [both] = seen(held, replaced(held, "b", quiet=700), workers=(dead,))
+    assert both.sentence.endswith("holds 2 jobs; the last of their leases lasts another 56 min.")
+
+
+def replaced(lease: LiveLease, name: str, *, quiet: int) -> LiveLease:
+    """Another lease like it, without progress for *quiet* seconds."""
+    return lease._replace(job_id=name, epoch=lease.epoch + 1, progressed_us=NOW - quiet * SECOND)
+
+
+def test_a_job_counts_as_renewed_only_if_it_was_renewed_lately() -> None:
+    """Under a long lease, the owner may have been dead for as long as its job is quiet."""
+    [stale] = seen(running(quiet=700, renewed=600, expires=3_000))
+    [granted] = seen(running(quiet=8_000, renewed=8_000, expires=3_000))
+
+    assert stale.sentence == (
+        "Job 'a' at 'w-1' has made no progress for 11 min; its lease was last renewed 10 min ago and lasts another "
+        "50 min."
     )
-    assert found.held == ("a", 7, "w-1")
+    assert granted.sentence.endswith("; its lease was granted 2 h 13 min ago and lasts another 50 min.")
 
 
 def waiting(seconds: int) -> Oldest:

@@ -391,6 +391,13 @@ def test_a_worker_says_what_it_waits_for_as_far_as_it_may_know(world: World, cap
     assert caplog.messages == [said, f"{said}; unknown here: no task"]
 
 
+@pytest.mark.parametrize("kind", ["worker", "reader"])
+def test_observations_leave_out_what_a_role_may_not_read(world: World, kind: str) -> None:
+    """A worker's role reads no jobs, so poison jobs are not looked for."""
+    with Router(login(world.url, name_of(kind)), schema=world.schema) as router:
+        assert "silent" not in [one.kind.value for one in router.observations()]
+
+
 def test_a_worker_fences_in_a_pipeline(world: World) -> None:
     """Where nobody waits for the fence's answer."""
     case = Case(world.owner).claimed()

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..core.explanation import span
 from .output import Output, check_fields, localized, output_options, show_rows
 from .target import Target, target_options
 
@@ -18,7 +19,7 @@ from .target import Target, target_options
 @output_options
 def doctor(target: Target, output: Output, quiet_seconds: float, waiting_seconds: float) -> int:
     """
-    Look for work that does not move, silent owners, backlogs and queues without a consumer.
+    Look for work that does not move, silent owners, poison jobs, backlogs and queues without a consumer.
 
     A worker's heartbeat says that it is alive, not that its work moves: this compares both. It changes nothing. The
     exit code is 1 if something was found.
@@ -42,6 +43,10 @@ def doctor(target: Target, output: Output, quiet_seconds: float, waiting_seconds
         }
         for one in found
     ]
+    nothing = (
+        f"Nothing was found. No running job was quiet for {_span(quiet_seconds)}, and none that is due waited for "
+        f"{_span(waiting_seconds)} (--quiet-seconds, --waiting-seconds)."
+    )
     if output.as_json:
         check_fields(rows, output.fields)
         chosen = [{name: row.get(name) for name in output.fields or row} for row in rows]
@@ -49,12 +54,16 @@ def doctor(target: Target, output: Output, quiet_seconds: float, waiting_seconds
             json.dumps({"ok": not (rows or broken), "observations": chosen, "broken": broken}, ensure_ascii=False)
         )
     elif output.as_lines or output.fields:
-        show_rows(rows, (), output, empty="Nothing was found: the work moves.")
+        show_rows(rows, (), output, empty=nothing)
     else:
         for row in rows:
             click.echo(f"{row['kind']}: {localized(row['sentence'], output)}\n    {row['command']}")
         for sentence in broken:
             click.echo(f"broken: {sentence}")
         if not (rows or broken):
-            click.echo("Nothing was found: the work moves, and the invariants hold.")
+            click.echo(f"{nothing} The invariants hold.")
     return 1 if rows or broken else 0
+
+
+def _span(seconds: float) -> str:
+    return span(round(seconds * 1_000_000)) if seconds >= 1 else f"{seconds:g} s"

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from . import instants
 from .job import Job, Status
+from .lifecycle import reclaim_cause
 from .parking import LOCK
 from .queues import Queue
 from .redaction import HIDDEN
@@ -33,7 +34,7 @@ def explain(
     if job.status is Status.PENDING:
         waits = waits_for(job, now, queues=queues, workers=workers, holder=holder, hides_errors=hides_errors)
         return waits or _due(_serving(job, workers or ()))
-    return _running(job, now) if job.status is Status.RUNNING else _finished(job, hides_errors)
+    return _running(job, now, hides_errors) if job.status is Status.RUNNING else _finished(job, hides_errors)
 
 
 def waits_for(
@@ -103,7 +104,7 @@ def _live(workers: Sequence[WorkerStatus] | None) -> str:
     return counted(sum(worker.alive for worker in workers or ()), "live worker", "live workers")
 
 
-def _running(job: Job, now: int) -> str:
+def _running(job: Job, now: int, hides_errors: bool) -> str:
     lease = (
         f"its lease lasts another {span((job.expires_us or 0) - now)}"
         if (job.expires_us or 0) > now
@@ -118,12 +119,23 @@ def _running(job: Job, now: int) -> str:
         pace = f"last progress {span(quiet)} ago" if moved else f"began {span(quiet)} ago"
     done = "" if job.progress is None else f" at {job.progress:.0%}"
     note = f' ("{job.note}")' if job.note else ""
-    return f"It runs at {job.owner!r} since {_at(job.granted_us)} under epoch {job.epoch}: {lease}; {pace}{done}{note}."
+    runs = f"It runs at {job.owner!r} since {_at(job.granted_us)} under epoch {job.epoch}"
+    lost = ""
+    if job.reclaims:
+        lost = f"; reclaimed {counted(job.reclaims, 'time', 'times')}{last_reclaim(job, hides_errors)}"
+    return f"{runs}: {lease}; {pace}{done}{note}{lost}."
+
+
+def last_reclaim(job: Job, hides_errors: bool) -> str:
+    """Return why *job* was reclaimed last, to end a sentence with; "" if its last error came after that."""
+    why = reclaim_cause(job.error_message)
+    return "" if why is None else f", last: {HIDDEN if hides_errors else why[:200]}"
 
 
 def _message(job: Job, hides_errors: bool) -> str:
-    """Return the message of the job's last error, "" if there is none."""
-    return HIDDEN if job.error_message and hides_errors else job.error_message or ""
+    """Return the class and the message of the job's last error, "" if there is none."""
+    message = HIDDEN if job.error_message and hides_errors else job.error_message
+    return ": ".join(part for part in (job.error_type, message) if part)
 
 
 def _finished(job: Job, hides_errors: bool) -> str:

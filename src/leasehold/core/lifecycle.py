@@ -95,6 +95,9 @@ _TAKEN_BACK: dict[str, str] = {
 }
 
 
+_AGAIN = "; reclaimed"
+
+
 def after(verb: Verb, status: Status, job_id: str) -> Status:
     """Return the status that *verb* leads to from *status*. Raises `Conflict` for what the table does not list."""
     try:
@@ -137,7 +140,12 @@ def _taken_back(reason: str, owner: str, reclaims: int | None, max_reclaims: int
 def _reclaimed(what: str, reclaims: int, max_reclaims: int) -> str:
     if reclaims > max_reclaims:
         return f"{what}; that was reclaim {reclaims}, and max_reclaims is {max_reclaims}"
-    return f"{what}; reclaimed"
+    return f"{what}{_AGAIN}"
+
+
+def reclaim_cause(error: str | None) -> str | None:
+    """Return why a job was reclaimed if *error*, its last one, is that of a reclaim which left it budget."""
+    return error.removesuffix(_AGAIN) if error is not None and error.endswith(_AGAIN) else None
 
 
 def cause_text(cause: Mapping[str, Any], error: str | None = None) -> str:

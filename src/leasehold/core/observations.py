@@ -15,12 +15,15 @@ from typing import Any, NamedTuple
 
 from . import instants
 from .backlog import Oldest
-from .explanation import span
+from .explanation import last_reclaim, span
+from .job import Job
 from .ownership import LiveLease
 from .queues import Queue
-from .workers import WorkerStatus
+from .wording import counted
+from .workers import WorkerStatus, is_alive
 
 OBSERVE_EVERY_US = 10_000_000  # over all processes
+_OFTEN = 3  # reclaims after which the job itself is suspected
 MOST_NOTED = 1_000  # observations that are recorded at a time; an incident that is larger is seen from these
 
 Key = tuple[str, str, str]  # kind, subject and task
@@ -29,10 +32,11 @@ Key = tuple[str, str, str]  # kind, subject and task
 class ObservationKind(StrEnum):
     """What was observed."""
 
-    NOT_MOVING = "not-moving"  # a job is renewed, and makes no progress
-    SILENT = "silent"  # an owner neither renews its job nor reports
+    NOT_MOVING = "not-moving"  # a job makes no progress
+    SILENT = "silent"  # a lease has expired, or its worker neither renews it nor reports
     NO_CONSUMER = "no-consumer"  # due jobs, and no live worker that serves their queue or knows their task
     OLD_BACKLOG = "old-backlog"  # the oldest due job waits for longer than it should
+    POISON = "poison"  # a running job has lost owner after owner
     NEVER_SETTLES = "never-settles"  # every slot of a worker is held by a job that does not move
 
 
@@ -125,22 +129,42 @@ def observe(
     oldest: Iterable[Oldest],
     queues: Iterable[Queue] = (),
     workers: Sequence[WorkerStatus],
+    running: Iterable[Job] = (),
+    hides_errors: bool = False,
     bounds: Bounds = Bounds(),  # noqa: B008  # immutable
 ) -> list[Observation]:
-    """Return what is worth a look, by kind and subject."""
+    """Return what is worth a look, by kind and subject; *running* are the jobs to look at for lost owners."""
     by_name = {worker.name: worker for worker in workers}
     live = [worker for worker in workers if worker.alive]
     held = list(leases)
-    found = [one for lease in held if (one := _lease(now, lease, by_name.get(lease.owner), bounds)) is not None]
+    kept = _kept_by_silent(now, held, by_name)
+    found = [_silent_worker(now, by_name[name], jobs) for name, jobs in kept.items()]
+    kept_epochs = {lease.epoch for jobs in kept.values() for lease in jobs}
+    moving = [lease for lease in held if lease.epoch not in kept_epochs]
+    found += [one for lease in moving if (one := _lease(now, lease, bounds)) is not None]
     paused = {queue.name for queue in queues if queue.paused}
     for row in oldest:
         if row.queue not in paused:
             found += _backlog(now, row, live, bounds) if row.task is None else _unknown_task(row, live)
+    found += [_poison(job, hides_errors) for job in running if job.reclaims >= _OFTEN and job.granted_us is not None]
     found += _workers(now, held, {worker.name: worker for worker in live}, bounds)
-    return sorted(found, key=lambda one: one.key)
+    return sorted({one.key: one for one in found}.values(), key=lambda one: one.key)
 
 
-def _lease(now: int, lease: LiveLease, worker: WorkerStatus | None, bounds: Bounds) -> Observation | None:
+def _kept_by_silent(
+    now: int, leases: Iterable[LiveLease], workers: Mapping[str, WorkerStatus]
+) -> dict[str, list[LiveLease]]:
+    """Return the leases that last and whose worker neither reports nor renews, by worker."""
+    kept: dict[str, list[LiveLease]] = {}
+    for lease in leases:
+        worker = workers.get(lease.owner)
+        dead = worker is not None and not worker.alive
+        if dead and lease.expires_us > now and not _is_recent(lease.renewed_us, now):
+            kept.setdefault(lease.owner, []).append(lease)
+    return kept
+
+
+def _lease(now: int, lease: LiveLease, bounds: Bounds) -> Observation | None:
     deadline, moved = lease.expires_us, lease.progressed_us
     show = f"leasehold show {lease.job_id}"
     if now - deadline > bounds.silent_us:
@@ -148,19 +172,42 @@ def _lease(now: int, lease: LiveLease, worker: WorkerStatus | None, bounds: Boun
             f"Owner {lease.owner!r} of job {lease.job_id!r} is silent: its lease expired {span(now - deadline)} ago."
         )
         return Observation(ObservationKind.SILENT, lease.job_id, deadline, sentence, show, held=lease[:3])
-    if worker is not None and not worker.alive and lease.renewed_us <= worker.seen_us:
-        # Before the deadline: a long lease keeps the job of a dead worker from others.
-        sentence = (
-            f"Worker {lease.owner!r} of job {lease.job_id!r} is silent: it reported last {span(now - worker.seen_us)} "
-            f"ago and has not renewed since; its lease lasts another {span(deadline - now)}."
-        )
-        return Observation(ObservationKind.SILENT, lease.job_id, worker.seen_us, sentence, show, held=lease[:3])
     if now - moved >= bounds.quiet_us:
-        sentence = (
-            f"Job {lease.job_id!r} at {lease.owner!r} is renewed, and has made no progress for {span(now - moved)}."
-        )
+        quiet = f"has made no progress for {span(now - moved)}"
+        if lease.renewed_us > lease.granted_us and _is_recent(lease.renewed_us, now):
+            sentence = f"Job {lease.job_id!r} at {lease.owner!r} is renewed, and {quiet}."
+        else:
+            sentence = f"Job {lease.job_id!r} at {lease.owner!r} {quiet}; {_lasts(now, lease)}."
         return Observation(ObservationKind.NOT_MOVING, lease.job_id, moved, sentence, show, held=lease[:3])
     return None
+
+
+def _is_recent(renewed_us: int, now: int) -> bool:
+    """Return whether a renewal shows that its owner is alive, as a worker's report of that age does."""
+    return is_alive(renewed_us, now)
+
+
+def _lasts(now: int, lease: LiveLease) -> str:
+    began = "granted" if lease.renewed_us <= lease.granted_us else "last renewed"
+    if lease.expires_us <= now:
+        return f"its lease has expired, and was {began} {span(now - lease.renewed_us)} ago"
+    return f"its lease was {began} {span(now - lease.renewed_us)} ago and lasts another {span(lease.expires_us - now)}"
+
+
+def _silent_worker(now: int, worker: WorkerStatus, leases: Sequence[LiveLease]) -> Observation:
+    """Observe, before their deadlines, what long leases of a dead worker keep from others."""
+    lasts = f"another {span(max(lease.expires_us for lease in leases) - now)}"
+    lasts = f"its lease lasts {lasts}" if len(leases) == 1 else f"the last of their leases lasts {lasts}"
+    holds = counted(len(leases), "job", "jobs")
+    sentence = f"Worker {worker.name!r} has not reported for {span(now - worker.seen_us)} and holds {holds}; {lasts}."
+    command = f"leasehold requeue --owner {worker.name} --status running"
+    return Observation(ObservationKind.SILENT, worker.name, worker.seen_us, sentence, command)
+
+
+def _poison(job: Job, hides_errors: bool) -> Observation:
+    lost = f"lost its owner {counted(job.reclaims, 'time', 'times')}{last_reclaim(job, hides_errors)}"
+    sentence = f"Job {job.id!r} {lost}; max_reclaims is {job.retry.max_reclaims}."
+    return Observation(ObservationKind.POISON, job.id, job.granted_us or 0, sentence, f"leasehold history {job.id}")
 
 
 def _backlog(now: int, oldest: Oldest, live: list[WorkerStatus], bounds: Bounds) -> list[Observation]:

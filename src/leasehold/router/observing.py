@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core import checks
+from ..core.job import Job, Status
 from ..core.observations import Bounds, Observation
+from ..core.search import Search
+from ..errors import StoreIncompatible
 from ..reconciler import look
 
 if TYPE_CHECKING:  # which has this function as its method
     from .front import Router
+
+_RUNNING = 1_000  # running jobs that are looked at for lost owners
 
 
 def observations(
@@ -22,7 +28,8 @@ def observations(
     A running job is worth one after *quiet_seconds* without progress, a lease *silent_seconds* past its deadline, a due
     job after *waiting_seconds*. It compares, and changes nothing: an observation never moves a job. Upkeep does the
     same with these defaults every ten seconds, and records an event `observed` when an observation begins and
-    `cleared` when it has ended: `noted_at` is when it has recorded the begin.
+    `cleared` when it has ended: `noted_at` is when it has recorded the begin. Only here, and only among the 1,000
+    running jobs that were added last, jobs that were reclaimed three times or more are looked for.
     """
     bounds = Bounds(
         checks.microseconds(quiet_seconds, "quiet_seconds"),
@@ -31,4 +38,9 @@ def observations(
     )
     seen = router.store.observed()
     noted = {one.key: one.noted_us for one in seen.noted}
-    return [replace(one, noted_us=noted.get(one.key)) for one in look(router.store, seen.now_us, bounds)]
+    # Not in upkeep: whole jobs are much to read every ten seconds.
+    running: list[Job] = []
+    with suppress(StoreIncompatible):  # on PostgreSQL the role of a worker may not read jobs
+        running = router.store.search(Search(Status.RUNNING), limit=_RUNNING).jobs
+    found = look(router.store, seen.now_us, bounds, running=running, hides_errors=router.redaction.hides_errors)
+    return [replace(one, noted_us=noted.get(one.key)) for one in found]
