@@ -212,7 +212,7 @@ def _worker(worker: WorkerStatus, held: Sequence[LiveLease]) -> dict[str, Any]:
         "given_name": worker.given_name,
         "alive": worker.alive,
         "idle": not held and worker.running == 0,
-        "holding": len(held),  # now; `running` is what it reported last, up to 10 seconds ago
+        "holding": len(held),  # now; `running` is how many handlers it reported last, up to 10 seconds ago
         "running": worker.running,
         "concurrency": worker.concurrency,
         "queues": None if worker.queues is None else list(worker.queues),

@@ -91,6 +91,11 @@ def test_a_lock_names_its_holder() -> None:
             [replace(worker(), running=4), replace(worker(), running=5), worker(queues=("else",))],
             "It is due, and waits for a free slot: 2 live workers of its queue had all of 8 taken, when last reported.",
         ),
+        (
+            [replace(worker(), concurrency=0, running=2)],
+            "It is due, and waits for a free slot: all 2 of 1 live worker of its queue are held by handlers that have "
+            "lost their jobs and cannot be stopped.",
+        ),
         ([worker(), worker(queues=("else",))], "It is due, and waits to be claimed by one of 1 live worker."),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -86,6 +87,38 @@ def test_an_idle_worker_reports_every_ten_seconds(router: Router) -> None:
         until(lambda: len(store.asked["report"]) == 2, "the second report")
         assert store.asked["report"][1][0].running == 1
         gate.open()
+
+
+def test_a_worker_whose_handlers_keep_every_slot_reports_it(router: Router) -> None:
+    """They have lost their jobs, and a thread cannot be stopped. Ten seconds later that is expected to last."""
+    clock, gate = ManualClock(), Gate()
+
+    @router.task
+    def work() -> None:
+        gate.pass_by()
+
+    with working(router, steady=clock, concurrency=1) as worker:
+        listed(router)
+        job = work.add()
+        gate.wait_for()
+        router.requeue(router.job(job.id), by="ops")
+        clock.advance(10)  # and the worker renews
+        until(lambda: worker.runner.runs.count_without_job == 1, "the handler to lose its job")
+        until(lambda: router.workers()[0].running == 1, "the second report")
+        assert router.workers()[0].concurrency == 1
+        clock.advance(10)
+        until(lambda: router.workers()[0].concurrency == 0, "the third report")
+
+        [found] = [one for one in router.observations() if one.kind == "lost-slots"]
+        assert (found.subject, found.command) == (worker.owner, "leasehold workers")
+        assert found.sentence.startswith(f"Worker {worker.owner!r} has 1 of 1 slots taken by handlers that have lost")
+        assert f"restart its process (pid {os.getpid()} on " in found.sentence
+        assert "held by handlers that have lost their jobs" in router.explain(job.id)
+        gate.open()
+        ended(router, job.id)
+        clock.advance(10)
+        until(lambda: router.workers()[0].concurrency == 1, "the fourth report")
+        assert [one for one in router.observations() if one.kind == "lost-slots"] == []
 
 
 def test_a_store_that_takes_no_report_delays_nothing(router: Router, caplog: pytest.LogCaptureFixture) -> None:

@@ -68,6 +68,7 @@ def test_the_counts_are_those_of_the_state(runs: Runs, run: Run, state: State) -
     at(run, state)
     assert runs.count_in_flight == len(runs.in_flight()) == (state in FLIGHT)
     assert runs.count_slots == (state in SLOTS)
+    assert runs.count_handlers == (State.EXECUTING <= state <= State.LINGERING)
     assert runs.count_undecided == len(runs.undecided()) == (state <= State.STOPPING)
     assert runs.count_without_job == (state in {State.OUTLIVED, State.LINGERING})
     assert runs.find(run.grant.epoch) is (run if state in FLIGHT else None)

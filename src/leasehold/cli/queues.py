@@ -28,6 +28,7 @@ _WORKERS = (
     "name",
     "alive",
     "holding",
+    "running",
     "concurrency",
     "queues",
     "seen_at",
@@ -125,7 +126,9 @@ def workers(target: Target, output: Output, watch: Watch) -> int:
     """
     List the workers that have reported, alive or not, with when they last reported and when their work last moved.
 
-    A worker that reports and whose jobs make no progress is alive and stuck: look at both columns. What each holds is
+    A worker that reports and whose jobs make no progress is alive and stuck: look at both columns. RUNNING counts its
+    handlers when it last reported: those beyond HOLDING have ended since, or have lost their jobs and keep their slots.
+    CONCURRENCY is 0 once such handlers have held every slot for ten seconds: restart the process. What each holds is
     in --json, and in `leasehold jobs --owner NAME`; the tasks that it knows are in --fields name,tasks.
 
     \b

@@ -89,7 +89,10 @@ def _no_worker(job: Job, workers: Sequence[WorkerStatus]) -> str:
 
 def _due(serving: Sequence[WorkerStatus]) -> str:
     live = [worker for worker in serving if worker.alive]
-    slots = sum(worker.concurrency for worker in live)
+    slots = sum(worker.concurrency or worker.running for worker in live)
+    if live and not any(worker.concurrency for worker in live):
+        held = "are held by handlers that have lost their jobs and cannot be stopped"
+        return f"It is due, and waits for a free slot: all {slots} of {_live(live)} of its queue {held}."
     if live and sum(worker.running for worker in live) >= slots:
         taken = f"{_live(live)} of its queue had all of {slots} taken, when last reported"
         return f"It is due, and waits for a free slot: {taken}."

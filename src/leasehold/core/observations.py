@@ -37,6 +37,7 @@ class ObservationKind(StrEnum):
     NO_CONSUMER = "no-consumer"  # due jobs, and no live worker that serves their queue or knows their task
     OLD_BACKLOG = "old-backlog"  # the oldest due job waits for longer than it should
     POISON = "poison"  # a running job has lost owner after owner
+    LOST_SLOTS = "lost-slots"  # every slot of a worker is held by a handler that has lost its job
     NEVER_SETTLES = "never-settles"  # every slot of a worker is held by a job that does not move
 
 
@@ -147,6 +148,7 @@ def observe(
         if row.queue not in paused:
             found += _backlog(now, row, live, bounds) if row.task is None else _unknown_task(row, live)
     found += [_poison(job, hides_errors) for job in running if job.reclaims >= _OFTEN and job.granted_us is not None]
+    found += [_lost_slots(worker) for worker in live if not worker.concurrency]
     found += _workers(now, held, {worker.name: worker for worker in live}, bounds)
     return sorted({one.key: one for one in found}.values(), key=lambda one: one.key)
 
@@ -210,6 +212,16 @@ def _poison(job: Job, hides_errors: bool) -> Observation:
     return Observation(ObservationKind.POISON, job.id, job.granted_us or 0, sentence, f"leasehold history {job.id}")
 
 
+def _lost_slots(worker: WorkerStatus) -> Observation:
+    """Observe what the worker itself reports: its leases alone do not tell a lost slot from a free one."""
+    pid = "" if worker.process is None else f" (pid {worker.process.pid} on {worker.process.host})"
+    sentence = (
+        f"Worker {worker.name!r} has {worker.running} of {worker.running} slots taken by handlers that have lost their "
+        f"jobs and cannot be stopped: restart its process{pid}."
+    )
+    return Observation(ObservationKind.LOST_SLOTS, worker.name, worker.seen_us, sentence, "leasehold workers")
+
+
 def _backlog(now: int, oldest: Oldest, live: list[WorkerStatus], bounds: Bounds) -> list[Observation]:
     name, since, found = oldest.queue, oldest.since_us, []
     if not _serving(name, live):
@@ -245,7 +257,7 @@ def _workers(now: int, leases: list[LiveLease], live: Mapping[str, WorkerStatus]
     found = []
     for name, jobs in held.items():
         since = max(lease.progressed_us for lease in jobs)
-        if len(jobs) >= live[name].concurrency and now - since >= bounds.quiet_us:
+        if len(jobs) >= live[name].concurrency > 0 and now - since >= bounds.quiet_us:
             slots = (
                 "its only slot holds a job"
                 if len(jobs) == 1

@@ -34,8 +34,9 @@ class WorkerStatus:
     A worker as it reported itself last.
 
     *name* is the owner's name of its leases, which no other worker has; *given_name* is what it was started with
-    (`--name`), else its host's name. *queues* is None for all queues. A worker is *alive* if it has reported within
-    the last 30 seconds on the store's clock.
+    (`--name`), else its host's name. *queues* is None for all queues. *running* counts handlers, even those that have
+    lost their jobs. *concurrency* is 0 if such handlers have held every slot for ten seconds: it claims no more. A
+    worker is *alive* if it has reported within the last 30 seconds on the store's clock.
     """
 
     name: str

@@ -234,6 +234,16 @@ class Runs:
         """How many handlers go on without their job, and keep their slots."""
         return self._count(OUTLIVED, LINGERING)
 
+    def count_lost(self, until_us: int) -> int:
+        """Return how many handlers go on without their job that were stopped at *until_us* or before."""
+        stops = [run.stop for run in self._runs.copy().values() if run.state in (OUTLIVED, LINGERING)]
+        return sum(stop is not None and stop.at_us <= until_us for stop in stops)
+
+    @property
+    def count_handlers(self) -> int:
+        """How many handlers run, with or without their job."""
+        return self._count(EXECUTING, LINGERING)
+
     @property
     def count_slots(self) -> int:
         """How many slots are taken, or will be as soon as one is free."""

@@ -34,6 +34,7 @@ from .shop import Shop
 from .signals import signals
 from .tending import sealer, tender
 
+_LOST_US = 10_000_000  # after which a handler that goes on without its job is expected to stay
 _LISTEN_SECONDS = 1.0  # for listeners, at the very end
 
 
@@ -275,15 +276,17 @@ class Worker:
 
     def _report(self) -> WorkerReport:
         """Return what the store is to show of this worker."""
+        runs, now = self.runner.runs, self._steady.now()
+        lost = runs.count_lost(now - _LOST_US)
         return WorkerReport(
             self.owner,
             self.given_name,
             this_process(),
             None if self.queues is None else tuple(self.queues),
             tuple(sorted(self._shop.tasks)),
-            self.concurrency,
-            sum(not run.waits for run in self.runner.runs.undecided()),
-            max(self._steady.now() - self._started_us, 0),
+            self.concurrency if lost < self.concurrency else 0,
+            runs.count_handlers,
+            max(now - self._started_us, 0),
         )
 
 
