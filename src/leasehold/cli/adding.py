@@ -40,7 +40,8 @@ def add(
 
     \b
     Examples:
-      leasehold add --app app:router --task send --payload '{"to": "ann@example.org"}'
+      leasehold add --app app:router --task send \\
+          --payload '{"to": "ann@example.org"}'
       leasehold add --task send --payload '{"to": "ann@example.org"}' --queue mail
       leasehold add invoice-42 --payload '{"total": 10}'
     """

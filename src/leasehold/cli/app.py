@@ -34,25 +34,26 @@ def app(context: click.Context) -> None:
 
     \b
     Start here:
-      leasehold demo                             watch it happen, in ten seconds
-      leasehold demo --store sqlite:///demo.db   in a file, with a killed process
-      leasehold store check sqlite:///demo.db    check the invariants of a store
-      leasehold worker app:router                run the handlers of your own tasks
+      leasehold demo                            watch it happen, in ten seconds
+      leasehold demo --store sqlite:///demo.db  in a file, with a killed process
+      leasehold store check sqlite:///demo.db   check the invariants of a store
+      leasehold worker app:router               run your own tasks
 
     \b
     When something is wrong (with --store URL, or LEASEHOLD_STORE):
-      leasehold doctor                           begin here
-      leasehold explain ID                       why is this job not running?
-      leasehold show ID; leasehold history ID    its epoch; who held it, and what was refused
+      leasehold doctor                          begin here
+      leasehold explain ID                      why is this job not running?
+      leasehold show ID                         its epoch
+      leasehold history ID                      who held it; what was refused
 
     \b
-      a worker hangs                             leasehold transfer, or requeue
-      workers die one after another              leasehold events --kind reclaimed
-      jobs failed                                leasehold jobs --status failed
-      jobs wait, or pile up                      leasehold queues, then workers
-      a lock is stuck                            leasehold jobs --lock KEY, then requeue
-      too many jobs are added                    leasehold queues pause, then cancel
-      the database failed over, or was restored  leasehold events --last 20
+      a worker hangs                  leasehold transfer, or requeue
+      workers die one after another   leasehold events --kind reclaimed
+      jobs failed                     leasehold jobs --status failed
+      jobs wait, or pile up           leasehold queues, then workers
+      a lock is stuck                 leasehold jobs --lock KEY, then requeue
+      too many jobs are added         leasehold queues pause, then cancel
+      failover, or a restored backup  leasehold events --last 20
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

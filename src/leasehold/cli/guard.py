@@ -27,8 +27,8 @@ def guard() -> None:
 
     \b
     Examples:
-      leasehold guard seal invoice-42 --app app:router     its last owner cannot write any more
-      leasehold guard prove --app app:router               do the guards refuse a stale write?
+      leasehold guard seal invoice-42 --app app:router  its last owner is refused
+      leasehold guard prove --app app:router            is a stale write refused?
     """
 
 

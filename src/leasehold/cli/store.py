@@ -198,8 +198,10 @@ def grant(target: Target, output: Output, role: str, kinds: tuple[str, ...], dry
 
     \b
     Examples:
-      leasehold store grant postgresql://host/database --role web --as producer --as reader
-      leasehold store grant postgresql://host/database --role web --as producer --dry-run
+      leasehold store grant postgresql://host/database --role web \\
+          --as producer --as reader
+      leasehold store grant postgresql://host/database --role web \\
+          --as producer --dry-run
     """
     with target.open() as router:
         statements = _administrable(router).grant(role, kinds, dry_run=dry_run)

@@ -133,14 +133,17 @@ def worker(
     Run:
       python -c "from app import greet; greet.add('Ann')"
       leasehold worker app:router
-      leasehold worker app:router --queues images,mail --concurrency 16 --processes 2
+      leasehold worker app:router --queues images,mail --concurrency 16 \\
+          --processes 2
 
     \b
     Exit codes:
-      0  stopped by a signal or --until-empty, and every job is settled or handed back
-      1  the worker failed: for instance a store of another version, or a lifespan that raised
+      0  stopped by a signal or --until-empty; every job is settled or handed back
+      1  the worker failed: for instance a store of another version, or a lifespan
+         that raised
       2  called wrongly: for instance APP cannot be imported
-      3  stopped, and some jobs are not settled, since the store did not answer: they are reclaimed later
+      3  stopped, and some jobs are not settled, since the store did not answer:
+         they are reclaimed later
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what handlers print is seen when they print it
