@@ -7,6 +7,7 @@ The command line asks them, and so can a server or a page. Instants are ISO 8601
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from .core import instants
 from .core.job import Job, Status
 from .core.ownership import Event, LiveLease, Ownership
-from .core.search import Page, Search
+from .core.search import LOOKS_AT, Page, Search
 from .core.workers import WorkerStatus
 from .router import Router
 
@@ -22,6 +23,7 @@ JOB_FIELDS = (
     *("id", "status", "task", "queue", "epoch", "owner", "attempt", "errors", "reclaims", "priority", "progress"),
     *("error", "error_type", "meta", "created_at", "run_at", "updated_at", "finished_at"),
 )
+COUNTED_BY = ("error_type", "task", "queue", "status")
 EVENT_FIELDS = ("kind", "number", "at", "job_id", "epoch", "owner", "facts")
 OWNERSHIP_FIELDS = ("kind", "at", "epoch", "owner", "began", "ended", "ended_at", "ended_by", "note")
 QUEUE_FIELDS = (
@@ -32,6 +34,9 @@ WORKER_FIELDS = (
     *("name", "given_name", "alive", "idle", "holding", "running", "concurrency", "queues", "tasks"),
     *("started_at", "seen_at", "renewed_at", "progressed_at", "holds"),
 )
+
+
+_AT_ONCE = 1_000
 
 
 class Views:
@@ -57,6 +62,21 @@ class Views:
             if not more.jobs:  # the rest was looked at, or its first part
                 page = more
         return {"jobs": jobs, "cursor": page.cursor, "complete": page.complete}
+
+    def tally(self, search: Search, by: str, *, cursor: str | None = None) -> dict[str, Any]:
+        """
+        Return how many jobs fit for each value of *by*, one of `COUNTED_BY`, the most first.
+
+        Like a page, it looks at about 20,000 jobs; if not *complete*, the *cursor* is where to count on.
+        """
+        found, left = Counter[str | None](), LOOKS_AT
+        while True:
+            page = self._router.store.search(search, limit=_AT_ONCE, cursor=cursor)
+            found.update(self.short(job)[by] for job in page.jobs)
+            cursor, left = page.cursor, left - _AT_ONCE
+            if cursor is None or not page.complete or left <= 0:
+                rows = [{by: value, "jobs": count} for value, count in found.most_common()]
+                return {"rows": rows, "cursor": cursor, "complete": cursor is None}
 
     def short(self, job: Job) -> dict[str, Any]:
         """Return a job as a list shows it."""

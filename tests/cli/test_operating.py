@@ -459,21 +459,20 @@ def test_exit_codes_are_on_one_page(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_table_fits_the_terminal_and_keeps_what_is_copied(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ids and epochs are whole, whatever the width."""
+    """Ids are whole, whatever the width; epochs too, where they are shown."""
     monkeypatch.setenv("COLUMNS", "80")
 
     _, out, _ = called(capsys, "jobs", "--status", "failed")
 
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].split() == ["ID", "STATUS", "TASK", "QUEUE", "EPOCH", "ERRORS", "UPDATED", "ERROR"], (
-        "OWNER is empty"
-    )
+    assert lines[0].split() == ["ID", "STATUS", "TASK", "QUEUE", "ERRORS", "UPDATED", "ERROR"], "OWNER is empty"
     assert "UPDAT…" not in called(capsys, "jobs")[1]
     assert max(map(len, called(capsys, "queues")[1].splitlines())) <= 80
     assert "Traceback" not in called(capsys, "events")[1]
-    assert all(str(epoch(url, line.split()[0])) in line for line in lines[1:])
     assert "ago" in lines[1]
+    chosen = called(capsys, "jobs", "--status", "failed", "--fields", "id,error,epoch,updated_at")[1].splitlines()[1:]
+    assert all(str(epoch(url, line.split()[0])) in line for line in chosen)
 
 
 def test_the_doctor_finds_what_does_not_move(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -522,7 +521,7 @@ def test_a_history_is_not_cut(url: str, capsys: pytest.CaptureFixture[str], monk
         _, out, _ = called(capsys, *call)
         assert why in " ".join(line[out.splitlines()[0].index("WHAT") :].strip() for line in out.splitlines())
         assert max(map(len, out.splitlines())) <= 100
-        assert "…" not in out
+        assert all(one.startswith("…") for one in out.split() if "…" in one), "only an epoch is short"
 
 
 def test_the_newest_events_can_be_listed(url: str, capsys: pytest.CaptureFixture[str]) -> None:

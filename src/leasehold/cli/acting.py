@@ -6,6 +6,7 @@ import functools
 import logging
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from ..views import JOB_FIELDS, Views
 from .asking import agrees, asked, can_ask, declined, yes_option
 from .completion import job_ids, owner_names
 from .finding import filter_options, has_filter
-from .jobs import worded
+from .jobs import SPARE, classed, worded
 from .output import Output, cell, output_options, show_one, show_rows, show_sentence
 from .target import Target, actor_option, parsed_json, target_options
 
@@ -32,6 +33,7 @@ REFUSED = 3  # the epoch has moved
 CONFLICT = 4  # a job's state forbids it
 UNSEALED = 1  # it was done, and guarded keys could not be reached: the owner may still write to them
 _SHOWN = 10
+_TASKS = 6  # of a preview, by their number of jobs
 _TRIES = 100  # of a verb behind broken glass: a job that moves more often than this is not one to act upon
 _NOT_MOVES = frozenset({"refused", "alarm", "guarded", "doubted", "sealed", "unsealed", "break-glass"})
 _TAKES: dict[Action, tuple[tuple[Status, ...], str]] = {
@@ -224,7 +226,8 @@ def transfer(target: Target, output: Output, by: str, id: str, to: str, **fence:
     \b
     Examples:
       leasehold transfer invoice-42 --to worker-2 --epoch 1794776400000007
-      leasehold transfer invoice-42 --to worker-2 --break-glass --reason "worker-1 is unreachable"
+      leasehold transfer invoice-42 --to worker-2 --break-glass \\
+          --reason "worker-1 is unreachable"
     """
     attempt = _Attempt(target, output, by, **fence)
 
@@ -247,7 +250,8 @@ def complete(target: Target, output: Output, by: str, id: str, result: str | Non
 
     \b
     Example:
-      leasehold complete invoice-42 --result '{"paid": true}' --epoch 1794776400000007
+      leasehold complete invoice-42 --epoch 1794776400000007 \\
+          --result '{"paid": true}'
     """
     attempt = _Attempt(target, output, by, **fence)
     value = None if result is None else parsed_json(result, "--result")
@@ -282,8 +286,10 @@ def resolve(
 
     \b
     Examples:
-      leasehold resolve invoice-42 charge --outcome '"ch_1"' --epoch 1794776400000007
-      leasehold resolve invoice-42 charge --did-not-happen --epoch 1794776400000007
+      leasehold resolve invoice-42 charge --epoch 1794776400000007 \\
+          --outcome '"ch_1"'
+      leasehold resolve invoice-42 charge --epoch 1794776400000007 \\
+          --did-not-happen
     """
     if (outcome is None) != did_not_happen:
         raise click.UsageError("say how it ended: --outcome JSON, or --did-not-happen.")
@@ -370,17 +376,30 @@ def _check_status(verb: Action, status: Status | None) -> None:
 
 def _preview(router: Router, target: Target, output: Output, wanted: Search, verb: Action | None = None) -> int:
     """Print the first jobs that fit, and with *verb* the command that does it; return how many fit."""
-    views, count = Views(router), 0
+    views, count, tasks = Views(router), 0, Counter[str]()
     first: list[dict[str, Any]] = []
     for job in matching(router, wanted):
         count += 1
+        tasks[job.task or "(no task)"] += 1
         if len(first) < _SHOWN:
             first.append(views.short(job))
-    show_rows(first, _PREVIEW, output, empty="No job fits.", known=JOB_FIELDS, count=count, applied=False)
+    show_rows(
+        classed(first, output),
+        _PREVIEW,
+        output,
+        empty="No job fits.",
+        known=JOB_FIELDS,
+        spare=SPARE,
+        count=count,
+        applied=False,
+        tasks=dict(tasks.most_common()),
+    )
     if not count or output.is_for_programs:
         return count
-    more = f", the first {_SHOWN} above" if count > _SHOWN else ""
-    click.echo(f"{counted(count, 'job fits', 'jobs fit')}{more}.", err=True)
+    by_task = ", ".join(f"{task} {number}" for task, number in tasks.most_common(_TASKS))
+    others = f", {counted(len(tasks) - _TASKS, 'other task', 'other tasks')}" if len(tasks) > _TASKS else ""
+    more = f" The first {_SHOWN} are above." if count > _SHOWN else ""
+    click.echo(f"{counted(count, 'job fits', 'jobs fit')}: {by_task}{others}.{more}", err=True)
     if verb is not None:
         again = shlex.join([*arguments(), "--apply", "--expect", str(count)])
         click.echo(f"Nothing was done. To {verb} {'it' if count == 1 else 'them'}:\n  {again}", err=True)
@@ -442,7 +461,8 @@ replay = _one_or_many(
     Examples:
       leasehold replay invoice-42 --epoch 1794776400000007
       leasehold replay --status failed --error-type ConnectionError --since 2h
-      leasehold replay --status failed --error-type ConnectionError --since 2h --apply --expect 31
+      leasehold replay --status failed --error-type ConnectionError --since 2h \\
+          --apply --expect 31
     """,
 )
 requeue = _one_or_many(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import click
@@ -14,15 +16,29 @@ from ..core import failure, instants
 from ..core.job import Status
 from ..core.ownership import Event
 from ..core.search import Search
-from ..views import EVENT_FIELDS, JOB_FIELDS, OWNERSHIP_FIELDS, Views
+from ..views import COUNTED_BY, EVENT_FIELDS, JOB_FIELDS, OWNERSHIP_FIELDS, Views
 from .completion import job_ids
 from .finding import filter_options
-from .output import Output, localized, output_options, show_one, show_rows, show_sentence
+from .output import (
+    Output,
+    age,
+    clock_times,
+    folded,
+    lasted,
+    localized,
+    output_options,
+    show_one,
+    show_rows,
+    show_sentence,
+    terminal_width,
+)
 from .target import Target, target_options
 from .watching import Watch, watch_options
 
 _COLUMNS = ("id", "status", "task", "queue", "epoch", "owner", "errors", "reclaims", "updated_at", "error")
-_HISTORY = ("at", "kind", "epoch", "owner", "what")
+SPARE = ("epoch", "errors", "owner", "error", "updated_at", "queue")  # what finds no room on a narrow terminal
+_EVENTS_SPARE = ("epoch", "owner", "number")
+_NARROW = 120  # columns, below which a history has short epochs and no kinds beside what happened
 _EVENTS = ("number", "at", "kind", "job_id", "epoch", "owner", "what")
 
 
@@ -43,6 +59,7 @@ class _Jobs(click.Command):
 
 @click.command(cls=_Jobs)
 @filter_options
+@click.option("--count-by", type=click.Choice(COUNTED_BY), help="Print how many jobs fit for each of these.")
 @click.option("--oldest", is_flag=True, help="Oldest first.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
 @click.option("--cursor", metavar="TEXT", help="Go on where an earlier page ended.")
@@ -50,10 +67,19 @@ class _Jobs(click.Command):
 @target_options
 @output_options
 def jobs(
-    target: Target, output: Output, wanted: Search, oldest: bool, limit: int, cursor: str | None, watch: Watch
+    target: Target,
+    output: Output,
+    wanted: Search,
+    count_by: str | None,
+    oldest: bool,
+    limit: int,
+    cursor: str | None,
+    watch: Watch,
 ) -> int:
     """
     List jobs by any combination of filters, newest first.
+
+    A narrow terminal has no room for some columns, EPOCH and ERRORS first: name those that you need with --fields.
 
     Jobs of a finished status come by their end. If no index has what is asked for, 20,000 jobs are looked at, and the
     command says how to go on.
@@ -62,6 +88,7 @@ def jobs(
     Examples:
       leasehold jobs --status failed
       leasehold jobs --status failed --error-type ConnectionError --since 2h
+      leasehold jobs --status failed --count-by error_type
       leasehold jobs --queue mail --meta tenant=acme --payload order.total=10
       leasehold jobs --status running --watch
     """
@@ -69,12 +96,20 @@ def jobs(
     with target.open() as router:
         views = Views(router)
 
+        def count() -> None:
+            tally = views.tally(wanted, str(count_by), cursor=cursor)
+            known, more = (str(count_by), "jobs"), {"complete": tally["complete"], "cursor": tally["cursor"]}
+            show_rows(tally["rows"], known, output, empty="No job fits.", known=known, **more)
+            if tally["cursor"] and not output.is_for_programs:
+                click.echo(f"(these are the first 20,000; to count on: --cursor {tally['cursor']})", err=True)
+
         def once() -> None:
             page = views.page(wanted, limit=limit, cursor=cursor)
             show_rows(
-                page["jobs"],
+                classed(page["jobs"], output),
                 [name for name in _COLUMNS if name != "reclaims" or any(row[name] for row in page["jobs"])],
                 output,
+                spare=SPARE,
                 empty="No job fits.",
                 known=JOB_FIELDS,
                 cursor=page["cursor"],
@@ -84,7 +119,7 @@ def jobs(
                 more = "there are more" if page["complete"] else "20,000 jobs were looked at; there may be more"
                 click.echo(f"({more}: --cursor {page['cursor']})", err=True)
 
-        watch.repeat(once)
+        watch.repeat(once if count_by is None else count)
     return 0
 
 
@@ -117,6 +152,9 @@ def history(target: Target, output: Output, id: str) -> int:
     """
     List who held the job ID, from when to when, and what was refused in between, oldest first.
 
+    Times are clock times, with the date unless all of it was today. An epoch that begins with … is shown by its last
+    digits.
+
     \b
     Example:
       leasehold history invoice-42
@@ -125,8 +163,51 @@ def history(target: Target, output: Output, id: str) -> int:
         rows = Views(router).history(id)
     empty = "Nothing was recorded of this job: it was never claimed."
     known = (*OWNERSHIP_FIELDS, *EVENT_FIELDS)
-    show_rows(_rows_worded(rows, output), _HISTORY, output, empty=empty, wrap=True, known=known, id=id)
+    if output.is_for_programs or output.fields:
+        show_rows(_rows_worded(rows, output), (), output, empty=empty, known=known, id=id)
+        return 0
+    offset, times = clock_times([row.get(name) for row in rows for name in ("at", "ended_at")], output)
+    tail = _tails([row["epoch"] for row in rows])
+    column, narrow = f"when {offset}", terminal_width() < _NARROW
+    worded_rows = [
+        {
+            **row,
+            column: when(row, times),
+            "what": f"{row['kind']}: {what}" if narrow and row["kind"] not in ("ownership", "refused") else what,
+            "epoch": tail(row["epoch"]) if narrow and row["epoch"] else row["epoch"],
+        }
+        for row, what in ((row, worded(row, output, tail)) for row in rows)
+    ]
+    columns = [column, *([] if narrow else ["kind"]), "epoch", "owner", "what"]
+    show_rows(worded_rows, columns, output, empty=empty, wrap=True, spare=("epoch",))
     return 0
+
+
+def when(row: dict[str, Any], times: dict[str, str]) -> str:
+    """Return when an event was, or from when to when an ownership lasted, and how long that was."""
+    began, ended = times[row["at"]], row.get("ended_at")
+    if row["kind"] != "ownership":
+        return began
+    if ended is None:
+        return f"{began}– ({age(row['at']).removesuffix(' ago')} so far)"
+    day, _, _ = began.rpartition(" ")
+    return f"{began}–{times[ended].removeprefix(f'{day} ')} ({lasted(row['at'], ended)})"
+
+
+def _tails(epochs: Iterable[int | None]) -> Callable[[Any], str]:
+    """Return what shortens an epoch to the digits in which these differ, three at least."""
+    texts = {str(epoch) for epoch in epochs if epoch}
+    same = takewhile(lambda digits: len(set(digits)) == 1, zip(*texts, strict=False))
+    start = max(min(sum(1 for _ in same), min(map(len, texts), default=0) - 3), 0)
+    prefix = min(texts, default="")[:start]
+    return lambda epoch: f"…{str(epoch)[start:]}" if prefix and str(epoch).startswith(prefix) else str(epoch)
+
+
+def classed(rows: list[dict[str, Any]], output: Output) -> list[dict[str, Any]]:
+    """Return *rows* with the class of an error before its message, unless a program reads them or fields are chosen."""
+    if output.is_for_programs or output.fields:
+        return rows
+    return [{**row, "error": f"{row['error_type']}: {row['error']}"} if row["error_type"] else row for row in rows]
 
 
 def _rows_worded(rows: list[dict[str, Any]], output: Output) -> list[dict[str, Any]]:
@@ -134,25 +215,36 @@ def _rows_worded(rows: list[dict[str, Any]], output: Output) -> list[dict[str, A
     return rows if output.is_for_programs else [{**row, "what": worded(row, output)} for row in rows]
 
 
-def worded(row: dict[str, Any], output: Output) -> str:
-    """Return what a row of a history says, as a person reads it."""
+def worded(row: dict[str, Any], output: Output, epoch: Callable[[Any], str] = str) -> str:
+    """Return what a row of a history says, as a person reads it; *epoch* shows an epoch."""
     if row["kind"] == "ownership":
         ended = "still holds it" if row["ended"] is None else f"ended by {row['ended']}"
         by = f" ({row['ended_by']})" if row["ended_by"] and row["ended_by"] != row["owner"] else ""
-        note = f": {row['note']}" if row["note"] else ""
+        note = f": {_without_frames(row['note'])}" if row["note"] else ""
         return f"began by {row['began']}, {ended}{by}{note}"
     facts = row["facts"]
+    if row["kind"] == "refused" and isinstance(facts, dict) and {"verb", "presented", "current"} <= facts.keys():
+        verb = f"{facts['verb']} of {facts['resource']}" if facts.get("resource") else facts["verb"]
+        presented, current = epoch(facts["presented"]), epoch(facts["current"])
+        now = f"it was {current} by then" if presented != current else "that ownership had ended"
+        by = f" by {facts['by']}" if facts.get("by") else ""
+        return f"refused: {verb}{by} with epoch {presented}; {now}"
     if isinstance(facts, dict):
         return ", ".join(_fact(name, value, output) for name, value in facts.items() if value is not None)
     return str(facts)  # redacted
+
+
+def _without_frames(text: str) -> str:
+    """Return an error as its class and message; any other text as it is."""
+    kind, message = failure.read(text)
+    return f"{kind}: {message}" if kind else message
 
 
 def _fact(name: str, value: Any, output: Output) -> str:
     if name.endswith("_us") and isinstance(value, int):
         return f"{name.removesuffix('_us')}_at {localized(instants.aware(value).isoformat(), output)}"
     if name == "error" and isinstance(value, str):  # without the frames, which --json has
-        kind, value = failure.read(value)
-        return f"error {kind}: {value}" if kind else f"error {value}"
+        return f"error {_without_frames(value)}"
     return f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
 
 
@@ -170,7 +262,7 @@ def explain(target: Target, output: Output, id: str) -> int:
     """
     with target.open() as router:
         sentence = router.explain(id)
-    show_sentence({"id": id, "explanation": sentence}, localized(sentence, output), output)
+    show_sentence({"id": id, "explanation": sentence}, folded(localized(sentence, output)), output)
     return 0
 
 
@@ -213,7 +305,8 @@ def events(
             seen = found[-1].number if found else seen
             if found or not watch.on:
                 rows = _rows_worded([views.event(event) for event in found], output)
-                show_rows(rows, _EVENTS, output, empty="No event fits.", wrap=True, known=EVENT_FIELDS, after=seen)
+                more: dict[str, Any] = {"known": EVENT_FIELDS, "spare": _EVENTS_SPARE, "after": seen}
+                show_rows(rows, _EVENTS, output, empty="No event fits.", wrap=True, **more)
 
         watch.repeat(once, in_place=False)
     return 0

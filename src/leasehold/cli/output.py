@@ -12,7 +12,7 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 import click
@@ -23,9 +23,15 @@ from ..core.explanation import span
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARGIN = 2
-_LEAST = 4  # columns of a cell that is cut
-_LEAST_WRAPPED = 30  # of one that goes on in the next line, even if the terminal is narrower than the table
-_WHOLE = frozenset({"id", "job_id", "name", "epoch", "status", "number"})  # never cut
+_COMFORT = 24  # characters of prose for which other columns are left out
+_LEAST = 12  # of prose that is cut
+_LEAST_WRAPPED = 20  # of prose that goes on in the next line, even if the terminal is narrower than the table
+_WHOLE = frozenset(
+    {"id", "job_id", "name", "task", "queue", "owner", "epoch", "status", "number", "kind", "error_type"}
+)  # never cut
+_BELOW = frozenset({"owner", "error"})  # under the row, where it has no room
+_INDENT = "    "
+_HEADS = {"oldest_pending_at": "OLDEST"}
 _ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
 _COLORS = ("auto", "always", "never")
 # Each word says the same without its colour.
@@ -89,13 +95,15 @@ def show_rows(
     empty: str,
     wrap: bool = False,
     known: Sequence[str] = (),
+    spare: Sequence[str] = (),
     **more: Any,
 ) -> None:
     """
     Print *rows*: as a table of *columns*, as one document with *more* beside them, or a line each.
 
-    With *wrap*, the last column of a table takes as many lines as it needs: it is what the table is read for. *known*
-    are the fields that rows have, even if there are no rows.
+    With *wrap*, the last column of a table takes as many lines as it needs: it is what the table is read for. The
+    columns *spare* are left out first where the terminal is narrow. *known* are the fields that rows have, even if
+    there are no rows.
     """
     check_fields(rows, output.fields, known)
     if output.as_lines:
@@ -108,7 +116,8 @@ def show_rows(
     if not rows:
         click.echo(empty, err=True)
         return
-    text = table(rows, output.fields or columns, utc=output.utc, wrap=wrap and not output.fields, color=output.color)
+    wrap, spare = (wrap, spare) if not output.fields else (False, ())
+    text = table(rows, output.fields or columns, utc=output.utc, wrap=wrap, color=output.color, spare=spare)
     click.echo(text, color=output.color)
 
 
@@ -124,7 +133,7 @@ def show_one(facts: dict[str, Any], output: Output) -> None:
         if value is None or value in ([], {}):
             continue
         text = cell(name, value, utc=output.utc)
-        text = localized(text, output) if name == "explanation" else text
+        text = folded(localized(text, output), width + 2) if name == "explanation" else text
         lines = _styled(name, text, output.color).replace("\n", "\n" + " " * (width + 2))
         head = f"{name:<{width}}"
         click.echo(f"{click.style(head, bold=True) if output.color else head}  {lines}", color=output.color)
@@ -196,6 +205,36 @@ def localized(sentence: str, output: Output) -> str:
     return _ISO.sub(lambda found: _clock_time(found[0], output.utc), sentence)
 
 
+def folded(sentence: str, indent: int = 0) -> str:
+    """Return *sentence* in lines that fit beside *indent* on a terminal; what is piped stays one line."""
+    if not sys.stdout.isatty():
+        return sentence
+    width = max(terminal_width() - indent, _LEAST_WRAPPED)
+    return textwrap.fill(sentence, width, break_long_words=False, break_on_hyphens=False)
+
+
+def clock_times(instants: Iterable[str | None], output: Output) -> tuple[str, dict[str, str]]:
+    """Return the offset of *instants*, and each as a clock time: with its date unless all are of today."""
+    found = {text: datetime.fromisoformat(text) for text in instants if text is not None}
+    local = {text: at if output.utc else at.astimezone() for text, at in found.items()}
+    now = datetime.fromtimestamp(SystemClock().now() / 1_000_000, UTC)
+    today = (now if output.utc else now.astimezone()).date()
+    form = "%H:%M:%S" if all(at.date() == today for at in local.values()) else "%Y-%m-%d %H:%M:%S"
+    offset = next((at.isoformat()[-6:] for at in local.values()), "")
+    return offset, {text: at.strftime(form) for text, at in local.items()}
+
+
+def lasted(start: str, end: str) -> str:
+    """Return the time between two instants, as a person reads it."""
+    micros = round((datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds() * 1_000_000)
+    return span(micros) if micros >= 1_000_000 else f"{max(micros, 0) // 1000} ms"
+
+
+def age(text: str) -> str:
+    """Return how long ago an instant was, in its largest unit."""
+    return _age(text, 1)
+
+
 def _age(text: str, units: int = 2) -> str:
     away = SystemClock().now() - round(datetime.fromisoformat(text).timestamp() * 1_000_000)
     shown = " ".join(span(abs(away)).split()[: 2 * units])
@@ -203,51 +242,82 @@ def _age(text: str, units: int = 2) -> str:
 
 
 def table(
-    rows: Sequence[dict[str, Any]], columns: Sequence[str], *, utc: bool, wrap: bool = False, color: bool = False
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[str],
+    *,
+    utc: bool,
+    wrap: bool = False,
+    color: bool = False,
+    spare: Sequence[str] = (),
 ) -> str:
     """
-    Return *rows* as a table that fits the terminal.
+    Return *rows* as a table that fits the terminal, if names leave room for it.
 
-    If it is too wide, instants are shown by their age alone and columns that are empty in all rows are left out. Then
-    the widest columns are cut; names and epochs, which an operator copies, ages and figures are not. With *wrap*, the
-    last column is not cut but goes on in the next line.
+    If it is too wide, instants are shown by their age alone and columns that are empty in all rows are left out; then
+    the columns *spare*, one after the other, until what is prose has room; an owner and an error then have a line of
+    their own under the row, for tables without *wrap*. Then prose is cut; with *wrap*, the last
+    column goes on in the next line instead. Names, epochs, ages and figures are never cut.
     """
-    head = [_headed(name) for name in columns]
-    room = terminal_width() - _MARGIN * (len(columns) - 1)
-    lines, widths = _laid_out(rows, columns, head, lambda name, value: cell(name, value, utc=utc))
-    if sum(widths) > room:  # what no row has says nothing
-        columns = [name for name in columns if any(row.get(name) not in (None, [], {}) for row in rows)] or columns
-        head = [_headed(name) for name in columns]
-        room = terminal_width() - _MARGIN * (len(columns) - 1)
+    columns, below = list(columns), list[str]()
+    room = terminal_width()
+    lines, widths = _laid_out(rows, columns, lambda name, value: cell(name, value, utc=utc))
+    if _sum(widths) > room:
         short = lambda name, value: _age(value, 1) if _is_instant(name) and value else cell(name, value, utc=utc)  # noqa: E731
-        lines, widths = _laid_out(rows, columns, head, short)
-    if wrap and sum(widths) > room:
-        widths[-1] = max(room - sum(widths[:-1]), _LEAST_WRAPPED)
-        lines = [part for line in lines for part in _wrapped(line, widths[-1])]
-    while sum(widths) > room and not wrap:
-        prose = [number for number, name in enumerate(columns) if not _is_whole(name, rows)]
-        widest = max(prose, key=lambda number: widths[number], default=None)
-        if widest is None or widths[widest] <= _LEAST:
-            break
+        columns = [name for name in columns if any(row.get(name) not in (None, [], {}) for row in rows)] or columns
+        lines, widths = _laid_out(rows, columns, short)
+        for name in spare:
+            if name in columns and _sum(_least(rows, columns, widths, _COMFORT)) > room:
+                columns.remove(name)
+                below += [name] if name in _BELOW and not wrap else []
+                lines, widths = _laid_out(rows, columns, short)
+    least = _least(rows, columns, widths, _LEAST)
+    if wrap:
+        least[-1] = min(widths[-1], _LEAST_WRAPPED)
+    while _sum(widths) > room and widths != least:
+        widest = max(range(len(widths)), key=lambda number: (widths[number] > least[number], widths[number]))
         widths[widest] -= 1
+    if wrap:
+        lines = [part for line in lines for part in _wrapped(line, widths[-1])]
+    head = [_headed(name) for name in columns]
     first, *rest = [[_fitted(text, width) for text, width in zip(line, widths, strict=True)] for line in [head, *lines]]
     margin = " " * _MARGIN
     top = margin.join(first).rstrip()
-    return "\n".join(
-        [
-            click.style(top, bold=True) if color else top,
-            *(margin.join(map(_styled, columns, line, [color] * len(line))).rstrip() for line in rest),
-        ]
-    )
+    printed = [margin.join(map(_styled, columns, line, [color] * len(line))).rstrip() for line in rest]
+    if below:
+        printed = [part for line, row in zip(printed, rows, strict=True) for part in [line, *_under(row, below, room)]]
+    return "\n".join([click.style(top, bold=True) if color else top, *printed])
+
+
+def _under(row: dict[str, Any], names: Sequence[str], room: int) -> list[str]:
+    """Return the line under a row that has what found no room in it; none if the row has nothing of it."""
+    parts = [f"{name} {row[name]}" if name == "owner" else str(row[name]) for name in names if row[name]]
+    return [_fitted(_INDENT + _one_line(", ".join(parts)), room).rstrip()] if parts else []
+
+
+def _sum(widths: Sequence[int]) -> int:
+    return sum(widths) + _MARGIN * (len(widths) - 1)
+
+
+def _least(rows: Sequence[dict[str, Any]], columns: Sequence[str], widths: Sequence[int], prose: int) -> list[int]:
+    """Return how narrow each column may be, if prose keeps *prose* characters."""
+    return [
+        width if _is_whole(name, rows) else min(width, max(prose, len(_headed(name))))
+        for name, width in zip(columns, widths, strict=True)
+    ]
 
 
 def _headed(name: str) -> str:
-    return name.removesuffix("_at").replace("_per_minute", "/min").replace("_", " ").upper()
+    return _HEADS.get(name) or name.removesuffix("_at").replace("_per_minute", "/min").replace("_", " ").upper()
 
 
 def _is_whole(name: str, rows: Sequence[dict[str, Any]]) -> bool:
     """Return whether a column is not cut: what an operator copies, ages, and figures, whose digits all count."""
-    return name in _WHOLE or _is_instant(name) or all(isinstance(row.get(name), int | float | None) for row in rows)
+    return (
+        name in _WHOLE
+        or name.startswith("when ")
+        or _is_instant(name)
+        or all(isinstance(row.get(name), int | float | None) for row in rows)
+    )
 
 
 def _wrapped(line: list[str], width: int) -> list[list[str]]:
@@ -257,10 +327,10 @@ def _wrapped(line: list[str], width: int) -> list[list[str]]:
 
 
 def _laid_out(
-    rows: Sequence[dict[str, Any]], columns: Sequence[str], head: list[str], shown: Callable[[str, Any], str]
+    rows: Sequence[dict[str, Any]], columns: Sequence[str], shown: Callable[[str, Any], str]
 ) -> tuple[list[list[str]], list[int]]:
     lines = [[_one_line(shown(name, row.get(name))) for name in columns] for row in rows]
-    return lines, [max(map(_width, column)) for column in zip(head, *lines, strict=True)]
+    return lines, [max(map(_width, column)) for column in zip(map(_headed, columns), *lines, strict=True)]
 
 
 def _is_instant(name: str) -> bool:

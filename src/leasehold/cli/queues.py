@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ..views import QUEUE_FIELDS, WORKER_FIELDS, Views
 from .completion import queue_names
 from .help import Group
-from .output import Output, output_options, show_rows, show_sentence
+from .output import Output, age, output_options, show_rows, show_sentence
 from .target import Target, actor_option, target_options
 from .watching import Watch, watch_options
 
@@ -20,10 +22,9 @@ _QUEUES = (
     "finished_per_minute",
     "workers",
     "parked",
-    "paused_by",
-    "paused_at",
-    "paused_note",
+    "paused",
 )
+_QUEUES_SPARE = ("added_per_minute", "workers")
 _WORKERS = (
     "name",
     "alive",
@@ -36,6 +37,7 @@ _WORKERS = (
     "progressed_at",
     "started_at",
 )
+_WORKERS_SPARE = ("started_at", "concurrency", "renewed_at")
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -47,7 +49,9 @@ def queues(context: click.Context, target: Target, output: Output, watch: Watch)
     """
     List the queues that are paused, have unfinished jobs or had some lately; pause them, and resume them.
 
-    The rates are those of the last five minutes. The oldest pending job counts from when it became due.
+    FINISHED/MIN counts jobs that are done, failed or cancelled. Both rates are over the last five minutes. If more than
+    10,000 jobs finished in these, the rate is over the time that the last 10,000 took, which may be seconds. OLDEST is
+    when the oldest pending job became due.
 
     While a queue is paused, claims take no job from it. Jobs that run go on; what is added, retried or requeued waits.
     Other queues are not slowed down, however many jobs wait in the paused one.
@@ -64,9 +68,25 @@ def queues(context: click.Context, target: Target, output: Output, watch: Watch)
         return None
     with target.open() as router:
         views = Views(router)
-        empty = "No queue is paused or has unfinished jobs."
-        watch.repeat(lambda: show_rows(views.queues(), _QUEUES, output, empty=empty, known=QUEUE_FIELDS))
+
+        def once() -> None:
+            rows = views.queues()
+            if not (output.is_for_programs or output.fields):
+                rows = [{**row, "paused": _paused(row)} for row in rows]
+            columns = [name for name in _QUEUES if name != "paused" or any(row[name] for row in rows)]
+            empty, wrap = "No queue is paused or has unfinished jobs.", columns[-1] == "paused"
+            show_rows(rows, columns, output, empty=empty, wrap=wrap, known=QUEUE_FIELDS, spare=_QUEUES_SPARE)
+
+        watch.repeat(once)
     return 0
+
+
+def _paused(row: dict[str, Any]) -> str | None:
+    """Return who paused the queue, when and why; None if it is not paused."""
+    if not row["paused"]:
+        return None
+    note = f": {row['paused_note']}" if row["paused_note"] else ""
+    return f"by {row['paused_by']}, {age(row['paused_at'])}{note}"
 
 
 @queues.command()
@@ -140,5 +160,9 @@ def workers(target: Target, output: Output, watch: Watch) -> int:
     with target.open() as router:
         views = Views(router)
         empty = "No worker has reported."
-        watch.repeat(lambda: show_rows(views.workers(), _WORKERS, output, empty=empty, known=WORKER_FIELDS))
+
+        def once() -> None:
+            show_rows(views.workers(), _WORKERS, output, empty=empty, known=WORKER_FIELDS, spare=_WORKERS_SPARE)
+
+        watch.repeat(once)
     return 0
