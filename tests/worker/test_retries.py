@@ -234,6 +234,25 @@ def test_a_delay_function_that_fails_is_passed_over(
     assert "the delay function of task 'work' failed" in caplog.text
 
 
+def test_a_delay_function_that_fails_shows_nothing_of_the_error_that_it_was_given(
+    router: Router, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be one that has to stay hidden."""
+
+    @router.task(delay=lambda errors, error: float(str(error)), retry=Retry(max_errors=1))
+    def work() -> None:
+        raise ValueError("card 4111")
+
+    work.options(id="a").add()
+    with working(router, concurrency=1):
+        with_status(router, "a", Status.FAILED)
+
+    [record] = [record for record in caplog.records if "delay function" in record.getMessage()]
+    assert "(ValueError)" in record.getMessage()
+    assert "could not convert" not in record.getMessage()
+    assert record.exc_info is None
+
+
 class Unprintable(Exception):
     """Cannot even be shown."""
 

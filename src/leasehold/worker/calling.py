@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..aio import handling_on_loop
 from ..core import checks, failure
 from ..core.job import Grant, Outcome, Settlement, completion, handed_back
-from ..errors import StaleEpoch, StoreUnavailable
+from ..errors import InvalidArgument, StaleEpoch, StoreUnavailable
 from ..lease import Lease, worker_side
 from ..tasks.guarded import Unsealed, keys_of
 from ..tasks.hooks import Hooks
@@ -196,8 +196,11 @@ def _delay(task: Task[..., ..., Any], grant: Grant, error: BaseException) -> flo
             delay = float(task.backoff(errors, error))
             checks.microseconds(delay, "delay", zero=True)
             return delay
-        except BaseException:  # a SystemExit there would end a thread that others need
-            log.exception("the delay function of task %r failed; its job waits as if there were none", task.name)
+        except BaseException as failed:  # a SystemExit there would end a thread that others need
+            # Of its own error the class and the frames alone: the message may quote the handler's, which may be hidden.
+            what = str(failed) if isinstance(failed, InvalidArgument) else type(failed).__qualname__
+            text = "the delay function of task %r failed (%s); its job waits as if there were none\n%s"
+            log.error(text, task.name, what, "".join(traceback.format_tb(failed.__traceback__)).rstrip())
     return grant.spec.retry.delay(errors, random.random())
 
 
