@@ -29,6 +29,7 @@ SCRIPTS = {
     "postgres": "The PostgreSQL store",
     "worker": "Workers beside other job systems",
     "guards": "Guards",
+    "operators": "Operators' questions over many jobs",
     "soak": "A PostgreSQL store over ten minutes",
 }
 PAGES = {

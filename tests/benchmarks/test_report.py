@@ -70,4 +70,4 @@ def test_a_script_that_does_not_exist_is_refused() -> None:
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
     assert ran.returncode == 2
-    assert "choose from core, postgres, worker, guards, soak" in ran.stderr
+    assert "choose from core, postgres, worker, guards, operators, soak" in ran.stderr

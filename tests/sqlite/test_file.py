@@ -146,7 +146,11 @@ STATEMENTS: dict[str, str] = dict(vars(statements("leasehold")))
 def explain(connection: sqlite3.Connection, sql: str, how: str = "EXPLAIN") -> list[tuple[object, ...]]:
     """What SQLite would do; every parameter is a one."""
     names = set(re.findall(r":(\w+)", sql))
-    values: object = dict.fromkeys(names, 1) if names else [1] * sql.count("?")
+    values: object = (
+        dict.fromkeys(names, 1)
+        if names
+        else [1] * (max(map(int, re.findall(r"\?(\d)", sql)), default=0) or sql.count("?"))
+    )
     return connection.execute(f"{how} {sql}", values).fetchall()  # type: ignore[arg-type]  # one or the other
 
 

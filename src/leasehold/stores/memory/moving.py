@@ -179,8 +179,10 @@ def concluded(row: Record, name: str, epoch: int, outcome: str | None) -> Record
 def sweep(state: State, now: int) -> list[Ownership]:
     """Take back what is overdue, let wait what has become due, and cancel what was not begun in time."""
     state.torn = True
+    # As the other stores do: first those that expired, in the order of their leases' ends, and then the stalled ones.
     overdue = [
-        (one.expires_us > now, state.deadline(one), state.jobs[one.spec.id].seq, one) for one in state.overdue(now)
+        (stalled := one.expires_us > now, state.deadline(one) if stalled else one.expires_us, state.seq(one), one)
+        for one in state.overdue(now)
     ]
     ended = [
         take_back(state, now, lease, Reason.STALL if stalled else Reason.TIMEOUT)
