@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,9 @@ def test_without_an_object_store_it_says_so_and_goes_on(
     """In both acts; the others are shown all the same."""
     monkeypatch.setattr("leasehold.cli.demo.zombie.objects._program", lambda: None)
 
+    level = logging.getLogger("leasehold").level
     assert play(plain=True) == 0
+    assert logging.getLogger("leasehold").level == level, "the caller's own logs go on"
 
     shown = capsys.readouterr().out
     assert shown.count("  object skipped   no object store is installed (pip install") == 2

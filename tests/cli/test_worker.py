@@ -328,6 +328,6 @@ def test_help_teaches_with_an_example_and_names_the_exit_codes(capsys: pytest.Ca
     assert run(["worker", "--help"]) == 0
 
     shown = capsys.readouterr().out
-    assert "leasehold worker app:router --queues images,mail --concurrency 16 --processes 2" in shown
+    assert "leasehold worker app:router --queues images,mail --concurrency 16 \\\n" in shown
     assert "3  stopped, and some jobs are not settled" in shown
     assert "supervised" not in shown

@@ -95,8 +95,16 @@ class Process:
 
 def play(*, plain: bool) -> int:
     """Play the demo and return the exit code: 0 only if every refusal and all the damage was seen."""
-    logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # the service's own refusals are on the screen already
-    screen = Screen(plain=plain)
+    log = logging.getLogger("leasehold")
+    before = log.level
+    log.setLevel(logging.CRITICAL)  # the service's own refusals are on the screen already
+    try:
+        return _play(Screen(plain=plain))
+    finally:
+        log.setLevel(before)
+
+
+def _play(screen: Screen) -> int:
     screen.heading("A process is frozen, is presumed dead, is replaced, and wakes up.")
     try:
         with object_server() as endpoint:
