@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from .. import Router
 from ..views import QUEUE_FIELDS, WORKER_FIELDS, Views
 from .completion import queue_names
 from .help import Group
@@ -107,14 +108,22 @@ def pause(target: Target, output: Output, by: str, name: str, note: str | None) 
       leasehold queues pause mail --note "the relay is down"
     """
     with target.open() as router:
-        known = {row["name"] for row in Views(router).queues()}.union(*(one.queues or () for one in router.workers()))
         router.pause(name, by=by, note=note)
-    if name not in known:
+        is_used = _is_used(router, name)  # after the pause, which must not wait for a count
+    if not is_used:
         click.echo(
             f"no job waits in a queue {name!r} or came lately, and no worker names it: check the spelling", err=True
         )
     show_sentence({"name": name, "paused": True}, f"queue {name!r} is paused", output)
     return 0
+
+
+def _is_used(router: Router, name: str) -> bool:
+    """Return whether jobs are in the queue or came lately, or a worker names it."""
+    if any(name in (worker.queues or ()) for worker in router.workers()):
+        return True
+    figures = ("pending", "running", "added_per_minute", "finished_per_minute")
+    return any(row[figure] for row in Views(router).queues() if row["name"] == name for figure in figures)
 
 
 @queues.command()

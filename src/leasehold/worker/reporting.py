@@ -271,7 +271,7 @@ def _log(
     if error is None:
         log.log(level, text, *args, extra=facts)
         return
-    kind, message = _told(error)
+    kind, message = _class_and_message(error)
     facts |= {"error": HIDDEN if hides_errors else message, "error_type": kind}
     if hides_errors:
         log.log(level, text + ": %s: %s", *args, kind or "an error", HIDDEN, extra=facts)
@@ -281,7 +281,7 @@ def _log(
         log.log(level, text, *args, extra=facts, exc_info=error)
 
 
-def _told(error: BaseException) -> failure.Failure:
+def _class_and_message(error: BaseException) -> failure.Failure:
     """Return the class and the message of an error, as the job keeps them."""
     if isinstance(error, Raised):
         return failure.read(str(error.args[0]))
