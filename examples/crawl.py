@@ -4,8 +4,8 @@ A long crawl that survives being killed: what it has seen is its checkpoint.
     pip install .                                          it needs nothing else
     python examples/crawl.py http://localhost:8000/        kill it, start it again: it goes on where it was
 
-A crawl is one job. `progress(checkpoint=…)` is on the disk when it returns, so whoever has the job next, in this
-process or another, begins with that page and not with the first.
+A crawl is one job. `progress(checkpoint=…)` is on the disk when it returns, so the next owner, in this process
+or another, begins with that page and not with the first.
 """
 
 import re
@@ -31,7 +31,7 @@ def crawl(lease: Lease, start: str, most: int = 1000) -> int:
             text = reply.read().decode()
         links = {urljoin(page, link) for link in LINK.findall(text)}
         waiting += sorted(link for link in links if link.startswith(start) and link not in {*seen, *waiting})
-        # Refused if somebody else has the job by now: then this raises, and the crawl here is over.
+        # Refused if another owner has the job by now: then this raises, and the crawl here is over.
         lease.progress(
             len(seen) / (len(seen) + len(waiting)),
             note=page,
