@@ -423,7 +423,7 @@ class Store(Protocol):
 
         C38.  Never an unfinished job, and never a child before its parent: a replay of the parent would add it again.
               A job with an effect in doubt goes too: to prune by hand is to decide so. The epoch counter stays, and so
-              do the `guarded` notes of an unfinished job, whose keys are sealed at its end.
+              do the `guarded` notes of a job that is unfinished or has open keys, which are to be sealed (C67).
         C52.  A job whose id the caller chose (`NewJob.chosen`) leaves a narrow row until *keep_ids_us* after its end,
               None for ever: its id, status, epoch and `finished_at`. An add of that id is left as it is (C10), a late
               owner is refused with these facts (C5), and `Settled` under the epoch that ended the job; every

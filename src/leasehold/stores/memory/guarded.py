@@ -37,6 +37,10 @@ class GuardedKeys:
             if not guarded.epochs:
                 del self._jobs[record.seq]
 
+    def has(self, record: Record) -> bool:
+        """Return whether the job has keys that may be open; one that was pruned has none."""
+        return record.seq in self._jobs and not record.narrow
+
     def open(self, jobs: Mapping[str, Record], guards: Collection[str], after: int, limit: int) -> OpenKeys:
         """Return the open keys of the next jobs behind *after*; forget what needs no seal."""
         found: list[OpenKey] = []

@@ -447,7 +447,7 @@ class MemoryStore:
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, and events that old."""
         with self._turn:
             now = self._begin()
-            return upkeep.prune(self._state, now - keep_us, ids_before(now, keep_ids_us), limit)
+            return upkeep.prune(self._state, self._guarded, now - keep_us, ids_before(now, keep_ids_us), limit)
 
     def tend(self, retention: Retention = DEFAULT_RETENTION) -> bool:
         """Take back what is overdue or whose process is gone, and prune a portion; return whether more is due."""
@@ -463,7 +463,7 @@ class MemoryStore:
             self._workers = {name: one for name, one in self._workers.items() if one.seen_us > now - keep_us}
             return None
         ids_us = ids_before(now, retention.keep_us(IDS))
-        return place if upkeep.prune_due(self._state, kind, now, keep_us, ids_us) else None
+        return place if upkeep.prune_due(self._state, self._guarded, kind, now, keep_us, ids_us) else None
 
     def observe(self, round: int, found: Sequence[Observation]) -> bool:
         """Record that *found* is what there is to be observed, by a look that began at *round*."""

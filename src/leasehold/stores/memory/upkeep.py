@@ -10,11 +10,12 @@ from ...core.job import PRUNED, NewJob
 from ...core.ownership import Event, NoteKind
 from ...store import EVENTS_AT_ONCE, Pruned
 from ..policy import EVENTS, IDS, KEPT, PORTION
+from .guarded import GuardedKeys
 from .record import Record
 from .state import State
 
 
-def prune(state: State, before_us: int, ids_before_us: int, limit: int) -> Pruned:
+def prune(state: State, guarded: GuardedKeys, before_us: int, ids_before_us: int, limit: int) -> Pruned:
     """Remove what finished before the one instant, its id if before the other, and events as old as the jobs."""
     state.torn = True
     removed: set[str] = set()
@@ -35,13 +36,13 @@ def prune(state: State, before_us: int, ids_before_us: int, limit: int) -> Prune
     for queue in [queue for queue, count in state.unfinished.items() if not count]:
         del state.unfinished[queue]
     state.torn = False
-    return Pruned(len(removed), _prune_events(state, before_us), _prune_ids(state, ids_before_us, limit))
+    return Pruned(len(removed), _prune_events(state, guarded, before_us), _prune_ids(state, ids_before_us, limit))
 
 
-def _prune_events(state: State, before_us: int) -> int:
+def _prune_events(state: State, guarded: GuardedKeys, before_us: int) -> int:
     kept, gone = list[Event](), 0
     for event in takewhile(lambda event: event.at_us < before_us, state.events):
-        if _names_keys(state, event):
+        if _names_keys(state, guarded, event):
             kept.append(event)
         elif (gone := gone + 1) == EVENTS_AT_ONCE:
             break
@@ -49,20 +50,24 @@ def _prune_events(state: State, before_us: int) -> int:
     return gone
 
 
-def _names_keys(state: State, event: Event) -> bool:
-    """Return whether it has the guarded keys of a job that has not ended: then they are to be sealed."""
+def _names_keys(state: State, guarded: GuardedKeys, event: Event) -> bool:
+    """Return whether it has the keys of a job that has not ended or whose keys are open: they are to be sealed."""
     job = state.jobs.get(event.job_id or "") if event.kind == NoteKind.GUARDED else None
-    return job is not None and job.finished_us is None
+    return job is not None and (job.finished_us is None or guarded.has(job))
 
 
-def prune_due(state: State, kind: str, now: int, keep_us: int, ids_before_us: int) -> bool:
+def prune_due(state: State, guarded: GuardedKeys, kind: str, now: int, keep_us: int, ids_before_us: int) -> bool:
     """Prune one portion by policy (see `policy.Pass`); return whether there is more."""
     before_us = now - keep_us
     if kind == IDS:
         return bool(_prune_ids(state, before_us, PORTION))
     if kind == EVENTS:
         unfinished = {one.id for one in state.jobs.values() if one.finished_us is None}
-        state.events = [one for one in state.events if one.at_us >= before_us or one.job_id in unfinished]
+        state.events = [
+            one
+            for one in state.events
+            if one.at_us >= before_us or one.job_id in unfinished or _names_keys(state, guarded, one)
+        ]
         return False
     horizon = now if kind == KEPT else before_us
     old = takewhile(lambda row: row.updated_us < horizon, state.finished)

@@ -453,7 +453,13 @@ WHERE j.finished_at IS NOT NULL AND j.options IS NOT NULL
 ORDER BY j.finished_at + json_extract(j.options, '$.keep_us'), j.seq LIMIT :limit;
 
 -- name: due_events
-SELECT e.number, e.at, EXISTS (SELECT 1 FROM leasehold_jobs AS j WHERE j.id = e.job_id AND j.status = 'unfinished')
+SELECT e.number, e.at, EXISTS (
+    SELECT 1 FROM leasehold_jobs AS j
+    WHERE j.id = e.job_id AND (
+        j.status = 'unfinished'
+        OR e.kind = 'guarded' AND EXISTS (SELECT 1 FROM leasehold_guarded AS g WHERE g.seq = j.seq)
+    )
+)
 FROM leasehold_events AS e WHERE e.number > ? ORDER BY e.number LIMIT ?;
 
 -- name: prune_numbers
@@ -496,7 +502,12 @@ DELETE FROM leasehold_events WHERE number IN (
     SELECT number FROM leasehold_events AS e
     WHERE at < ? AND (
         kind <> 'guarded'
-        OR NOT EXISTS (SELECT 1 FROM leasehold_jobs AS j WHERE j.id = e.job_id AND j.status = 'unfinished')
+        OR NOT EXISTS (
+            SELECT 1 FROM leasehold_jobs AS j
+            WHERE j.id = e.job_id AND (
+                j.status = 'unfinished' OR EXISTS (SELECT 1 FROM leasehold_guarded AS g WHERE g.seq = j.seq)
+            )
+        )
     ) ORDER BY at LIMIT ?
 ) RETURNING 1;
 

@@ -6,6 +6,7 @@ import pytest
 
 from ...core.job import Progress, new_job
 from ...core.ownership import Note, NoteKind, Ownership, Reason
+from ...core.retention import Retention
 from ...core.retry import Retry
 from ...errors import StaleEpoch, UnknownJob
 from ...store import OpenKey, Renewal, Store
@@ -295,6 +296,29 @@ class Recording(Contract):
 
         assert [event.job_id for event in store.events(kind=NoteKind.GUARDED)] == ["a"]
         assert store.prune(5 * SECOND) == (0, 0, 0)
+
+    def test_c38_the_keys_of_a_finished_job_are_not_pruned_before_they_are_sealed(
+        self, store: Store, clock: AlarmClock
+    ) -> None:
+        """Neither by hand nor by policy: to seal a job by its id is to read its keys from these events."""
+        store.add([new_job("a")])
+        grant = one(store)
+        _guarded(store, "a", grant.epoch, "x")
+        clock.advance(20)
+        settle(store, failed(grant, retry=False))
+        clock.advance(60)
+        by_policy = Retention(events_seconds=1)
+
+        assert store.prune(70 * SECOND) == (0, 0, 0)
+        while store.tend(by_policy):
+            pass
+
+        assert [event.job_id for event in store.events(kind=NoteKind.GUARDED)] == ["a"]
+        _sealed(store, "a", grant.epoch + 1, "x")
+        clock.advance(60)
+        while store.tend(by_policy):
+            pass
+        assert store.events() == []
 
     def test_c67_a_sealed_key_is_no_longer_open(self, store: Store) -> None:
         """Unless an owner has recorded it again since, which the seal is not above."""

@@ -436,7 +436,12 @@ BEGIN
         SELECT ctid FROM leasehold.events AS e
         WHERE at < v_before AND (
             kind <> 'guarded'
-            OR NOT EXISTS (SELECT FROM leasehold.jobs AS j WHERE j.id = e.job_id AND j.status = 'unfinished' OFFSET 0)
+            OR NOT EXISTS (
+                SELECT FROM leasehold.jobs AS j
+                WHERE j.id = e.job_id AND (
+                    j.status = 'unfinished' OR EXISTS (SELECT FROM leasehold.guarded AS g WHERE g.seq = j.seq)
+                ) OFFSET 0
+            )
         ) ORDER BY at LIMIT p_events
     ));
     GET DIAGNOSTICS events = ROW_COUNT;
@@ -500,7 +505,7 @@ END
 $lh$;
 
 -- The part of the verb `tend` that prunes events: one portion of those numbered above p_from, but for those of unfinished
--- jobs. Answers with how many it removed, and where the next portion begins; null at the end.
+-- jobs, and those that name open keys. Answers with how many it removed, and where the next portion begins; null at the end.
 CREATE OR REPLACE FUNCTION leasehold.prune_events(
     p_keep_us bigint, p_from bigint, p_limit integer, p_patience integer, p_now bigint,
     OUT events integer, OUT following bigint
@@ -515,7 +520,13 @@ BEGIN
     FROM (SELECT number, at FROM leasehold.events WHERE number > p_from ORDER BY number LIMIT p_limit) AS first;
     DELETE FROM leasehold.events AS e
     WHERE e.number = ANY (v_numbers)
-      AND NOT EXISTS (SELECT FROM leasehold.jobs AS j WHERE j.id = e.job_id AND j.status = 'unfinished' OFFSET 0);
+      AND NOT EXISTS (
+          SELECT FROM leasehold.jobs AS j
+          WHERE j.id = e.job_id AND (
+              j.status = 'unfinished'
+              OR e.kind = 'guarded' AND EXISTS (SELECT FROM leasehold.guarded AS g WHERE g.seq = j.seq)
+          ) OFFSET 0
+      );
     GET DIAGNOSTICS events = ROW_COUNT;
     IF cardinality(v_numbers) = p_limit THEN
         following := v_numbers[p_limit];
