@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -444,6 +445,70 @@ def test_upkeep_tries_a_key_that_it_cannot_reach_less_and_less_often(router: Rou
         [["away", "a"]],
     ]
     assert [open_key.key for open_key in router.store.open_keys(["away", "elsewhere", "near"]).keys] == ["c"]
+
+
+class AnnouncedLock:
+    """A lock that calls *met* when a caller finds it taken."""
+
+    def __init__(self, met: Callable[[], None]) -> None:
+        self._lock, self._met = threading.Lock(), met
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if self._lock.acquire(blocking=False):
+            return True
+        self._met()
+        return self._lock.acquire(blocking)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@pytest.mark.parametrize("upkeep", ["between two portions", "in a portion"])
+def test_reclaim_seals_every_open_key(
+    router: Router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upkeep: str
+) -> None:
+    """Whatever part of its pass upkeep in the same process has done, or is doing."""
+    guard = router.guard("away", Unreachable(tmp_path))
+    guard.away = False
+    for job_id in "xyz":
+        router.add(job_id)
+        lease = router.claim("paused")
+        assert lease is not None
+        router._registry.guards.seal([guard.key(job_id)], lease)
+        lease.fail("no", retry=False)
+    guard.away = True
+    guards, open_keys = router._registry.guards, router.store.open_keys
+    monkeypatch.setattr(router.store, "open_keys", functools.partial(open_keys, limit=1))
+    if upkeep == "between two portions":
+        assert guards.seal_open()
+        guard.away = False
+        router.reclaim()
+    else:
+        entered, met = threading.Event(), threading.Event()
+        guards._sealing = AnnouncedLock(met.set)  # type: ignore[assignment]
+        seal = guard._seal
+
+        def first(key: str, writer: Writer) -> Seal:
+            guard._seal = seal  # type: ignore[method-assign]
+            entered.set()
+            assert met.wait(60)
+            return seal(key, writer)
+
+        guard._seal = first  # type: ignore[method-assign]
+        portion = threading.Thread(target=guards.seal_open)
+        portion.start()
+        assert entered.wait(60)
+        guard.away = False
+        router.reclaim()
+        portion.join(60)
+
+    assert open_keys(["away"]).keys == []
 
 
 def test_a_replayed_job_writes_again(router: Router, shelf: Reference) -> None:

@@ -27,8 +27,7 @@ def reclaim(router: Router) -> list[Ownership]:
     ended = alone(router.store).reclaim()
     for one in ended:
         seal_failed(router, one)
-    while router._registry.guards.seal_open(now=True):
-        pass
+    router._registry.guards.seal_all_open()
     while alone(router.store).tend(router._retention):
         pass
     Reconciler(router.store, router._clock).look()

@@ -140,27 +140,47 @@ class Guards:
             self._note_unreached(done, by)
         return done
 
-    def seal_open(self, *, now: bool = False) -> bool:
+    def seal_open(self) -> bool:
         """
         Seal keys of jobs that have ended and whose keys were not sealed then; return whether there may be more.
 
         One portion: a part of upkeep. It is how a final failure outside of a worker is sealed, and what a listener had
-        no time for. A key that cannot be reached is tried again less and less often, or *now*.
+        no time for. A key that cannot be reached is tried again less and less often.
         """
         if not self._named or not self._sealing.acquire(blocking=False):
             return False
         try:
-            keys, following = self._adder.store.open_keys(self._named, after=self._open_from)
-            due = [one for one in keys if now or not self._passes % min(2 ** self._failed.get(one, 0), _MOST_SKIPPED)]
-            for (job_id, epoch), some in groupby(due, key=lambda one: (one.job_id, one.epoch)):
-                self._seal_again(job_id, epoch, list(some))
-            if not keys and following is None:
-                self._failed.clear()  # sealed by another process, or pruned
+            following = self._seal_portion(self._open_from, lambda one: not self._passes % self._every(one))
             self._open_from = following or 0
             self._passes += following is None
             return following is not None
         finally:
             self._sealing.release()
+
+    def seal_all_open(self) -> None:
+        """
+        Try now to seal every key that `seal_open` would come to, however often that has failed.
+
+        A pass of its own: that of `seal_open` may be in the middle, and has left behind what it could not reach. Waits
+        while `seal_open` in another thread seals a portion.
+        """
+        after: int | None = 0
+        while self._named and after is not None:
+            with self._sealing:
+                after = self._seal_portion(after, lambda one: True)
+
+    def _seal_portion(self, after: int, is_due: Callable[[OpenKey], bool]) -> int | None:
+        """Seal what is due of the next portion; return where the one after it begins, None at the end."""
+        keys, following = self._adder.store.open_keys(self._named, after=after)
+        for (job_id, epoch), some in groupby(filter(is_due, keys), key=lambda one: (one.job_id, one.epoch)):
+            self._seal_again(job_id, epoch, list(some))
+        if not keys and following is None:
+            self._failed.clear()  # sealed by another process, or pruned
+        return following
+
+    def _every(self, key: OpenKey) -> int:
+        """Return in how many passes the key is tried once."""
+        return min(1 << self._failed.get(key, 0), _MOST_SKIPPED)
 
     def _seal_again(self, job_id: str, epoch: int, keys: list[OpenKey]) -> None:
         done = self._seal_each(job_id, epoch, {(one.guard, one.key) for one in keys}, SEALER)
