@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from .core.clock import Clock
 from .core.job import Job
-from .core.observations import OBSERVE_EVERY_US, Bounds, Observation, noted_first, observe
+from .core.observations import OBSERVE_EVERY_US, Bounds, Key, Noted, Observation, noted_first, observe
+from .logs import Log
 from .store import Store
+
+log = Log(logging.getLogger("leasehold"), {})
 
 _USUAL = Bounds()
 
@@ -30,7 +34,7 @@ def look(
 
 class Reconciler:
     """
-    Looks every ten seconds, and records what has begun and what has ended since the last time.
+    Looks every ten seconds, records what has begun and what has ended since the last time, and logs it.
 
     Many processes may share a store: the one whose turn it is looks for all, and of two that look at the same time the
     store takes the word of the first (`Store.observe`).
@@ -50,5 +54,23 @@ class Reconciler:
         seen = self._store.observed()
         if 0 <= seen.now_us - seen.looked_us < OBSERVE_EVERY_US:
             return False  # another process has looked
-        found = look(self._store, seen.now_us)
-        return self._store.observe(seen.round, noted_first(found, seen.noted))
+        found = noted_first(look(self._store, seen.now_us), seen.noted)
+        if not self._store.observe(seen.round, found):
+            return False
+        _write(found, seen.noted)
+        return True
+
+
+def _write(found: Iterable[Observation], noted: Iterable[Noted]) -> None:
+    """Log what has begun and what has ended, with the names that the events have in `leasehold events --json`."""
+    was, now = {one.key for one in noted}, set[Key]()
+    for one in found:
+        now.add(one.key)
+        if one.key not in was:
+            job_id, epoch, owner = one.held or (None, None, None)
+            held = {"job_id": job_id, "epoch": epoch, "owner": owner} if job_id else {}
+            log.warning("%s", one.sentence, extra={"kind": "observed", **held, "facts": one.facts()})
+    for kind, subject, task in sorted(was - now):
+        facts = {"observation": kind, "subject": subject, **({"task": task} if task else {})}
+        named = f"{subject!r}, task {task!r}" if task else f"{subject!r}"
+        log.info("no longer observed: %s of %s", kind, named, extra={"kind": "cleared", "facts": facts})

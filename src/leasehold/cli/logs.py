@@ -20,7 +20,7 @@ FORMATS = ("text", "json")
 # As in --json.
 _FIELDS = (
     *("kind", "job_id", "task", "queue", "epoch", "owner", "began", "attempt", "errors", "reclaims", "delay_seconds"),
-    *("error", "error_type"),
+    *("error", "error_type", "facts"),
 )
 
 Write = Callable[[str, int], None]

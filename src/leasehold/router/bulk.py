@@ -14,6 +14,7 @@ from ..core.ownership import Note, NoteKind
 from ..core.search import Search
 from ..core.wording import counted
 from ..errors import Conflict, InvalidArgument, LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
+from .operator_log import acted
 
 if TYPE_CHECKING:  # which has these functions as its methods
     from .front import Router
@@ -115,7 +116,16 @@ def _record(
     router: Router, verb: str, wanted: Search, count: int, done: int, moved: int, by: str, note: str | None
 ) -> None:
     filters = {name: value for name, value in _filters(wanted).items() if value not in (None, {})}
-    facts = {"verb": verb, "filters": filters, "count": count, "done": done, "moved": moved, "by": by, "note": note}
+    facts: dict[str, Any] = {
+        "verb": verb,
+        "filters": filters,
+        "count": count,
+        "done": done,
+        "moved": moved,
+        "by": by,
+        "note": note,
+    }
+    acted(router, "bulk", f"bulk {verb}: {done} of {counted(count, 'job', 'jobs')} done", **facts)
     with suppress(StoreUnavailable):  # each job's own event is recorded; a second error would hide the first
         router.store.record(Note(NoteKind.BULK, None, 0, None, facts))
 

@@ -9,6 +9,7 @@ from ..core import checks, documents, inputs
 from ..core.job import Job
 from ..lease import Lease
 from .guards import sealed
+from .operator_log import moved
 
 if TYPE_CHECKING:  # which has these functions as its methods
     from .front import Router
@@ -44,6 +45,7 @@ def transfer(
         lease_us=None if lease_seconds is None else checks.microseconds(lease_seconds, "lease_seconds"),
         default_lease_us=router._lease_us,
     )
+    moved(router, "transferred", grant, by=by, note=note)
     return Lease(router.store, grant)
 
 
@@ -55,6 +57,7 @@ def cancel(router: Router, job: Job | str, *, by: str, epoch: int | None = None,
     `transfer` does.
     """
     ended = alone(router.store).cancel(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
+    moved(router, "cancelled", ended, by=by, note=note)
     return sealed(router, ended, by)
 
 
@@ -64,7 +67,9 @@ def replay(router: Router, job: Job | str, *, by: str, epoch: int | None = None,
 
     Raises as `transfer` does; `Conflict` if it is not finished, or an unfinished job has its unique key.
     """
-    return alone(router.store).replay(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
+    after = alone(router.store).replay(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
+    moved(router, "replayed", after, by=by, note=note)
+    return after
 
 
 def requeue(router: Router, job: Job | str, *, by: str, epoch: int | None = None, note: str | None = None) -> Job:
@@ -74,7 +79,9 @@ def requeue(router: Router, job: Job | str, *, by: str, epoch: int | None = None
     The owner is refused with `StaleEpoch`, which names *by* and *note*. Raises as `transfer` does; `Conflict` if the
     job is not running.
     """
-    return alone(router.store).requeue(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
+    after = alone(router.store).requeue(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
+    moved(router, "requeued", after, by=by, note=note)
+    return after
 
 
 def complete(
@@ -85,6 +92,7 @@ def complete(
     ended = alone(router.store).finish(
         *inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note), result=document
     )
+    moved(router, "finished", ended, by=by, note=note)
     return sealed(router, ended, by)
 
 
@@ -105,10 +113,12 @@ def resolve(
     The next owner's `once` returns the outcome without calling, or begins anew. Raises as `transfer` does;
     `Conflict` if the effect is not in doubt.
     """
-    return alone(router.store).resolve(
+    after = alone(router.store).resolve(
         *inputs.seen(job, epoch),
         checks.name(name, "the name of an effect"),
         by=checks.name(by, "by"),
         outcome=documents.encode(outcome, "outcome") if happened else None,
         note=inputs.note(note),
     )
+    moved(router, "resolved", after, effect=name, by=by, note=note)
+    return after

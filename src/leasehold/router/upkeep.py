@@ -8,9 +8,11 @@ from ..aio import alone
 from ..core import checks
 from ..core.ownership import CLOCK_LIMIT, Ownership
 from ..core.retention import KEEP_IDS_US
+from ..core.wording import counted
 from ..reconciler import Reconciler
 from ..store import Pruned
 from .guards import seal_failed
+from .operator_log import acted
 
 if TYPE_CHECKING:  # which has these functions as its methods
     from .front import Router
@@ -49,6 +51,9 @@ def prune(router: Router, *, keep_seconds: float, keep_ids_seconds: float | None
     removed = Pruned(0, 0)
     while any(portion := alone(router.store).prune(keep, keep_ids_us=ids)):
         removed = Pruned(*map(sum, zip(removed, portion, strict=True)))
+    if any(removed):
+        text = f"pruned {counted(removed.jobs, 'job', 'jobs')} and {counted(removed.events, 'event', 'events')}"
+        acted(router, "pruned", text, keep_seconds=keep_seconds, **removed._asdict())
     return removed
 
 

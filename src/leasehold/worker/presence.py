@@ -65,6 +65,7 @@ class Presence(threading.Thread):
         self._report_us = 0  # when to report again
         self._unknown: _Accept | None = None
         self._failing = False
+        self._reported = False
 
     def run(self) -> None:
         """Report and look, again and again."""
@@ -76,6 +77,10 @@ class Presence(threading.Thread):
         # A transfer that is under way goes before the retirement, so the last look finds it.
         self._try(lambda: self._store.retire(self._owner))
         self._try(self._look)
+
+    def is_reported(self) -> bool:
+        """Return whether `Store.workers` lists this worker: it has reported, and is not about to retire."""
+        return self._reported and not self._ended.is_set()
 
     def end(self) -> None:
         """Look no more; return when the worker has retired, unless the store keeps it waiting."""
@@ -100,6 +105,7 @@ class Presence(threading.Thread):
         self._report_us = now + _RETRY_US
         self._store.report(self._made_report())
         self._report_us = now + _REPORT_US
+        self._reported = True
         self._failing = False
 
     def _look(self) -> None:

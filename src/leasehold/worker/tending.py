@@ -56,14 +56,21 @@ class Upkeep(threading.Thread):
         return more
 
 
-def tender(store: Store, retention: Retention, swept: Callable[[], None], clock: Clock) -> Upkeep:
-    """Return what tends *store*, calls *swept* each time, and records what an operator should look at."""
+def tender(
+    store: Store, retention: Retention, swept: Callable[[], None], clock: Clock, is_reported: Callable[[], bool]
+) -> Upkeep:
+    """
+    Return what tends *store*, calls *swept* each time, and records what an operator should look at.
+
+    It looks once the worker *is_reported*: before that, the queues of a lone worker would seem to have no consumer.
+    """
     reconciler = Reconciler(store, clock)
 
     def portion() -> bool:
         more = store.tend(retention)
         swept()
-        reconciler.look()
+        if is_reported():
+            reconciler.look()
         return more
 
     return Upkeep("leasehold-tend", portion)

@@ -95,10 +95,11 @@ class Worker:
             raise Conflict("this worker has been started before: make another one.")
         self._started_us = self._steady.now()
         store, runner, shop, steady = self._store, self.runner, self._shop, self._steady
-        self._upkeep = [tender(store, shop.retention, self._observers.swept, steady)]
+        self._presence = Presence(store, self.owner, runner, self._report, steady)
+        is_reported = self._presence.is_reported
+        self._upkeep = [tender(store, shop.retention, self._observers.swept, steady, is_reported)]
         if shop.seal_open is not None:
             self._upkeep.append(sealer(shop.seal_open))
-        self._presence = Presence(store, self.owner, runner, self._report, steady)
         self._claimer = Claimer(
             store,
             runner,

@@ -1,0 +1,149 @@
+"""What the log says of operators' verbs and of observations: the names of `leasehold events --json`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from leasehold import Lease, Router
+from leasehold.cli.logs import Lines, _Json
+from leasehold.core import search
+from leasehold.testing import ManualClock
+
+
+class Written:
+    """The lines that `--log-format json` writes."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def take(self) -> list[dict[str, Any]]:
+        """The lines since the last time, without when and where."""
+        taken, self.lines = self.lines, []
+        return [{name: one[name] for name in one if name not in ("at", "logger")} for one in taken]
+
+
+@pytest.fixture
+def written() -> Iterator[Written]:
+    """The log of the library, as a worker with `--log-format json` writes it."""
+    found, lines, log = Written(), Lines(_Json()), logging.getLogger("leasehold")
+    lines.write = lambda line, _level: found.lines.append(json.loads(line))
+    level = log.level
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    yield found
+    log.removeHandler(lines)
+    log.setLevel(level)
+
+
+def doubt(lease: Lease) -> None:
+    """Leave an effect of the job in doubt."""
+
+    def charge(key: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lease.once("charge", charge)
+
+
+def test_each_verb_of_an_operator_is_one_line(written: Written) -> None:
+    """With who, why, and the state of the job after it; each line is what the store has recorded."""
+    with Router(clock=ManualClock()) as router:
+        router.add("a", task="mail", queue="q")
+        lease = router.claim("w")
+        assert lease is not None
+        doubt(lease)
+        who: dict[str, Any] = {"by": "ada", "note": "late"}
+        written.take()
+
+        router.resolve("a", "charge", epoch=lease.epoch, happened=False, **who)
+        router.transfer("a", to="v", epoch=router.job("a").epoch, **who)
+        router.requeue("a", epoch=router.job("a").epoch, **who)
+        router.cancel("a", epoch=router.job("a").epoch, by="ada")
+        router.replay("a", epoch=router.job("a").epoch, **who)
+        router.complete("a", epoch=router.job("a").epoch, **who)
+        router.pause("q", **who)
+        router.resume("q", by="ada")
+
+        lines = written.take()
+        assert [line["message"] for line in lines] == [
+            "job 'a' (mail) has its effect 'charge' resolved by 'ada': late",
+            "job 'a' (mail) transferred to 'v' by 'ada': late",
+            "job 'a' (mail) requeued by 'ada': late",
+            "job 'a' (mail) cancelled by 'ada'",
+            "job 'a' (mail) replayed by 'ada': late",
+            "job 'a' (mail) completed by hand by 'ada': late",
+            "queue 'q' paused by 'ada': late",
+            "queue 'q' resumed by 'ada'",
+        ]
+        events = [one for one in router.events() if one.facts.get("by") == "ada"]
+        assert [line["kind"] for line in lines] == [one.kind for one in events]
+        assert [line.get("job_id") for line in lines] == [one.job_id for one in events]
+        assert [line.get("epoch") for line in lines] == [one.epoch for one in events]
+        assert {line["queue"] for line in lines} == {"q"}
+        assert lines[1]["owner"] == "v"
+        assert lines[2]["facts"] == who
+
+
+def test_a_bulk_action_and_a_prune_are_one_line_each_and_hide_what_is_redacted(written: Written) -> None:
+    """Beside the line of each job: the filters may repeat what a payload has."""
+    clock = ManualClock()
+    with Router(clock=clock, redact=["payload.card"]) as router:
+        router.add("a", {"card": "4111"})
+        written.take()
+
+        router.bulk("cancel", search.checked(payload={"card": "4111"}), expect=1, by="ada", note="stolen")
+        clock.advance(60)
+        router.prune(keep_seconds=30)
+
+        [each, bulk, prune] = written.take()
+        assert each["kind"] == "cancelled"
+        assert bulk["message"] == "bulk cancel: 1 of 1 job done by 'ada': stolen"
+        assert bulk["facts"]["filters"] == {"payload": {"card": "[redacted]"}}
+        assert prune["message"] == "pruned 1 job and 2 events"
+        assert prune["facts"] == {"keep_seconds": 30, "jobs": 1, "events": 2, "ids": 0}
+
+
+def test_an_observation_is_logged_when_it_begins_and_when_it_ends(written: Written) -> None:
+    """Once each, by the process that records it."""
+    clock = ManualClock()
+    with Router(clock=clock) as router:
+        router.add("a", queue="mail")
+        written.take()
+
+        for _ in range(3):
+            router.reclaim()
+            clock.advance(15)
+
+        [begun] = written.take()
+        assert begun["message"] == "No live worker serves queue 'mail', which has due jobs."
+        assert (begun["level"], begun["kind"]) == ("warning", "observed")
+        assert begun["facts"] == router.events(kind="observed")[0].facts
+        router.claim("w", lease_seconds=3_600)
+        router.reclaim()
+        [ended] = written.take()
+        assert (ended["level"], ended["kind"]) == ("info", "cleared")
+        assert ended["facts"] == {"observation": "no-consumer", "subject": "mail"}
+
+
+def test_a_verb_succeeds_whatever_the_log_does() -> None:
+    """What a handler of the application raises goes to stderr."""
+    log = logging.getLogger("leasehold")
+
+    def broken(record: logging.LogRecord) -> bool:
+        raise RuntimeError(record.getMessage())
+
+    log.addFilter(broken)
+    level = log.level
+    log.setLevel(logging.INFO)
+    try:
+        with Router() as router:
+            router.add("a")
+            assert router.cancel("a", epoch=0, by="ada").status == "cancelled"
+    finally:
+        log.removeFilter(broken)
+        log.setLevel(level)
