@@ -658,7 +658,7 @@ MUTANTS = (
     Mutant(
         "sqlite-accept-stale",
         "On SQLite, a transfer is accepted under a stale name or epoch.",
-        (Edit("stores/sqlite/claiming.py", "if (held.lease_epoch, held.owner) != (epoch, owner):",
+        (Edit("stores/sqlite/moving.py", "if (held.lease_epoch, held.owner) != (epoch, owner):",
               "if held.lease_epoch is None:"),),
         (_SQLITE + "test_c62_a_wrong_name_or_epoch_is_left_out",),
     ),

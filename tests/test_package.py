@@ -313,6 +313,15 @@ def test_a_store_has_few_files(folder: str) -> None:
     assert len(list((PACKAGE / folder).glob("*.py"))) <= FILES_OF_A_STORE[folder]
 
 
+def test_no_store_is_split_by_inheritance() -> None:
+    """A verb is found in `store.py`; what it shares with others is a function, or an object that the store has."""
+    stores = [node for path in (PACKAGE / "stores").glob("*/store.py") for node in ast.walk(parsed(path))]
+    classes = [node for node in stores if isinstance(node, ast.ClassDef) and node.name.endswith("Store")]
+
+    assert sorted(node.name for node in classes) == ["MemoryStore", "PostgresStore", "SqliteStore"]
+    assert [node.name for node in classes if node.bases] == []
+
+
 # Sentences
 
 # A person sees these of an error whose statement no code of this package sends, so none of it can make a sentence.

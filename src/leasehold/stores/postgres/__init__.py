@@ -9,7 +9,7 @@ The PostgreSQL store.
     commits       what a COMMIT came to: a refusal inside it, or no reply
     database      calls to the server, and their retry policy
     connection    a connection, the fast path to ask on it, the pool, and the URL
-    reading       `jobs` with conditions, `search`, and what operators and upkeep look at
+    reading       jobs, `search`, and what operators and upkeep look at
     rows          values to JSON, rows to values, and the statements of calls
     errors        what went wrong, in leasehold's words
     schema        makes the schema, brings it up to date, and reads the files below

@@ -36,7 +36,7 @@ from .connection import Connection, inherited, outlive_fork
 from .database import Database
 from .owning import PATIENCE_MS
 from .rights import may_not_end
-from .rows import Claim, Row, granted, taken_back
+from .rows import NO_PROCESS, Claim, Row, as_json, granted, taken_back
 
 log = logging.getLogger("leasehold")
 
@@ -111,6 +111,15 @@ class Claiming:
             if (left := countdown.left()) <= 0:
                 raise no_lease(job_id, status, holder, epoch, owner)
             self.pause(left)
+
+    def accept(
+        self, owner: str, transfers: Sequence[tuple[str, int]], claim_id: str, process: Process | None
+    ) -> list[Grant]:
+        """Pick up those of *transfers* that are still *owner*'s, and return their leases."""
+        items = as_json([{"id": job_id, "epoch": epoch} for job_id, epoch in transfers])
+        args = owner, items, claim_id, *(process or NO_PROCESS), PATIENCE_MS, self._now()
+        accepted = {grant.epoch: grant for grant in map(grant_of, self._database.call("accept", *args, again=True))}
+        return [accepted[epoch] for _, epoch in transfers if epoch in accepted]
 
     def pause(self, us: int) -> None:
         """Wait until something may have changed, up to *us*."""

@@ -1,4 +1,4 @@
-"""What readers ask: jobs by conditions, `search`, which looks at candidates in the order of an index; and operators."""
+"""What readers and upkeep ask: jobs, `search`, which looks at candidates in the order of an index, and observations."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 from ...core import documents
 from ...core.backlog import LATELY_US, LOOKS_AT, SAMPLE, Lately, Oldest
+from ...core.effects import Effect
 from ...core.job import Job, Status
 from ...core.observations import Noted, Observation, Observed
-from ...core.ownership import LiveLease
+from ...core.ownership import Ownership
 from ...core.search import LOOKS_AT as OVERDUE
 from ...core.search import Key, Looked, Order, Search
 from ...errors import UnknownJob
@@ -18,12 +19,40 @@ from ..rows import job_of, state_of
 from ..searching import Candidates, bound, by_column, during, key_of, ordered, prefix_end, within
 from .claiming import UPKEEP_PATIENCE_MS
 from .database import Database
-from .rows import as_json
+from .rows import as_json, ownership_of
 from .schema import Statements, in_schema
 
 Read = Callable[..., list[Any]]  # a statement, and its parameters by name
 
 _TEXT = ("prefix", "prefix_end", "status", "queue", "task", "parent", "lock", "owner", "error_type", "meta")
+
+
+def job(read: Read, statements: Statements, job_id: str) -> Job:
+    """Return the job."""
+    rows = read(statements.job, id=job_id)
+    if not rows:
+        raise UnknownJob(job_id)
+    return job_of(rows[0])
+
+
+def ownerships(read: Read, statements: Statements, job_id: str) -> list[Ownership]:
+    """Return every ownership of the job, oldest first."""
+    rows = read(statements.ownerships, id=job_id)
+    if not rows:
+        raise UnknownJob(job_id)
+    return [ownership_of(job_id, row) for row in rows[1:]]
+
+
+def effects(read: Read, statements: Statements, job_id: str) -> list[Effect]:
+    """Return the named effects of the job."""
+    rows = read(statements.effects, id=job_id)
+    if not rows:
+        raise UnknownJob(job_id)
+    return [
+        Effect(job_id, name, key, epoch, outcome is not None, outcome)
+        for name, key, epoch, outcome in rows
+        if name is not None
+    ]
 
 
 def jobs(
@@ -155,50 +184,37 @@ def _fitting(search: Search, params: dict[str, Any]) -> list[str]:
 # What operators and upkeep look at: the oldest due jobs, what came and went lately, observations, live leases
 
 
-class Observing:
-    """The verbs of `PostgresStore` that ask about queues and owners, and not about one job."""
+def oldest(database: Database, now: int | None) -> list[Oldest]:
+    """Return since when the oldest due job of each queue waits, by queue."""
+    return [Oldest(*row) for row in database.call("oldest_due", OVERDUE, now, again=True)]
 
-    database: Database
 
-    def _now(self) -> int | None:
-        raise NotImplementedError  # the store has it
+def lately(database: Database, now: int | None) -> Lately:
+    """Return how many jobs of each queue were added and how many have finished within the last five minutes."""
+    [(*_, now_us), *rows] = database.call("lately", LATELY_US, LOOKS_AT, SAMPLE, now, again=True)
+    counts: dict[str, dict[str, float]] = {"in": {}, "out": {}}
+    since = dict.fromkeys(counts, now_us - LATELY_US)
+    for way, queue, count, since_us in rows:
+        counts[way][queue], since[way] = count, since_us
+    return Lately(now_us, counts["in"], since["in"], counts["out"], since["out"])
 
-    def oldest(self) -> list[Oldest]:
-        """Return since when the oldest due job of each queue waits, by queue."""
-        return [Oldest(*row) for row in self.database.call("oldest_due", OVERDUE, self._now(), again=True)]
 
-    def lately(self) -> Lately:
-        """Return how many jobs of each queue were added and how many have finished within the last five minutes."""
-        [(*_, now), *rows] = self.database.call("lately", LATELY_US, LOOKS_AT, SAMPLE, self._now(), again=True)
-        counts: dict[str, dict[str, float]] = {"in": {}, "out": {}}
-        since = dict.fromkeys(counts, now - LATELY_US)
-        for way, queue, count, since_us in rows:
-            counts[way][queue], since[way] = count, since_us
-        return Lately(now, counts["in"], since["in"], counts["out"], since["out"])
+def observed(database: Database, now: int | None) -> Observed:
+    """Return the round in which upkeep has looked last, when that was, and what was observed then."""
+    rows = database.call("observed", now, again=True)
+    now_us, round, looked_us = rows[0][:3]
+    return Observed(now_us, round, looked_us, [Noted(*row[3:]) for row in rows if row[3] is not None])
 
-    def observed(self) -> Observed:
-        """Return the round in which upkeep has looked last, when that was, and what was observed then."""
-        rows = self.database.call("observed", self._now(), again=True)
-        now, round, looked_us = rows[0][:3]
-        return Observed(now, round, looked_us, [Noted(*row[3:]) for row in rows if row[3] is not None])
 
-    def observe(self, round: int, found: Sequence[Observation]) -> bool:
-        """
-        Record that *found* is what there is to be observed, by a look that began at *round*.
-
-        After a lost reply it is asked again, and False may mean that the first call has counted.
-        """
-        items = [
-            {
-                **dict(zip(("kind", "subject", "task"), one.key, strict=True)),
-                **dict(zip(("job_id", "epoch", "owner"), one.held or (None, None, None), strict=True)),
-                "facts": json.dumps(one.facts()),
-            }
-            for one in found
-        ]
-        [(counts,)] = self.database.call("observe", round, as_json(items), UPKEEP_PATIENCE_MS, self._now(), again=True)
-        return bool(counts)
-
-    def leases(self) -> list[LiveLease]:
-        """Return every lease that lasts, by insertion of its job."""
-        return [LiveLease(*row) for row in self.database.read(self.database.statements.live_leases, {})]
+def observe(database: Database, now: int | None, round: int, found: Sequence[Observation]) -> bool:
+    """Record what has begun and what has ended since *round*, unless another look has been recorded since."""
+    items = [
+        {
+            **dict(zip(("kind", "subject", "task"), one.key, strict=True)),
+            **dict(zip(("job_id", "epoch", "owner"), one.held or (None, None, None), strict=True)),
+            "facts": json.dumps(one.facts()),
+        }
+        for one in found
+    ]
+    [(counts,)] = database.call("observe", round, as_json(items), UPKEEP_PATIENCE_MS, now, again=True)
+    return bool(counts)

@@ -9,18 +9,20 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ...core import checks
+from ...core.backlog import Lately, Oldest
 from ...core.clock import Clock, SystemClock
 from ...core.counts import Counts
 from ...core.effects import Effect, effect_key
 from ...core.invariants import violation
 from ...core.job import Added, Grant, Job, NewJob, Progress, Settlement, Status, new_state
 from ...core.lifecycle import Verb
-from ...core.ownership import Event, Note, Ownership, Process, sane
+from ...core.observations import Observation, Observed
+from ...core.ownership import Event, LiveLease, Note, Ownership, Process, sane
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...core.search import Page, Search, collect
 from ...core.workers import WorkerReport, WorkerStatus
-from ...errors import LeaseholdError, StaleEpoch, UnknownJob
+from ...errors import LeaseholdError, StaleEpoch
 from ...store import EVENTS_AT_ONCE, Begun, OpenKey, OpenKeys, Pruned, Refusal, Renewal
 from .._versions import Migrated
 from ..rows import grant_of, job_of, worker_of
@@ -30,7 +32,6 @@ from .database import Database
 from .owning import PATIENCE_MS, Batches, in_parts
 from .rights import grants, revocations
 from .rows import (
-    NO_PROCESS,
     Claim,
     Row,
     added,
@@ -39,7 +40,6 @@ from .rows import (
     as_json,
     counts_of,
     event_of,
-    ownership_of,
     refusal_of,
     why_not,
     wishes,
@@ -49,7 +49,7 @@ from .transactions import PostgresTransactions
 log = logging.getLogger("leasehold")
 
 
-class PostgresStore(reading.Observing):
+class PostgresStore:
     """Keeps jobs in one schema of a PostgreSQL database, which many machines may share."""
 
     def __init__(
@@ -222,10 +222,7 @@ class PostgresStore(reading.Observing):
         self, owner: str, transfers: Sequence[tuple[str, int]], *, claim_id: str, process: Process | None = None
     ) -> list[Grant]:
         """Pick up those of *transfers* that are still *owner*'s, and return their leases."""
-        items = as_json([{"id": job_id, "epoch": epoch} for job_id, epoch in transfers])
-        rows = self._call("accept", owner, items, claim_id, *(process or NO_PROCESS), PATIENCE_MS, again=True)
-        accepted = {grant.epoch: grant for grant in map(grant_of, rows)}
-        return [accepted[epoch] for _, epoch in transfers if epoch in accepted]
+        return self.claiming.accept(owner, transfers, claim_id, process)
 
     def record(self, note: Note) -> None:
         """Record what happened at a guarded resource, as an event of the note's kind."""
@@ -329,6 +326,14 @@ class PostgresStore(reading.Observing):
         """Return the job id and epoch of each ownership that claims and reclaims of this store object have ended."""
         return self.upkeep.reclaimed.take()
 
+    def observe(self, round: int, found: Sequence[Observation]) -> bool:
+        """
+        Record that *found* is what there is to be observed, by a look that began at *round*.
+
+        After a lost reply it is asked again, and False may mean that the first call has counted.
+        """
+        return reading.observe(self.database, self._now(), round, found)
+
     def advance(self, above: int = 0) -> int:
         """Return a new epoch, above every epoch issued so far, the clock and *above*; no owner gets it."""
         [(epoch,)] = self._call("advance", above, PATIENCE_MS)
@@ -367,10 +372,7 @@ class PostgresStore(reading.Observing):
 
     def job(self, job_id: str) -> Job:
         """Return the job, or raise `UnknownJob`."""
-        rows = self._read(self.database.statements.job, id=job_id)
-        if not rows:
-            raise UnknownJob(job_id)
-        return job_of(rows[0])
+        return reading.job(self._read, self.database.statements, job_id)
 
     def jobs(
         self,
@@ -394,21 +396,11 @@ class PostgresStore(reading.Observing):
 
     def ownerships(self, job_id: str) -> list[Ownership]:
         """Return every ownership of the job, oldest first."""
-        rows = self._read(self.database.statements.ownerships, id=job_id)
-        if not rows:
-            raise UnknownJob(job_id)
-        return [ownership_of(job_id, row) for row in rows[1:]]
+        return reading.ownerships(self._read, self.database.statements, job_id)
 
     def effects(self, job_id: str) -> list[Effect]:
         """Return the named effects of the job."""
-        rows = self._read(self.database.statements.effects, id=job_id)
-        if not rows:
-            raise UnknownJob(job_id)
-        return [
-            Effect(job_id, name, key, epoch, outcome is not None, outcome)
-            for name, key, epoch, outcome in rows
-            if name is not None
-        ]
+        return reading.effects(self._read, self.database.statements, job_id)
 
     def events(
         self, *, job_id: str | None = None, kind: str | None = None, after: int = 0, limit: int | None = None
@@ -426,6 +418,22 @@ class PostgresStore(reading.Observing):
     def queues(self) -> list[Queue]:
         """Return the queues that are paused, by name."""
         return [Queue(*row) for row in self._read(self.database.statements.queues)]
+
+    def leases(self) -> list[LiveLease]:
+        """Return every lease that lasts, by insertion of its job."""
+        return [LiveLease(*row) for row in self._read(self.database.statements.live_leases)]
+
+    def oldest(self) -> list[Oldest]:
+        """Return since when the oldest due job of each queue waits, by queue."""
+        return reading.oldest(self.database, self._now())
+
+    def lately(self) -> Lately:
+        """Return how many jobs of each queue were added and how many have finished within the last five minutes."""
+        return reading.lately(self.database, self._now())
+
+    def observed(self) -> Observed:
+        """Return the round in which upkeep has looked last, when that was, and what was observed then."""
+        return reading.observed(self.database, self._now())
 
     def counts(self) -> Counts:
         """Return how many jobs stand where."""

@@ -7,8 +7,8 @@ The SQLite store.
 Programs are functions that take a session, yield statements and are sent rows:
 
     owning        of producers and owners: add, renew, progress, settle, effects; where a pending job waits
-    claiming      how a job gets an owner, and how the store takes it back: claim, pick-up, reclaims, pruning
-    moving        of operators: transfer, cancel, replay, requeue, finish, resolve, pause
+    claiming      how a job gets an owner, and how the store takes it back: claims; upkeep, which reclaims and prunes
+    moving        of operators: transfer, cancel, replay, requeue, finish, resolve, pause; of workers: reports, pick-up
     reading       of readers, of `search`, and of what operators look at
     programs      what they are made of: named statements, the session, epochs and who may write; the migrations
 

@@ -1,27 +1,35 @@
 """
 The programs by which jobs get owners, and by which the store takes them back and tidies up.
 
-A claim, and a transfer that is picked up; then the upkeep: reclaims, the reports of workers, pruning, and the epoch
-counter. They are one module because a claim takes back what is overdue first.
+A claim; then the upkeep: reclaims, pruning, and the epoch counter. They are one module because a claim takes back what
+is overdue first. `Upkeep` runs the programs of the latter, each in a transaction of its own.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+from ...core.clock import Clock
 from ...core.job import Grant
-from ...core.lifecycle import FINISHED, NOT_STARTED, Verb, after, judge_taken_back
-from ...core.ownership import STORE, Ownership, Process, Reason
+from ...core.lifecycle import FINISHED, NOT_STARTED, Verb, after, judge_taken_back, reclaimed_in_part
+from ...core.ownership import RECOVERY_EVERY_US, STORE, Ownership, Process, Reason
 from ...core.parking import LOCK, TASK
-from ...core.workers import WorkerReport
+from ...core.retention import Retention
+from ...errors import StoreUnavailable
+from ...liveness import is_gone, this_process
 from ...store import EVENTS_AT_ONCE, Pruned, ids_before
-from ..policy import KEPT, Place
-from ..rows import REASONS, SpecRow, grant_of, spec_of
+from ..policy import EVENTS, IDS, KEPT, PORTION, WORKERS, Pass, Place
+from ..reclaimed import Reclaimed
+from ..rows import REASONS, SpecRow, spec_of
 from . import moving, owning, programs
-from .programs import Program, Session, Standing, many, one, process_number
+from .database import Database
+from .programs import Program, Session, many, one, process_number
+
+T = TypeVar("T")
 
 SWEPT_AT_ONCE = 1_000
 PARKED_AT_ONCE = 500
@@ -208,51 +216,6 @@ def _divide(candidates: Sequence[Candidate], wanting: int, keys: set[str]) -> tu
     return free, blocked
 
 
-# Picking up a transfer
-
-
-def transfers(session: Session, owner: str) -> Program[list[tuple[str, int]]]:
-    """Return the transfers to *owner* that were not picked up."""
-    return [(job_id, epoch) for job_id, epoch in (yield one(session.sql.transfers, owner))]
-
-
-def pick_up(session: Session, now: int, job_id: str, epoch: int) -> Program[None]:
-    """Mark the lease as picked up, if *epoch* is still its own."""
-    held = yield from programs.find(session, job_id)
-    if held is not None and held.lease_epoch == epoch:
-        yield one(session.sql.pick_up, held.seq)
-
-
-def accept(
-    session: Session,
-    now: int,
-    owner: str,
-    transfers: Sequence[tuple[str, int]],
-    claim_id: str,
-    process: Process | None,
-) -> Program[list[Grant]]:
-    """Pick up the transfers that are still the owner's, and return their leases."""
-    number = None if process is None else process_number(process)
-    grants = []
-    for job_id, epoch in transfers:
-        held = yield from programs.find(session, job_id)
-        if held is None or not _may_accept(held, epoch, owner, claim_id):
-            continue
-        if process is not None:
-            yield one(session.sql.insert_process, number, *process)
-        values = {"seq": held.seq, "claim_id": claim_id, "process": number, "now": now}
-        yield session.sql.accept, values, False
-        [row] = yield one(session.sql.grant, job_id)
-        grants.append(grant_of(row))
-    return grants
-
-
-def _may_accept(held: Standing, epoch: int, owner: str, claim_id: str) -> bool:
-    if (held.lease_epoch, held.owner) != (epoch, owner):
-        return False
-    return not held.picked_up or held.claim_id == claim_id
-
-
 # Upkeep
 
 
@@ -329,29 +292,7 @@ def advance(session: Session, now: int, above: int) -> Program[int]:
     return epoch
 
 
-# Workers
-
-
-def report(session: Session, now: int, report: WorkerReport) -> Program[None]:
-    """Record that the worker runs."""
-    name, given_name, process, queues, tasks, concurrency, running, up_us = report
-    yield one(
-        session.sql.report,
-        name,
-        given_name,
-        None if process is None else json.dumps(process),
-        None if queues is None else json.dumps(queues),
-        json.dumps(tasks),
-        concurrency,
-        running,
-        now - up_us,
-        now,
-    )
-
-
-def retire(session: Session, now: int, name: str) -> Program[None]:
-    """Forget a worker, which has ended."""
-    yield one(session.sql.retire, name)
+# Dead workers
 
 
 def may_forget_workers(session: Session, before_us: int) -> Program[bool]:
@@ -438,3 +379,71 @@ def _remove(session: Session, seqs: Sequence[int], ids_before_us: int) -> Progra
         yield one(session.sql.prune_effects, listed)
         yield one(session.sql.prune_checkpoints, listed)
         yield one(session.sql.prune_guarded, listed)
+
+
+class Upkeep:
+    """Runs the programs of upkeep, and remembers what they took back and how far pruning has come."""
+
+    def __init__(self, database: Database, session: Session, clock: Clock, write: Callable[..., Any]) -> None:
+        self._database = database
+        self._session = session
+        self._clock = clock
+        self._write = write  # a program, in a transaction of its own; claims that wait look again after it
+        self._recovered_us = 0
+        self._portions = Pass()
+        self.reclaimed = Reclaimed()
+
+    def reclaim(self) -> list[Ownership]:
+        """Take back what expired, does not progress, or whose process is gone."""
+        ended: list[Ownership] = []
+        try:
+            while batch := self.sweep():
+                ended += batch
+            return ended + self.recover(always=True)
+        except StoreUnavailable as error:
+            raise reclaimed_in_part(error, len(ended)) from error.__cause__
+
+    def sweep(self) -> list[Ownership]:
+        """Take back a bounded number of what expired or does not progress."""
+        return self.note(self._write(sweep))
+
+    def recover(self, *, always: bool = False) -> list[Ownership]:
+        """Take back the jobs of processes that are gone."""
+        # Looking up processes costs system calls, so an idle poll looks at most once a second.
+        now = self._clock.now()
+        lately = 0 <= now - self._recovered_us < RECOVERY_EVERY_US  # false also for a clock that was set back
+        if lately and not always:
+            return []
+        self._recovered_us, mine = now, this_process()
+        gone = [process for process in self._read(processes) if process != mine and is_gone(process)]
+        return self.note(self._write(recover, gone)) if gone else []
+
+    def note(self, ended: list[Ownership]) -> list[Ownership]:
+        """Keep what was taken back, until a worker asks for it."""
+        self.reclaimed.note((held.job_id, held.epoch) for held in ended)
+        return ended
+
+    def prune(self, retention: Retention) -> bool:
+        """Prune a portion by policy, if it is time for it; return whether more is due."""
+        return self._portions.portion(self._clock.now(), retention, functools.partial(self._prune, retention))
+
+    def _prune(self, retention: Retention, kind: str, keep_us: int, place: Place) -> Place | None:
+        before_us = (now := self._clock.now()) - keep_us
+        if kind == IDS:
+            return place if self._write(prune_ids, before_us, PORTION) else None
+        if kind == WORKERS:
+            if self._read(may_forget_workers, before_us):
+                self._database.write(self._session, forget_workers, before_us)
+            return None
+        if kind == EVENTS:
+            numbers, following = self._read(due_events, before_us, place[0], PORTION)
+            if numbers:
+                self._write(prune_due_events, before_us, place[0], PORTION)
+            return following
+        seqs, following = self._read(due, kind, before_us, place, PORTION)
+        if seqs:
+            self._write(prune_due, kind, before_us, place, PORTION, ids_before(now, retention.keep_us(IDS)))
+        return following
+
+    def _read(self, program: Callable[..., Program[T]], *args: Any) -> T:
+        return self._database.read(program(self._session, *args))

@@ -1,19 +1,20 @@
-"""The programs of operators: what moves a job past its owner, and what holds back a queue."""
+"""The programs of operators, which move a job past its owner or hold back a queue, and of workers, which pick it up."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from ...core.job import Grant, Job
 from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, unique_taken
-from ...core.ownership import Reason
+from ...core.ownership import Process, Reason
 from ...core.queues import Queue
-from ...core.workers import is_alive, recipient
+from ...core.workers import WorkerReport, is_alive, recipient
 from ...errors import Conflict, UnknownJob
 from ...store import Refusal
 from ..rows import grant_of, job_of, spec_of, state_of
 from . import owning, programs
-from .programs import Program, Session, Standing, one
+from .programs import Program, Session, Standing, one, process_number
 
 
 def transfer(
@@ -185,3 +186,70 @@ def resolve(
     yield from session.record(now, "resolved", job_id, epoch=epoch, owner=standing.owner, name=name, by=by, note=note)
     [row] = yield one(session.sql.job, job_id)
     return job_of(row)
+
+
+# Workers: their reports, and the transfers that they pick up
+
+
+def report(session: Session, now: int, report: WorkerReport) -> Program[None]:
+    """Record that the worker runs."""
+    name, given_name, process, queues, tasks, concurrency, running, up_us = report
+    yield one(
+        session.sql.report,
+        name,
+        given_name,
+        None if process is None else json.dumps(process),
+        None if queues is None else json.dumps(queues),
+        json.dumps(tasks),
+        concurrency,
+        running,
+        now - up_us,
+        now,
+    )
+
+
+def retire(session: Session, now: int, name: str) -> Program[None]:
+    """Forget a worker, which has ended."""
+    yield one(session.sql.retire, name)
+
+
+def transfers(session: Session, owner: str) -> Program[list[tuple[str, int]]]:
+    """Return the transfers to *owner* that were not picked up."""
+    return [(job_id, epoch) for job_id, epoch in (yield one(session.sql.transfers, owner))]
+
+
+def pick_up(session: Session, now: int, job_id: str, epoch: int) -> Program[None]:
+    """Mark the lease as picked up, if *epoch* is still its own."""
+    held = yield from programs.find(session, job_id)
+    if held is not None and held.lease_epoch == epoch:
+        yield one(session.sql.pick_up, held.seq)
+
+
+def accept(
+    session: Session,
+    now: int,
+    owner: str,
+    transfers: Sequence[tuple[str, int]],
+    claim_id: str,
+    process: Process | None,
+) -> Program[list[Grant]]:
+    """Pick up the transfers that are still the owner's, and return their leases."""
+    number = None if process is None else process_number(process)
+    grants = []
+    for job_id, epoch in transfers:
+        held = yield from programs.find(session, job_id)
+        if held is None or not _may_accept(held, epoch, owner, claim_id):
+            continue
+        if process is not None:
+            yield one(session.sql.insert_process, number, *process)
+        values = {"seq": held.seq, "claim_id": claim_id, "process": number, "now": now}
+        yield session.sql.accept, values, False
+        [row] = yield one(session.sql.grant, job_id)
+        grants.append(grant_of(row))
+    return grants
+
+
+def _may_accept(held: Standing, epoch: int, owner: str, claim_id: str) -> bool:
+    if (held.lease_epoch, held.owner) != (epoch, owner):
+        return False
+    return not held.picked_up or held.claim_id == claim_id

@@ -1,4 +1,4 @@
-"""The programs of readers; none of them writes."""
+"""The programs of readers. Only `observe` writes: what upkeep has seen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from ...core import documents
 from ...core.backlog import LATELY_US, LOOKS_AT, SAMPLE, Lately, Oldest
-from ...core.clock import Clock
 from ...core.counts import Counts
 from ...core.effects import Effect
 from ...core.invariants import violation
@@ -29,7 +28,6 @@ from ..rows import grant_of, job_of, state_of, worker_of
 from ..searching import Candidates, bound, by_column, during, key_of, ordered, prefix_end, within
 from . import programs
 from .claiming import Known, lanes_of
-from .database import Database
 from .programs import Program, Session, one
 
 _JOBS = "main.{}_jobs AS j"
@@ -210,35 +208,6 @@ def verify(session: Session) -> Program[list[str]]:
 
 
 # What operators and upkeep look at: the oldest due jobs, what came and went lately, observations, live leases
-
-
-class Observing:
-    """The verbs of `SqliteStore` that ask about queues and owners, and not about one job."""
-
-    database: Database
-    _clock: Clock
-    _session: Session
-
-    def oldest(self) -> list[Oldest]:
-        """Return since when the oldest due job of each queue waits, by queue."""
-        return self.database.read(oldest(self._session, self._clock.now()))
-
-    def lately(self) -> Lately:
-        """Return how many jobs of each queue were added and how many have finished within the last five minutes."""
-        return self.database.read(lately(self._session, self._clock.now()))
-
-    def observed(self) -> Observed:
-        """Return the round in which upkeep has looked last, when that was, and what was observed then."""
-        return self.database.read(observed(self._session, self._clock.now()))
-
-    def observe(self, round: int, found: Sequence[Observation]) -> bool:
-        """Record that *found* is what there is to be observed, by a look that began at *round*."""
-        # Without `notify`, as for a worker's report: no claim waits for it.
-        return self.database.write(self._session, observe, round, found)
-
-    def leases(self) -> list[LiveLease]:
-        """Return every lease that lasts, by insertion of its job."""
-        return self.database.read(leases(self._session))
 
 
 def oldest(session: Session, now: int) -> Program[list[Oldest]]:

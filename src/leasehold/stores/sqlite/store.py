@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 from ...core import checks
+from ...core.backlog import Lately, Oldest
 from ...core.clock import Clock, Countdown, SystemClock
 from ...core.counts import Counts
 from ...core.effects import Effect
 from ...core.job import Added, Grant, Job, NewJob, Progress, Settlement, Status
-from ...core.lifecycle import Verb, reclaimed_in_part
-from ...core.ownership import RECOVERY_EVERY_US, Event, Note, Ownership, Process
+from ...core.lifecycle import Verb
+from ...core.observations import Observation, Observed
+from ...core.ownership import Event, LiveLease, Note, Ownership, Process
 from ...core.parking import known_tasks
 from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...core.search import Key, Looked, Page, Search, collect
 from ...core.workers import WorkerReport, WorkerStatus
-from ...errors import NoLease, StaleEpoch, StoreUnavailable, UnknownJob
-from ...liveness import is_gone, this_process
-from ...store import Begun, OpenKeys, Pruned, Refusal, Renewal, ids_before
+from ...errors import NoLease, StaleEpoch, UnknownJob
+from ...store import Begun, OpenKeys, Pruned, Refusal, Renewal
 from ...transaction import is_inside, refuse_inside
 from .._versions import Migrated
-from ..policy import EVENTS, IDS, PORTION, WORKERS, Pass, Place
-from ..reclaimed import Reclaimed
 from . import claiming, moving, owning, reading
 from .connection import Changes, open_stores
 from .database import Database
@@ -38,7 +36,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class SqliteStore(reading.Observing):
+class SqliteStore:
     """Keeps jobs in one SQLite file, which many processes may share."""
 
     def __init__(
@@ -64,9 +62,7 @@ class SqliteStore(reading.Observing):
         self.transactions: SqliteTransactions = SqliteTransactions(
             self.database, self._clock, self._session, self._joined, lambda: self._changes.notify()
         )
-        self._recovered_us = 0
-        self._reclaimed = Reclaimed()
-        self._pass = Pass()
+        self.upkeep = claiming.Upkeep(self.database, self._session, self._clock, self._write)
         open_stores.add(self)
 
     # Running programs
@@ -122,7 +118,7 @@ class SqliteStore(reading.Observing):
         countdown, interrupted = Countdown(self._clock, wait_us), self._changes.interrupted
         while True:
             grants, more, ended = self._write(claiming.claim, *wanted)
-            self._note(ended)
+            self.upkeep.note(ended)
             if grants:
                 return grants
             if more:
@@ -172,19 +168,19 @@ class SqliteStore(reading.Observing):
                 else:
                     # Inside a transaction of the caller's nothing else can be written; the first renewal marks it, too.
                     if not picked_up and not is_inside(self.database.key):
-                        self._write(claiming.pick_up, job_id, grant.epoch)
+                        self._write(moving.pick_up, job_id, grant.epoch)
                     return grant
             self._changes.pause()
 
     def transfers(self, owner: str) -> list[tuple[str, int]]:
         """Return the job id and epoch of each transfer to *owner* that was not picked up, oldest first."""
-        return self._read(claiming.transfers, owner)
+        return self._read(moving.transfers, owner)
 
     def accept(
         self, owner: str, transfers: Sequence[tuple[str, int]], *, claim_id: str, process: Process | None = None
     ) -> list[Grant]:
         """Pick up those of *transfers* that are still *owner*'s, and return their leases."""
-        return self._write(claiming.accept, owner, transfers, claim_id, process)
+        return self._write(moving.accept, owner, transfers, claim_id, process)
 
     def check(self, holders: Sequence[tuple[str, int]]) -> list[Refusal | None]:
         """Return for each (job id, epoch) None if it is current, else the refusal that a write would meet."""
@@ -277,43 +273,21 @@ class SqliteStore(reading.Observing):
         """Note that the worker is there, and what it says of itself."""
         # Without `notify`. A waiting claim notices the commit by the file's data version and reads, as for every
         # commit; since no job is due, it opens no transaction to write.
-        self.database.write(self._session, claiming.report, report)
+        self.database.write(self._session, moving.report, report)
 
     def retire(self, name: str) -> None:
         """Forget the worker of that name, which has ended."""
-        self.database.write(self._session, claiming.retire, name)
+        self.database.write(self._session, moving.retire, name)
 
     # The store itself
 
     def reclaim(self) -> list[Ownership]:
         """Take back what expired, does not progress, or whose process is gone."""
-        ended: list[Ownership] = []
-        try:
-            while batch := self._note(self._write(claiming.sweep)):
-                ended += batch
-            return ended + self._recover(always=True)
-        except StoreUnavailable as error:
-            raise reclaimed_in_part(error, len(ended)) from error.__cause__
-
-    def _recover(self, *, always: bool = False) -> list[Ownership]:
-        # Looking up processes costs system calls, so an idle poll looks at most once a second.
-        now = self._clock.now()
-        lately = 0 <= now - self._recovered_us < RECOVERY_EVERY_US  # false also for a clock that was set back
-        if lately and not always:
-            return []
-        self._recovered_us = now
-        mine = this_process()
-        known = self._read(claiming.processes)
-        gone = [process for process in known if process != mine and is_gone(process)]
-        return self._note(self._write(claiming.recover, gone)) if gone else []
-
-    def _note(self, ended: list[Ownership]) -> list[Ownership]:
-        self._reclaimed.note((held.job_id, held.epoch) for held in ended)
-        return ended
+        return self.upkeep.reclaim()
 
     def take_reclaimed(self) -> list[tuple[str, int]]:
         """Return the job id and epoch of each ownership that claims and reclaims of this store object have ended."""
-        return self._reclaimed.take()
+        return self.upkeep.reclaimed.take()
 
     def open_keys(self, guards: Collection[str], *, after: int = 0, limit: int = 1_000) -> OpenKeys:
         """Return keys of *guards* whose job has ended without a successor that would seal them."""
@@ -330,29 +304,15 @@ class SqliteStore(reading.Observing):
         """Take back what is overdue or whose process is gone, and prune a portion; return whether more is due."""
         _, next_us = self._read(reading.waiting, None)
         if next_us <= self._clock.now():
-            self._note(self._write(claiming.sweep))
-        self._recover()
+            self.upkeep.sweep()
+        self.upkeep.recover()
         self.transactions.record_soon()
-        return self._pass.portion(self._clock.now(), retention, functools.partial(self._prune_due, retention))
+        return self.upkeep.prune(retention)
 
-    def _prune_due(self, retention: Retention, kind: str, keep_us: int, place: Place) -> Place | None:
-        now = self._clock.now()
-        before_us, ids_us = now - keep_us, ids_before(now, retention.keep_us(IDS))
-        if kind == IDS:
-            return place if self._write(claiming.prune_ids, before_us, PORTION) else None
-        if kind == WORKERS:
-            if self._read(claiming.may_forget_workers, before_us):
-                self.database.write(self._session, claiming.forget_workers, before_us)
-            return None
-        if kind == EVENTS:
-            numbers, following = self._read(claiming.due_events, before_us, place[0], PORTION)
-            if numbers:
-                self._write(claiming.prune_due_events, before_us, place[0], PORTION)
-            return following
-        seqs, following = self._read(claiming.due, kind, before_us, place, PORTION)
-        if seqs:
-            self._write(claiming.prune_due, kind, before_us, place, PORTION, ids_us)
-        return following
+    def observe(self, round: int, found: Sequence[Observation]) -> bool:
+        """Record that *found* is what there is to be observed, by a look that began at *round*."""
+        # Without `notify`, as for a worker's report: no claim waits for it.
+        return self.database.write(self._session, reading.observe, round, found)
 
     def advance(self, above: int = 0) -> int:
         """Return a new epoch, above every epoch issued so far, the clock and *above*; no owner gets it."""
@@ -428,6 +388,22 @@ class SqliteStore(reading.Observing):
     def workers(self) -> list[WorkerStatus]:
         """Return the workers that have reported, by name."""
         return self._read(reading.workers, self._clock.now())
+
+    def leases(self) -> list[LiveLease]:
+        """Return every lease that lasts, by insertion of its job."""
+        return self._read(reading.leases)
+
+    def oldest(self) -> list[Oldest]:
+        """Return since when the oldest due job of each queue waits, by queue."""
+        return self._read(reading.oldest, self._clock.now())
+
+    def lately(self) -> Lately:
+        """Return how many jobs of each queue were added and how many have finished within the last five minutes."""
+        return self._read(reading.lately, self._clock.now())
+
+    def observed(self) -> Observed:
+        """Return the round in which upkeep has looked last, when that was, and what was observed then."""
+        return self._read(reading.observed, self._clock.now())
 
     def counts(self) -> Counts:
         """Return how many jobs stand where."""
