@@ -28,7 +28,11 @@ from .fixtures import NEWEST, VERSIONS, must_have
 from .marks import MANY, Mark, claimed
 from .server import Address, Server, address, server, standby, wait_until
 
-REWINDABLE = {"wal_log_hints": "on", "wal_retrieve_retry_interval": "100ms"}
+REWINDABLE = {
+    "wal_log_hints": "on",
+    "wal_keep_size": "256MB",  # a standby that is promoted must still have the log from before its promotion
+    "wal_retrieve_retry_interval": "100ms",
+}
 
 
 @dataclass
