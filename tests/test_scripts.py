@@ -94,10 +94,10 @@ def test_nothing_is_left_running(tmp_path: Path, how: signal.Signals) -> None:
         f"    (begun := Path({str(tmp_path / 'begun')!r})).touch()\n"
         "    while begun.exists(): threading.Event().wait(0.05)\n"
     )
-    with started(tmp_path, "--repeat", "3", "--load", "2", pytest=("-n", "2")) as running:
+    with started(tmp_path, "--repeat", "3", "--load", "1", pytest=("-n", "1")) as running:
         wait_until((tmp_path / "begun").exists)
         others = offspring(running.pid)
-        assert len(others) >= 5, "two loops, pytest and its two workers"
+        assert len(others) >= 3, "a loop, pytest and its worker"
         if how == signal.SIGINT:
             os.killpg(running.pid, how)
             # A worker of pytest ignores it, and is killed after ten seconds unless its test ends.

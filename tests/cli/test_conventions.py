@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import pty
@@ -282,6 +283,7 @@ class Terminal:
         )
         os.close(side)
         self.shown = ""
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode  # a read may end in the middle of a character
 
     def until(self, text: str) -> None:
         """Read until the terminal shows *text*."""
@@ -303,7 +305,8 @@ class Terminal:
 
     def _read(self) -> str:
         try:
-            return os.read(self._main, 65536).decode()
+            read = os.read(self._main, 65536)
+            return self._decode(read) or (self._read() if read else "")
         except OSError:  # the other side is closed
             return ""
 
@@ -433,14 +436,15 @@ def test_a_watch_on_a_terminal_shows_the_newest_under_the_time(url: str) -> None
     """It clears the screen first."""
     terminal = Terminal("queues", "--watch", "--every", "0.1")
     terminal.until("every 0.1 s; Ctrl-C ends it")
-    seen = len(terminal.shown)
     with Router(url) as router:
         router.pause("watched", by="ann")
     terminal.until("watched")
     terminal.process.send_signal(signal.SIGINT)
 
     assert terminal.end() == INTERRUPTED
-    assert "\x1b[2J" in terminal.shown[seen:]
+    _, cleared, screen = terminal.shown.partition("watched")[0].rpartition("\x1b[2J")
+    assert cleared
+    assert "every 0.1 s; Ctrl-C ends it" in screen
 
 
 def test_a_watch_goes_on_when_the_store_comes_back(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from psycopg import sql
 from tests.guards import sql_puts
 from tests.guards.sql_puts import TABLE, LibraryGuard, opened
 from tests.guards.test_sql_sqlite import InProcess
-from tests.postgres.fixtures import each_version, server_url
+from tests.postgres.fixtures import server_url
 from tests.postgres.proxy import Proxy, Where
 
 from leasehold.guard import Guard
@@ -105,7 +105,6 @@ class OnPostgres(Battery):
         return guard
 
 
-@each_version
 class TestOwnTransaction(OnPostgres, GuardContract):
     """`guard.transaction()`."""
 
@@ -127,7 +126,6 @@ class TestOwnTransaction(OnPostgres, GuardContract):
                 guard._source = direct
 
 
-@each_version
 class TestDriver(OnPostgres, GuardContract):
     """A connection of psycopg."""
 

@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 from tests.guards.test_sql_postgres import LosingProxy
-from tests.postgres.fixtures import each_version, server_url
+from tests.postgres.fixtures import server_url
 from tests.postgres.proxy import Where
 
 from leasehold import (
@@ -84,7 +84,6 @@ def place(server_url: str) -> Iterator[Place]:
     made.execute("drop schema if exists {schema} cascade")
 
 
-@each_version
 @pytest.mark.parametrize("isolation", ISOLATIONS, ids=lambda level: level.name)
 def test_a_seal_gets_through_beside_a_paused_owner_whose_commit_is_refused(
     place: Place, isolation: IsolationLevel
@@ -535,7 +534,6 @@ def test_a_connection_to_another_database_than_the_guards_is_not_fenced(tmp_path
             SqlGuard("postgresql://localhost/app").fence(connection, "k", epoch=5, owner="old", store="s")
 
 
-@each_version
 @pytest.mark.parametrize("made", ["empty", "copied"])
 def test_another_database_with_the_same_schema_is_not_fenced(server_url: str, made: str) -> None:
     """It has marks of its own, in which no seal of this guard is seen. Also a copy, which has the same numbers."""

@@ -24,7 +24,7 @@ from leasehold import Lease, Retry, Router, StaleEpoch, StoreUnavailable, Unknow
 from leasehold.cli.app import run
 from leasehold.testing import elsewhere
 
-from .fixtures import NEWEST, VERSIONS, must_have
+from .fixtures import NEWEST, must_have
 from .marks import MANY, Mark, claimed
 from .server import Address, Server, address, server, standby, wait_until
 
@@ -84,7 +84,7 @@ def cluster(version: str) -> Iterator[Cluster]:
         yield cluster
 
 
-each_version = pytest.mark.parametrize("version", VERSIONS)
+on_newest = pytest.mark.parametrize("version", [NEWEST])
 
 
 def backend_of(router: Router) -> int:
@@ -96,7 +96,7 @@ def backend_of(router: Router) -> int:
 # Epochs
 
 
-@each_version
+@on_newest
 def test_trap_1_and_3_epochs_rise_over_promotions(cluster: Cluster) -> None:
     """
     Both standbys go to timeline 2 from the same data, one after the other, the first with a session that outlives it;
@@ -353,7 +353,7 @@ def test_a_router_that_met_a_standby_finds_the_primary_at_the_same_address(share
 # One server, killed
 
 
-@each_version
+@on_newest
 def test_trap_2_no_epoch_is_lost_with_an_asynchronous_commit(version: str) -> None:
     """
     The role commits asynchronously, nobody writes the log for it, and one process of the server is killed.

@@ -13,9 +13,7 @@ from leasehold.cli.app import run
 from leasehold.core.job import new_job
 from leasehold.stores.postgres import PostgresStore
 
-from .fixtures import Place, each_version
-
-pytestmark = each_version
+from .fixtures import Place
 
 
 @pytest.fixture

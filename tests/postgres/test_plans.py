@@ -20,11 +20,9 @@ from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.claiming import Floors
 from leasehold.testing import ManualClock
 
-from .fixtures import Place, each_version
+from .fixtures import Place
 
 FEW, MANY = (4_000, 2_000, 1_000), (1_000_000, 1_000_000, 100_000)  # pending, done, blocked behind one key
-
-pytestmark = each_version  # each has a planner of its own
 
 
 @pytest.fixture(params=["few", pytest.param("many", marks=pytest.mark.soak)])

@@ -10,11 +10,11 @@ import pytest
 from leasehold import Router, StaleEpoch, StoreUnavailable
 from leasehold.core.clock import SystemClock
 
-from .fixtures import VERSIONS, must_have
+from .fixtures import NEWEST, must_have
 from .server import Server, server
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=[NEWEST])
 def mortal(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of this test's own."""
     must_have(request.param)
