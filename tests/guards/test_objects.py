@@ -144,7 +144,7 @@ def test_a_pointer_that_was_deleted_past_the_guard_is_noticed_by_who_knew_it(
     guard.write("k", b"1", **OLD)
     obstore.delete(store, "k")
 
-    with pytest.raises(GuardUnavailable, match="deleted past the guard"):
+    with pytest.raises(GuardUnavailable, match="deleted without the guard"):
         guard.write("k", b"2", **OLD)
 
     guard.seal("k", **OLD)
@@ -159,7 +159,7 @@ def test_data_that_was_deleted_past_the_guard_is_not_taken_for_none(guard: Objec
     assert path is not None
     obstore.delete(store, path)
 
-    with pytest.raises(GuardUnavailable, match="deleted past the guard"):
+    with pytest.raises(GuardUnavailable, match="deleted without the guard"):
         guard.peek("k")
     guard.write("k", b"2", **OLD)
     assert guard.peek("k") == b"2"

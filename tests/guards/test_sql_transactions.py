@@ -517,12 +517,12 @@ def test_a_connection_to_another_database_than_the_guards_is_not_fenced(tmp_path
         with closing(sqlite3.connect(name, isolation_level=None)) as connection:
             connection.execute("attach ? as app", (str(tmp_path / "app.db"),))
             connection.execute("begin")
-            with pytest.raises(InvalidArgument, match="would see no seal"):
+            with pytest.raises(InvalidArgument, match="would not notice a seal"):
                 guard.fence(connection, "k", epoch=5, owner="old", store="s")
     with closing(sqlite3.connect(tmp_path / "other.db", isolation_level=None)) as connection:
         connection.execute("begin")
         made = SqlGuard(lambda: sqlite3.connect(tmp_path / "app.db"))
-        with pytest.raises(InvalidArgument, match="would see no seal"):
+        with pytest.raises(InvalidArgument, match="would not notice a seal"):
             made.fence(connection, "k", epoch=5, owner="old", store="s")
     (tmp_path / "linked.db").symlink_to(tmp_path / "app.db")
     with closing(sqlite3.connect(tmp_path / "linked.db", isolation_level=None)) as connection:
@@ -552,7 +552,9 @@ def test_another_database_with_the_same_schema_is_not_fenced(server_url: str, ma
 
             with closing(psycopg.connect(other)) as connection:
                 connection.execute("select 1")
-                with pytest.raises(InvalidArgument, match=r"another database than the guard's own.*would see no seal"):
+                with pytest.raises(
+                    InvalidArgument, match=r"another database than the guard's own.*would not notice a seal"
+                ):
                     guards[0].fence(connection, "k", **OLD)
             with closing(psycopg.connect(own)) as connection:
                 connection.execute("select 1")
@@ -581,7 +583,7 @@ def test_a_block_whose_fence_was_rolled_back_commits_nothing_more(tmp_path: Path
                 own.execute("rollback to early")
             own.execute("insert into notes values ('unfenced')")
 
-    with pytest.raises(NotInTransaction, match=r"the fence of this block has ended in it"):
+    with pytest.raises(NotInTransaction, match=r"inside this block has ended its fence"):
         write()
 
     with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
@@ -616,7 +618,7 @@ def test_a_postgres_block_whose_transaction_has_ended_commits_nothing_more(
             guard.seal("k", **NEW)
             execute("insert into notes values ('unfenced')")
 
-    with pytest.raises(NotInTransaction, match=r"the fence of this block has ended in it"):
+    with pytest.raises(NotInTransaction, match=r"inside this block has ended its fence"):
         write()
     assert place.notes() == []
     with guard.transaction("k", **NEW) as own:
@@ -638,7 +640,7 @@ def test_a_sqlite_block_whose_transaction_has_ended_commits_nothing_more(tmp_pat
             guard.seal("b", **NEW)
             own.execute("insert into notes values ('unfenced')")
 
-    with pytest.raises(NotInTransaction, match=r"the fence of this block has ended in it"):
+    with pytest.raises(NotInTransaction, match=r"inside this block has ended its fence"):
         write()
     with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
         assert connection.execute("select * from notes").fetchall() == []

@@ -659,7 +659,9 @@ def test_a_sweep_that_fails_on_the_way_does_not_say_that_nothing_was_changed(sta
     count = itertools.count()
     store.database.point = fail
     try:
-        with pytest.raises(StoreUnavailable, match=r"^1 job has been reclaimed, and then: the statement") as failed:
+        with pytest.raises(
+            StoreUnavailable, match=r"^1 job has been reclaimed before this call failed: the statement"
+        ) as failed:
             store.reclaim()
     finally:
         store.database.point = None

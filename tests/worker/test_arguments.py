@@ -359,9 +359,18 @@ def test_a_task_without_arguments_has_an_empty_object_as_payload(router: Router)
         ('{"to":"a","cc":1}', "the payload has 'cc', and task 'send' here takes (to: "),
         ("[1]", "task 'send' takes its arguments from a JSON object by their names, and the payload is [1]."),
         ('"to"', 'and the payload is "to".'),
-        ('{"to":"a","at":"x"}', "argument 'at' of task 'send' here: 'x' (str) is not a valid datetime."),
-        ('{"to":"a","at":"2026-01-01"}', "argument 'at' of task 'send' here: '2026-01-01' has no time zone."),
-        ('{"to":"a","at":5}', "argument 'at' of task 'send' here: 5 (int) is not a valid datetime."),
+        (
+            '{"to":"a","at":"x"}',
+            "argument 'at' in the payload does not fit task 'send': 'x' (str) is not a valid datetime.",
+        ),
+        (
+            '{"to":"a","at":"2026-01-01"}',
+            "argument 'at' in the payload does not fit task 'send': '2026-01-01' has no time zone.",
+        ),
+        (
+            '{"to":"a","at":5}',
+            "argument 'at' in the payload does not fit task 'send': 5 (int) is not a valid datetime.",
+        ),
     ],
 )
 def test_a_payload_that_does_not_fit_the_handler_here_is_unbindable(router: Router, document: str, said: str) -> None:
@@ -394,17 +403,21 @@ def test_a_payload_that_does_not_fit_the_handler_here_is_unbindable(router: Rout
         (
             Tree,
             '{"when":"2026-01-01T00:00Z","below":[{"when":1}]}',
-            "argument 'x.below[0].when' of task 'handle' here: 1 ",
+            "argument 'x.below[0].when' in the payload does not fit task 'handle': 1 ",
         ),
         (Picky, '{"n":-1}', "Picky refuses it: LookupError: n is below zero."),
         (Model, '{"when":"2026-01-01T00:00Z","theSize":-1}', "Model refuses it: 1 validation error for Model theSize"),
-        (Fussy, '{"n":2}', "argument 'x' of task 'handle' here: KeyError: 2."),
+        (Fussy, '{"n":2}', "argument 'x' in the payload does not fit task 'handle': KeyError: 2."),
         (Struct, '{"when":1}', "Struct refuses it: Expected `datetime`, got `int` - at `$.when`."),
         (set[Any], "[[1]]", "[[1]] (list) is not a valid set[typing.Any]."),
         (tuple[int, ...], "1", "1 (int) is not a valid tuple[int, ...]."),
         (tuple[int, int], "[1]", "[1] (list) is not a valid tuple[int, int]."),
         (dict[str, date], "[1]", "[1] (list) is not a valid dict[str, datetime.date]."),
-        (list[date], '["x"]', "argument 'x[0]' of task 'handle' here: 'x' (str) is not a valid date."),
+        (
+            list[date],
+            '["x"]',
+            "argument 'x[0]' in the payload does not fit task 'handle': 'x' (str) is not a valid date.",
+        ),
         (int | date, '"x"', "it must be int | datetime.date, not 'x' (str)."),
         (Opaque, "1", "argument 'x' of task 'handle' here is annotated as Opaque: Opaque."),
     ],

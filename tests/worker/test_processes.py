@@ -78,7 +78,7 @@ def test_a_process_that_dies_before_a_handler_began_is_replaced_and_costs_nobody
     with router.worker(concurrency=1) as worker:
         one = now(tasks.pid.job())
         os.kill(one.result, signal.SIGKILL)
-        until(lambda: "an idle process of handlers was ended by SIGKILL" in caplog.text)
+        until(lambda: "an idle handler process was ended by SIGKILL" in caplog.text)
         other = now(tasks.pid.job())
         os.kill(other.result, signal.SIGSTOP)
         [added] = router.add_many([tasks.pid.job()])
@@ -97,7 +97,7 @@ def test_a_process_that_was_reaped_elsewhere_is_replaced(tmp_path: Path, caplog:
         with router.worker(concurrency=1) as worker:
             one = now(tasks.pid.job())
             os.kill(one.result, signal.SIGKILL)
-            until(lambda: "an idle process of handlers was ended" in caplog.text)
+            until(lambda: "an idle handler process was ended" in caplog.text)
             assert now(tasks.pid.job()).result != one.result
             job = now(tasks.crashes.options(lease_seconds=600).job("first exit", str(tmp_path)))
             assert (job.result, job.errors, job.reclaims) == ("survived", 0, 1)
@@ -116,7 +116,7 @@ def test_a_place_that_fails_is_left_and_another_one_takes_over(
         with monkeypatch.context() as broken:
             broken.setattr(supervisor.Supervisor, "_rest", lambda place: 1 / 0)
             now(tasks.pid.job())
-            until(lambda: "the supervisor of a process of handlers failed" in caplog.text)
+            until(lambda: "the thread that supervises a handler process failed" in caplog.text)
         until(lambda: not is_running(one.result))
         assert now(tasks.pid.job()).result != one.result
         assert worker.health().consuming

@@ -50,7 +50,7 @@ def _fenced(command: F) -> F:
     @click.option("--epoch", type=int, metavar="N", help="The epoch that you saw, as `leasehold show ID` prints it.")
     @click.option("--note", metavar="TEXT", help="Why; it is recorded.")
     @click.option("--break-glass", is_flag=True, help="Act whatever the epoch is. Needs --reason, and is recorded.")
-    @click.option("--reason", metavar="TEXT", help="Why the glass is broken. A terminal is asked for it.")
+    @click.option("--reason", metavar="TEXT", help="Why, for --break-glass. On a terminal, a prompt asks for it.")
     @yes_option
     @functools.wraps(command)
     def wrapped(**options: Any) -> Any:

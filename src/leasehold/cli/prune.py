@@ -21,7 +21,7 @@ from .target import Target, target_options
 
 
 @click.command()
-@click.option("--older-than", metavar="AGE", help="Jobs that ended longer ago: 30d, 12h.")
+@click.option("--older-than", metavar="AGE", help="Jobs that ended longer ago than this: 30d, 12h.")
 @click.option("--before", metavar="TIME", help="Jobs that ended before then, as in 2026-10-18T00:00:00+00:00.")
 @click.option("--apply", is_flag=True, help="Remove them; without it they are only counted.")
 @click.option("--expect", type=int, metavar="N", help="With --apply: how many jobs must be that old.")

@@ -228,7 +228,7 @@ def reclaimed_in_part(error: StoreUnavailable, count: int) -> StoreUnavailable:
     if not count:
         return error
     done = counted(count, "job has", "jobs have")
-    return StoreUnavailable(f"{done} been reclaimed, and then: {error}", outcome_unknown=True)
+    return StoreUnavailable(f"{done} been reclaimed before this call failed: {error}", outcome_unknown=True)
 
 
 def lock_held(job_id: str, key: str, holder: str, epoch: int) -> Conflict:

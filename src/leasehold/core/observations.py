@@ -105,7 +105,7 @@ class Observed(NamedTuple):
 
 
 def ended(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return what the event says when an observation ends, of what it said when it began."""
+    """Return the facts of the event that ends an observation, from those of the event that began it."""
     return {name: value for name, value in facts.items() if name != "sentence"}
 
 

@@ -158,7 +158,9 @@ class Arguments:
                     reason, where = f"{type(error).__name__}: {error}", ""
                 else:
                     continue
-                raise Unbindable(f"argument {name + where!r} of task {self._task!r} here: {reason}.")
+                raise Unbindable(
+                    f"argument {name + where!r} in the payload does not fit task {self._task!r}: {reason}."
+                )
 
     # Annotations
 

@@ -170,7 +170,7 @@ class Worker:
         """
         _refuse_on_a_loop()
         if threading.current_thread() is not threading.main_thread():
-            log.info("no signal stops a worker that runs on another thread than the main one; its end() does: %s", self)
+            log.info("signals do not stop a worker that is not on the main thread; call its end(): %s", self)
         with signals(self._desk):
             self.start(until_empty=until_empty)
             reason = self._wait()

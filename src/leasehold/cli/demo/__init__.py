@@ -26,7 +26,7 @@ from ..help import Group
     metavar="URL",
     help="Play in this store, for instance sqlite:///demo.db or postgresql://host/database.",
 )
-@click.option("--plain", is_flag=True, help="Plain ASCII lines, as when the output is no terminal.")
+@click.option("--plain", is_flag=True, help="Plain ASCII lines, as when the output is not a terminal.")
 @click.pass_context
 def demo(context: click.Context, url: str | None, plain: bool) -> int | None:
     """
@@ -58,7 +58,7 @@ def demo(context: click.Context, url: str | None, plain: bool) -> int | None:
 
 
 @demo.command()
-@click.option("--plain", is_flag=True, help="Plain lines, as when the output is no terminal.")
+@click.option("--plain", is_flag=True, help="Plain lines, as when the output is not a terminal.")
 def zombie(plain: bool) -> int:
     """
     Watch a frozen process wake up and write to everything that it held.

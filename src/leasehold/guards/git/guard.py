@@ -188,7 +188,7 @@ class GitGuard(Guard):
                     f"{resource}: the {wish.verb} to {self.remote} was refused: {ran.why}. Nothing was written."
                 )
             elif lost == _LOST:
-                raise _doubt(resource, writer, wish, f"no reply arrived in {_LOST} attempts, at last: {ran.why}")
+                raise _doubt(resource, writer, wish, f"no reply arrived in {_LOST} attempts; the last one: {ran.why}")
             # Otherwise again: if a lost push is still under way, only one of the two finds the mark that both expect.
             before, is_fresh = now, True
         raise GuardUnavailable(

@@ -194,7 +194,7 @@ def _at(url: str) -> Any:
     try:
         return from_url(url)
     except (BaseError, ValueError) as error:
-        raise InvalidArgument(f"{url!r} opens no object store: {brief(error)}.") from error
+        raise InvalidArgument(f"{url!r} cannot be opened as an object store: {brief(error)}.") from error
 
 
 def _sending_once(store: Any) -> Any:

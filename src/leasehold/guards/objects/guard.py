@@ -261,8 +261,8 @@ class ObjectGuard(Guard):
             if now is None:
                 self._forget(key)
                 raise GuardUnavailable(
-                    f"{self.resource(key)}: its pointer was deleted past the guard, and its mark with it. Nothing was "
-                    "written. Seal the key again once you know that no older owner is at work."
+                    f"{self.resource(key)}: its pointer was deleted without the guard, and its mark with it. Nothing "
+                    "was written. Seal the key again once you know that no older owner is at work."
                 ) from failure
             conflicts, pending, found = conflicts + 1, None, now
         if pending is not None:
@@ -345,8 +345,8 @@ class ObjectGuard(Guard):
             earlier, found = found, self._fetch(key)
             if found is not None and found.pointer == earlier.pointer:
                 raise GuardUnavailable(
-                    f"{self.resource(key)}: its data {found.pointer.data!r} is not there: it was deleted past the "
-                    "guard. Write the key anew, or restore the object."
+                    f"{self.resource(key)}: its data {found.pointer.data!r} is not there: it was deleted without "
+                    "the guard. Write the key anew, or restore the object."
                 )
         raise GuardUnavailable(
             f"{self.resource(key)}: its data was replaced and removed {_READS} times while it was read. Try again, or "

@@ -219,9 +219,9 @@ class SqlGuard(Guard):
             holds = all(one and one.mark.epoch == fence.epoch and fence._nonce in one.recent for one in marks)
         if not holds:
             raise NotInTransaction(
-                f"{self.resource(fence.keys[0])}: the fence of this block has ended in it, by COMMIT, ROLLBACK or "
-                "ROLLBACK TO, so what followed is not fenced, and was rolled back. Let the end of the block commit, "
-                "and an exception roll back."
+                f"{self.resource(fence.keys[0])}: a COMMIT, ROLLBACK or ROLLBACK TO inside this block has ended its "
+                "fence. What followed was not fenced, and was rolled back. Let the end of the block commit, and an "
+                "exception roll back."
             )
 
     def _answer(self, error: Exception, fence: Fence) -> None:
@@ -353,8 +353,8 @@ class SqlGuard(Guard):
         if fenced.place and fenced.place != self._place and fenced.place != self._own_place():
             raise InvalidArgument(
                 f"that connection is to another database than the guard's own, {self._source.where}: a fence of "
-                f"{request.keys[0]!r} there would see no seal. Roll it back, and make the guard with the URL of the "
-                "database that you write to."
+                f"{request.keys[0]!r} there would not notice a seal. Roll the transaction back, and make the guard "
+                "with the URL of the database that you write to."
             )
         for key, before in fenced.before.items():
             self._admit(key, before, request.writer)

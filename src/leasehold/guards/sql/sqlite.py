@@ -135,8 +135,8 @@ def _check_file(own: str, callers: str, key: str) -> None:
             return
     raise InvalidArgument(
         f"that connection has {callers or 'a database in memory'!r} open, and the marks of this guard are in {own!r}: "
-        f"a fence of {key!r} there would see no seal. Make the guard with the URL of the database that you write to, "
-        "which must be the connection's main one."
+        f"a fence of {key!r} there would not notice a seal. Make the guard with the URL of the database that you "
+        "write to, which must be the connection's main one."
     )
 
 

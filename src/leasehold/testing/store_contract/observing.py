@@ -212,7 +212,7 @@ class Observing(Contract):
         assert all_of(store) == before
 
     def test_c72_what_comes_again_is_recorded_again(self, store: Store) -> None:
-        """And tasks of one queue are told apart."""
+        """And so are tasks of one queue, each by itself."""
         a, b = (replace(stuck(subject="mail"), task=task) for task in ("a", "b"))
         for round, found in enumerate(([a], [b], [a, b], [])):
             assert store.observe(round, found)

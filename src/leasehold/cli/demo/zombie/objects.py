@@ -91,7 +91,7 @@ def object_server() -> Iterator[str | None]:
         finally:
             process.kill()
             process.wait()
-            for port in ports:  # sockets that it makes beside its folder, whatever it is told
+            for port in ports:  # sockets that it makes beside its folder, whatever its options say
                 for path in Path(tempfile.gettempdir()).glob(f"seaweedfs-*-{port}.sock"):
                     path.unlink(missing_ok=True)
 

@@ -82,7 +82,7 @@ class Supervisor:
                     patient = self._rest()
             self._end()
         except Exception:
-            log.exception("the supervisor of a process of handlers failed; another one takes over")
+            log.exception("the thread that supervises a handler process failed; another one takes over")
             if self._process is not None:
                 self._process.kill()
                 with suppress(Exception):
@@ -105,7 +105,7 @@ class Supervisor:
         if woken:
             os.read(self._woken, 4096)
         if process is not None and (has_message or dead) and not self._receive(process, None, has_message=has_message):
-            log.warning("an idle process of handlers %s", _how(self._reap()))
+            log.warning("an idle handler process %s", _how(self._reap()))
         return has_message or dead or woken
 
     def _ended(self, run: Run) -> End:
@@ -125,7 +125,7 @@ class Supervisor:
             end = self._begun(run, self._process)
             if end is not None or self._all.killing(self):
                 return end or End(None, Killed("the worker has killed the process of the handler"))
-            log.warning("an idle process of handlers ended before it could begin %r; starting another one", run)
+            log.warning("an idle handler process ended before it could begin %r; starting another one", run)
         if (unguarded := self._all.unguarded()) is not None:
             return End(None, unguarded)
         try:
@@ -187,7 +187,7 @@ class Supervisor:
             message = process.receive()
         except EOFError as error:
             if str(error):
-                log.error("unreadable message from a process of handlers; killing it: %s", error, exc_info=error)
+                log.error("unreadable message from a handler process; killing it: %s", error, exc_info=error)
             process.kill()  # in case that it has only closed everything
             return None
         if isinstance(message, Began) and run is not None:
