@@ -6,6 +6,8 @@ Mutants of the guards: edits that break a clause of `leasehold.guard`, each with
     python tests/guard_mutants.py --list          the names, and what is wrong with each
 
 `tests/mutants.py` says how they are tried. A name begins with the kind of the guard and the clause.
+
+Long on purpose: it is a list, one entry for each edit, and a reader looks for one name.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ them run on an unchanged copy: a test that is red anyway proves nothing.
 
 Exit code 1 if a mutant survives, if its tests hang, or if an edit no longer applies. tests/test_mutants.py, which is
 part of every run, sees that each edit still applies and that each named test exists.
+
+Long on purpose: it is a list, one entry for each edit, and a reader looks for one name.
 """
 
 from __future__ import annotations
@@ -463,14 +465,14 @@ MUTANTS = (
         "A process is forgotten by a look that is older than its first lease.",
         (
             Edit(
-                _SQL + "07_moving.sql",
+                _SQL + "07_pruning.sql",
                 "    DELETE FROM leasehold.processes WHERE ctid = ANY (ARRAY(\n        SELECT p.ctid",
                 "    PERFORM set_config('leasehold.held', coalesce((SELECT array_agg(DISTINCT process)::text\n"
                 "        FROM leasehold.leases WHERE process IS NOT NULL), '{}'), true);\n"
                 "    DELETE FROM leasehold.processes WHERE ctid = ANY (ARRAY(\n        SELECT p.ctid",
             ),
             Edit(
-                _SQL + "07_moving.sql",
+                _SQL + "07_pruning.sql",
                 "ARRAY(SELECT DISTINCT l.process FROM leasehold.leases AS l WHERE l.process IS NOT NULL)",
                 "current_setting('leasehold.held')::bigint[]",
             ),
@@ -482,7 +484,7 @@ MUTANTS = (
         "The process of an idle worker is forgotten while that may be claiming.",
         (
             Edit(
-                _SQL + "07_moving.sql",
+                _SQL + "07_pruning.sql",
                 "SELECT w.process::jsonb FROM leasehold.workers AS w WHERE w.process IS NOT NULL",
                 "SELECT NULL::jsonb WHERE false",
             ),
@@ -502,7 +504,7 @@ MUTANTS = (
     Mutant(
         "prune-replayed",
         "A prune removes a job that was replayed meanwhile.",
-        (Edit(_SQL + "07_moving.sql", "WHERE seq = ANY (v_seqs) AND status <> 'unfinished' AND NOT narrow AND finished_at < v_before",
+        (Edit(_SQL + "07_pruning.sql", "WHERE seq = ANY (v_seqs) AND status <> 'unfinished' AND NOT narrow AND finished_at < v_before",
               "WHERE seq = ANY (v_seqs)"),),
         (_BESIDE + "test_a_prune_leaves_a_job_that_was_replayed_after_it_looked",),
     ),

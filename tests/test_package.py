@@ -1,4 +1,8 @@
-"""The package as a whole: its public names, its layers, what it may import, and that it explains itself."""
+"""
+The package as a whole: its public names, its layers, what it may import, and that it explains itself.
+
+Long on purpose: the lists of public names and layers are read beside the checks that compare them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The front door, on every store: what a Router adds to the store's own verbs."""
+"""
+The front door, on every store: what a Router adds to the store's own verbs.
+
+Long on purpose: one short test for each promise of the front door, in the order of its verbs.
+"""
 
 from __future__ import annotations
 

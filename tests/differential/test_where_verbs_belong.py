@@ -1,4 +1,8 @@
-"""Which transaction a verb is part of: by thread, by task, by savepoint, at the end of a handler; on both stores."""
+"""
+Which transaction a verb is part of: by thread, by task, by savepoint, at the end of a handler; on both stores.
+
+Long on purpose: each test is one row of a table, which transaction a verb joins, and all share the fixtures.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@ Verbs beside another transaction that decides about the same job, key, process o
 
 Each test puts one session into the middle of its transaction, starts the verb, and then ends the session's
 transaction. tests/mutants.py keeps the change of the SQL that each of them detects.
+
+Long on purpose: the tests share the sessions that stand in the middle of a transaction.
 """
 
 from __future__ import annotations

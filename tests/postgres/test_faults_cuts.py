@@ -1,4 +1,8 @@
-"""A connection that is cut in the middle of every verb, and a server that is never heard of again."""
+"""
+A connection that is cut in the middle of every verb, and a server that is never heard of again.
+
+Long on purpose: every verb is cut by the same proxy, and a new verb is one more row.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The connection that `lease.transaction()` lends, how it is taken back, and who else may end it."""
+"""
+The connection that `lease.transaction()` lends, how it is taken back, and who else may end it.
+
+Long on purpose: each test ends the same block in another way, and they share the sessions that do so.
+"""
 
 from __future__ import annotations
 

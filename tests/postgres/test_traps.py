@@ -1,4 +1,8 @@
-"""The interleavings that broke a straightforward build, each under its number, staged with real sessions."""
+"""
+The interleavings that broke a straightforward build, each under its number, staged with real sessions.
+
+Long on purpose: one test after the other in the order of docs/explanation/traps.md, on the same stage.
+"""
 
 from __future__ import annotations
 

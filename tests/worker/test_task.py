@@ -1,4 +1,8 @@
-"""What may be a task, and how its jobs are added: as their own, as children, and in a transaction."""
+"""
+What may be a task, and how its jobs are added: as their own, as children, and in a transaction.
+
+Long on purpose: the ways to declare a task and to add its jobs are one table of cases, which share their tasks.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 -- Every statement of the SQLite store but the schema, by name. Comments are stripped before use, and the tables are
 -- qualified as main's. {spec} stands for the columns of `rows.SpecRow`, as j's.
+--
+-- Long on purpose: it is a list in which each statement is found by its name.
 
 -- name: lock
 -- Take the file's only write lock, and learn what holds for the store. As the first statement in a caller's
