@@ -87,6 +87,10 @@ def test_a_form_for_issues_parses(path: Path) -> None:
 
 
 def test_addresses_are_those_of_one_repository() -> None:
-    """The metadata, the links of the README on a package index, and the forms."""
+    """The metadata and the forms, and the pages, which link to other projects too."""
     text = "".join(path.read_text() for path in [TOP / "pyproject.toml", *(TOP / ".github").rglob("*.*")])
-    assert set(re.findall(r"https://github\.com/[\w-]+/[\w-]+", text)) == {PROJECT["urls"]["Source"]}
+    pages = "".join(path.read_text() for path in [*TOP.glob("*.md"), *(TOP / "docs").rglob("*.md")])
+    source = PROJECT["urls"]["Source"]
+
+    assert set(re.findall(r"https://github\.com/[\w-]+/[\w-]+", text)) == {source}
+    assert set(re.findall(r"https?://[\w.-]+/[\w-]+/leasehold\b", pages)) == {source}
