@@ -23,7 +23,7 @@ class GitContract(GuardContract):
     """A repository per test; values are commits of one file."""
 
     merges = False
-    names_holder = False  # nothing is locked while a writer stands still
+    names_holder = blocks = False  # nothing is locked while a writer stands still
     put = staticmethod(put_commit)
 
     @pytest.fixture(autouse=True)

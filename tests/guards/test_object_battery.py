@@ -32,6 +32,7 @@ class TestSeaweedFS(GuardContract):
     """Every clause, on a server that compares; the data in objects of its own."""
 
     inline_bytes = 0
+    blocks = False
 
     @pytest.fixture(autouse=True)
     def resource(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -78,9 +79,10 @@ class Refusing(Battery):
         guards = self.open(), self.open()
         self.write(guards[0], key, FIRST, **under(OLD))
         before = self.mark(guards[0], key)
-        first = Staged(guards[0], one, lambda: self.write(guards[0], key, OLDS, **under(OLD)))
+        first = Staged(guards[0], one, lambda: self.write(guards[0], key, OLDS, **under(OLD)), blocks=self.blocks)
         first.arrive()
-        second = Staged(guards[1], other, lambda: self.write(guards[1], key, SIBLINGS, **under(OLD)))
+        sibling = partial(self.write, guards[1], key, SIBLINGS, **under(OLD))
+        second = Staged(guards[1], other, sibling, blocks=self.blocks)
         second.arrive()
         first.release()
         second.release()

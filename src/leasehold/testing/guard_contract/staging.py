@@ -27,10 +27,12 @@ class Staged:
     A call in a thread of its own, which stops at a step until it may go on.
 
     `arrive` waits until it has come there, or has ended, or seems to wait for another owner: an interleaving that
-    cannot be staged is then left to the guard, which has to be right in any.
+    cannot be staged is then left to the guard, which has to be right in any. Where nothing *blocks*, it comes there
+    however long that takes.
     """
 
-    def __init__(self, guard: Guard, step: str | None, call: Callable[[], Any]) -> None:
+    def __init__(self, guard: Guard, step: str | None, call: Callable[[], Any], *, blocks: bool) -> None:
+        self._patience = BLOCKED_SECONDS if blocks else PATIENCE_SECONDS
         self.error: BaseException | None = None
         self._step = step
         self._call = call
@@ -56,12 +58,12 @@ class Staged:
 
     def arrive(self) -> bool:
         """Wait for the step, and return whether the call is stopped there."""
-        return self._arrived.wait(BLOCKED_SECONDS) and self._thread.is_alive()
+        return self._arrived.wait(self._patience) and self._thread.is_alive()
 
     def release(self) -> None:
         """Let the call go on, and wait for its end, unless it seems to wait for another owner."""
         self._may_go.set()
-        self._thread.join(BLOCKED_SECONDS)
+        self._thread.join(self._patience)
 
     def finish(self) -> BaseException | None:
         """Let the call go on to its end, and return its error."""

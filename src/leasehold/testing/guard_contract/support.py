@@ -30,6 +30,7 @@ class Hooks:
 
     merges: ClassVar[bool] = True  # False: of two writes at once under one epoch, one may get `Conflict`
     names_holder: ClassVar[bool] = True  # False: the resource cannot tell which process blocks a seal
+    blocks: ClassVar[bool] = True  # False: a writer that stands still at a step keeps no other owner waiting
 
     def open(self) -> Guard:
         """Return a new guard on the resource of this test: each call is a restart. Every guard needs this hook."""
