@@ -18,7 +18,7 @@ from .fixtures import database
 _BLOCK = re.compile(r"^```(?:python|py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NEEDS = re.compile(r"^```py\n(?:(?!^```).)*?postgresql://localhost/", re.MULTILINE | re.DOTALL)
 _URL = re.compile(r"postgresql://localhost/\w+")
-_ELSEWHERE = re.compile(r"^from django\b", re.MULTILINE)  # examples/django_shop.py is run instead
+_ELSEWHERE = re.compile(r"^from django\b", re.MULTILINE)  # tests/sqlite/test_callers_django.py runs it, with a model
 
 NEEDING = [page for page in PAGES if _NEEDS.search(page.read_text())]
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection, models, transaction
 from tests.django_connection import django_connection
 from tests.support import lease_of
 
 from leasehold import Conflict, NotInTransaction, Router, StaleEpoch
+
+TOP = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -93,3 +98,26 @@ def test_a_stale_owner_writes_nothing(router: Router) -> None:
         stale()
 
     assert written() == 0
+
+
+@functools.cache  # a model is registered once in a process
+def shipment_model() -> Any:
+    """A model of a reader's; Django must be set up before."""
+    meta = type("Meta", (), {"app_label": "page"})
+    return type("Shipment", (models.Model,), {"__module__": "page", "Meta": meta, "sku": models.TextField()})
+
+
+def test_the_block_of_the_page_does_what_it_says(router: Router) -> None:
+    """As a reader runs it, with a model of their own; with the next job too."""
+    page = (TOP / "docs/how-to/write-your-rows-with-the-job.md").read_text()
+    [block] = re.findall(r"^```py\n(from django\b.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    shipment = shipment_model()
+    with connection.schema_editor() as editor:
+        editor.create_model(shipment)
+
+    for sku in ("rice", "salt"):
+        router.add(sku, {"sku": sku})
+        exec(block, {"lease": router.claim("worker-0"), "Shipment": shipment})  # the page is ours
+
+    assert [one.sku for one in shipment.objects.order_by("id")] == ["rice", "salt"]
+    assert {job.status for job in router.snapshot().values()} == {"done"}
