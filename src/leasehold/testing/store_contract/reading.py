@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from ...core.children import new_child
@@ -89,7 +91,8 @@ class Reading(Contract):
         """And another one has another."""
         found = store.identity()
 
-        assert self.reopen(store, clock).identity() == found
+        with closing(self.reopen(store, clock)) as restarted:
+            assert restarted.identity() == found
 
     def test_what_is_read_does_not_change_afterwards(self, store: Store) -> None:
         """A job is a value of one moment."""
