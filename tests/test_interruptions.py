@@ -22,7 +22,7 @@ def _interrupt(*_: Any, **__: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("step", ["lease", "complete", "write", "_place", "_wake", "wait", "_line"])
+@pytest.mark.parametrize("step", ["expect", "give_back", "write", "_place", "_wake", "wait", "_line"])
 def test_ctrl_c_in_the_middle_of_a_verb_loses_no_job(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it strikes, every job is in exactly one place afterwards, and can be claimed and finished."""
     store = MemoryStore()
@@ -32,8 +32,8 @@ def test_ctrl_c_in_the_middle_of_a_verb_loses_no_job(step: str, monkeypatch: pyt
     held = router.claim_many("w", limit=2)
     verbs: list[Callable[[], object]] = [
         lambda: router.claim("w"),
-        held[0].complete,
-        lambda: held[1].fail("no", delay_seconds=0),
+        held[1].complete,
+        lambda: held[0].fail("no", delay_seconds=0),
         lambda: router.cancel(router.job("j5"), by="ops"),
         lambda: router.add("j6"),
     ]

@@ -1,4 +1,4 @@
-"""How the jobs of the memory store move. The lock is held. Plain leases and completions are steps of `State`."""
+"""How the jobs of the memory store move. The lock is held."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 from ...core import lifecycle
-from ...core.job import Added, Grant, Job, NewJob, Outcome, Settlement, Status
+from ...core.clock import FAR
+from ...core.job import Added, Grant, Job, NewJob, Settlement, Status
 from ...core.lifecycle import FINISHED, FREED_BY, MOVED_BY, NOT_STARTED, RECORDED_AS, Verb, after
-from ...core.ownership import STORE, Ownership, Reason
+from ...core.ownership import STORE, Ownership, Process, Reason, draw_epochs
 from ...core.parking import LOCK, TASK, Parked
 from ...core.workers import recipient
 from ...store import Refusal
 from . import fencing
-from .record import DONE, Record
+from .record import COMPLETE, DONE, Record
 from .state import Known, State
 
 
 def add(state: State, now: int, jobs: Sequence[NewJob]) -> list[Added]:
     """Keep the jobs that are new."""
     added, rows = _new(state, now, jobs)
-    traced = [event for row in rows for event in state.traced(now, "added", row.id, 0, queue=row.spec.queue)]
-    state.write(now, rows, events=traced)
+    state.write(now, rows, events=state.traced_as_added(now, rows))
     return added
 
 
@@ -31,16 +31,18 @@ def _new(
 ) -> tuple[list[Added], list[Record]]:
     """Decide which of *jobs* are new, if the unique key *given_back* is free."""
     added, rows = [], dict[str, Record]()
-    keys = {given_back: ""}
+    keys: dict[str | None, str | None] = {given_back: None}
     for spec in jobs:
-        holder = "" if spec.unique is None else keys.get(spec.unique, state.unique.get(spec.unique, ""))
-        ids = [one for one in (spec.id, holder) if one in rows or one in state.jobs]
-        if ids:
-            made = rows.get(ids[0])
-            added.append(Added(fencing.job(state, ids[0]) if made is None else made.job(None), False))
+        job_id, unique = spec.id, spec.unique
+        holder = job_id if job_id in rows or job_id in state.jobs else None
+        if holder is None and unique is not None:
+            holder = keys.get(unique, state.unique.get(unique))
+        if holder is None:
+            rows[job_id], keys[unique] = state.row(spec, now), job_id
+            added.append(Added(rows[job_id].job(None), True))
         else:
-            rows[spec.id], keys[spec.unique] = state.row(spec, now), spec.id
-            added.append(Added(rows[spec.id].job(None), True))
+            made = rows.get(holder)
+            added.append(Added(fencing.job(state, holder) if made is None else made.job(None), False))
     return added, list(rows.values())
 
 
@@ -66,8 +68,74 @@ def take(
     return taken
 
 
-def settle(state: State, now: int, settlement: Settlement) -> Refusal | None:
-    """End a lease as its owner says."""
+def grant(
+    state: State,
+    now: int,
+    rows: Sequence[Record],
+    owner: str,
+    lease_us: int | None,
+    default_lease_us: int,
+    claim_id: str | None,
+    process: Process | None,
+) -> list[Grant]:
+    """Lease *rows*, which `take` has returned, to *owner*."""
+    state.last = epoch = draw_epochs(state.last, len(rows), now)
+    epoch -= len(rows)
+    grants, leases, shortest = list[Grant](), state.leases, FAR
+    for row in rows:
+        spec, past = row.spec, row.past
+        lasts = lease_us or spec.lease_us or default_lease_us
+        epoch += 1
+        fields = (
+            spec,
+            epoch,
+            owner,
+            row.reason,
+            past.attempt,
+            past.errors,
+            past.checkpoint,
+            claim_id,
+            process,
+            now,
+            now + lasts,
+            lasts,
+        )
+        leases[spec.id] = lease = Grant._make(fields)
+        grants.append(lease)
+        if lasts < shortest:
+            shortest = lasts
+        if spec.stall_us is not None and spec.stall_us < shortest:
+            shortest = spec.stall_us
+    state.expect(now + shortest, grants)
+    return grants
+
+
+def settle(state: State, now: int, settlements: Sequence[Settlement]) -> list[Refusal | None]:
+    """End each lease as its owner says."""
+    jobs, leases, unfinished, finished, trace = state.jobs, state.leases, state.unfinished, state.finished, state.trace
+    reply: list[Refusal | None] = []
+    done = 0
+    for settlement in settlements:
+        job_id, epoch, outcome, result, then, _, _, _ = settlement
+        lease = leases.get(job_id)
+        if lease is None or lease.epoch != epoch or outcome is not COMPLETE or then or trace:
+            reply.append(_settle(state, now, settlement))
+            continue
+        # Nearly every settlement. Without this, batches have 0.75 of the speed: `benchmarks/core.py --only memory`.
+        row, spec = jobs[job_id], lease.spec
+        row.complete(lease, result, now)
+        del leases[job_id]
+        unfinished[spec.queue] -= 1
+        finished.append(row)
+        done += 1
+        if spec.unique is not None or spec.lock is not None:
+            state.give_back(spec, now)
+        reply.append(None)
+    state.ended[DONE] += done
+    return reply
+
+
+def _settle(state: State, now: int, settlement: Settlement) -> Refusal | None:
     job_id, epoch, outcome, result, then, error, _, delay_us = settlement
     row = state.jobs.get(job_id)
     if row is not None and epoch and row.fingerprint(epoch) == settlement.fingerprint():
@@ -76,11 +144,11 @@ def settle(state: State, now: int, settlement: Settlement) -> Refusal | None:
     if row is None or refusal is not None:
         return refusal
     lease = state.leases[job_id]
-    if outcome is Outcome.COMPLETE:
+    if outcome is COMPLETE:
         done = row.but(then=then)
         done.complete(lease, result, now)
         _, made = _new(state, now, then, given_back=row.spec.unique)  # a follow-up may have the key of the job
-        traced = [event for one in made for event in state.traced(now, "added", one.id, 0, queue=one.spec.queue)]
+        traced = state.traced_as_added(now, made)
         traced += state.traced(now, "completed", job_id, epoch, lease.owner)
         state.write(now, [done, *made], freed=[job_id], events=traced)
         return None

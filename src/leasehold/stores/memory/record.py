@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ...core.effects import Effect
-from ...core.job import PRUNED, Grant, Job, NewJob, Status, completion
+from ...core.job import PRUNED, Grant, Job, NewJob, Outcome, Status, completion
 from ...core.lifecycle import FINISHED, ending
 from ...core.ownership import Ending, Ownership, Reason
 from ...core.parking import Parked
 
 # In Python 3.11 an enum's member is found through its metaclass, ten times slower than a name of the module.
-PENDING, DONE = Status.PENDING, Status.DONE
+PENDING, DONE, COMPLETE = Status.PENDING, Status.DONE, Outcome.COMPLETE
 
 
 class Past(NamedTuple):
@@ -106,15 +106,13 @@ class Record:
 
     def complete(self, lease: Grant, result: str | None, now: int) -> None:
         """Change the row, as nothing else does: the owner of *lease* has completed the job. It takes effect at once."""
-        if self.past.last_error is not None:
+        if self.past is not NO_PAST:
             self.past = self.past._replace(last_error=None)
-        self.result, self.grant, self.epoch, self.reason, self.updated_us = (
-            result,
-            lease,
-            lease.epoch,
-            lease.reason,
-            now,
-        )
+        self.epoch = lease.epoch
+        self.reason = lease.reason
+        self.result = result
+        self.grant = lease
+        self.updated_us = now
         self.status = DONE  # of what is above, nothing counts before
 
     def over(self, status: Status, now: int, *, past: dict[str, Any], **changed: Any) -> Record:

@@ -22,7 +22,7 @@ from ...core.ownership import CLOCK_LIMIT, Event, Reason, draw_epochs
 from ...core.parking import LOCK, TASK
 from ...core.queues import Queue
 from ..reclaimed import Reclaimed
-from .record import DONE, PENDING, Record
+from .record import PENDING, Record
 
 Jobs = dict[str, Record]
 Known = frozenset[str | None]  # the tasks of a claim that does not know all of them
@@ -114,7 +114,7 @@ class State:
         self._seq = itertools.count(1)  # of jobs
         self._number = itertools.count(1)  # of events
         self._looks = itertools.count()  # of entries in `deadlines`, so that no two are alike
-        self._trace = trace
+        self.trace = trace
         self.torn = False  # a verb is at what follows, or was struck by an exception while it was
         self._decided: tuple[Any, ...] | None = None  # and not wholly written
         self._clear()
@@ -164,7 +164,11 @@ class State:
         self, now: int, kind: str, job_id: str, epoch: int, owner: str | None = None, /, **facts: Any
     ) -> list[Event]:
         """Return an event of an owner's ordinary work, if this store traces."""
-        return [self.event(now, kind, job_id, epoch, owner, **facts)] if self._trace else []
+        return [self.event(now, kind, job_id, epoch, owner, **facts)] if self.trace else []
+
+    def traced_as_added(self, now: int, rows: Sequence[Record]) -> list[Event]:
+        """Return an event for each of these new rows, if this store traces."""
+        return [self.event(now, "added", row.id, 0, queue=row.spec.queue) for row in rows] if self.trace else []
 
     def trace_claim(self, leases: Sequence[Grant]) -> None:
         """Record that *leases* were granted."""
@@ -225,25 +229,21 @@ class State:
                 self.held[spec.lock] = spec.id
             if spec.stall_us is not None:
                 at = min(at, lease.granted_us + spec.stall_us)
-        if self._from <= at < self._from + _CLOSE_US and self._watched < 4 * len(mine) + _SLACK:
+        self.expect(at, leases)
+
+    def expect(self, at: int, leases: Sequence[Grant]) -> None:
+        """Have a sweep look at *leases* at the instant *at*, or with those that end a little earlier."""
+        if self._from <= at < self._from + _CLOSE_US and self._watched < 4 * len(self.leases) + _SLACK:
             self._latest += leases
             self._watched += len(leases)
         else:
             self._watch(at, leases)
 
-    def complete(self, lease: Grant, result: str | None, now: int) -> None:
-        """End *lease*, whose owner has completed the job and asks for nothing else."""
-        spec = lease.spec
-        row = self.jobs[spec.id]
-        row.complete(lease, result, now)
-        del self.leases[spec.id]
-        self.unfinished[spec.queue] -= 1
-        self.ended[DONE] += 1
-        self.finished.append(row)
+    def give_back(self, spec: NewJob, now: int) -> None:
+        """Free the unique and the lock key of a job whose owner has completed it."""
         if spec.unique is not None:
             del self.unique[spec.unique]
-        if spec.lock is not None:
-            self._free(spec.lock, now)
+        self._free(spec.lock, now)
 
     def _free(self, key: str | None, now: int) -> None:
         if key is not None:
@@ -320,7 +320,8 @@ class State:
         if row.parked is not None:
             return self.behind_task[row.parked.behind][key]
         lines = self.halted if queue in self.paused else self.ready
-        return lines.get(key) or lines.setdefault(key, self._empty())
+        line = lines.get(key)
+        return lines.setdefault(key, self._empty()) if line is None else line
 
     def _empty(self) -> Line:
         return Line(self.jobs)

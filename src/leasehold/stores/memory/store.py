@@ -17,7 +17,7 @@ from ...core.backlog import Lately, Oldest
 from ...core.clock import Clock, SystemClock
 from ...core.counts import Counts
 from ...core.effects import Effect, effect_key
-from ...core.job import Added, Grant, Job, NewJob, Outcome, Progress, Settlement, Status
+from ...core.job import Added, Grant, Job, NewJob, Progress, Settlement, Status
 from ...core.lifecycle import Verb, no_lease
 from ...core.observations import Observation, Observed
 from ...core.ownership import (
@@ -47,8 +47,6 @@ from .guarded import GuardedKeys
 from .observing import Observations
 from .state import State
 
-_COMPLETE = Outcome.COMPLETE  # as in `record`: found faster
-
 
 class MemoryStore:
     """Keeps jobs in this process: every clause of the contract but durability."""
@@ -57,7 +55,6 @@ class MemoryStore:
 
     def __init__(self, *, clock: Clock | None = None, trace: bool = False) -> None:
         self._clock = clock or SystemClock()
-        self._trace = trace
         self._lock: Any = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._id = uuid.uuid4()
@@ -138,32 +135,9 @@ class MemoryStore:
                 state.torn = True
                 taken = moving.take(state, now, owner, limit, queues, known)
                 if taken:
-                    state.last = epoch = draw_epochs(state.last, len(taken), now)
-                    epoch -= len(taken)
-                    leases = []
-                    for row in taken:
-                        spec, why, past = row.spec, row.reason, row.past
-                        lasts = lease_us or spec.lease_us or default_lease_us
-                        attempt, errors, checkpoint, end = past.attempt, past.errors, past.checkpoint, now + lasts
-                        epoch += 1
-                        fields = (
-                            spec,
-                            epoch,
-                            owner,
-                            why,
-                            attempt,
-                            errors,
-                            checkpoint,
-                            claim_id,
-                            process,
-                            now,
-                            end,
-                            lasts,
-                        )
-                        leases.append(Grant._make(fields))
-                    state.lease(leases)
+                    leases = moving.grant(state, now, taken, owner, lease_us, default_lease_us, claim_id, process)
                     state.torn = False
-                    if self._trace:
+                    if state.trace:
                         state.trace_claim(leases)
                     if state.waiting:
                         self._changed.notify_all()
@@ -280,17 +254,8 @@ class MemoryStore:
         """End each lease as its owner says."""
         with self._turn:
             now, state = self._begin(), self._state
-            leases, complete, trace = state.leases, state.complete, self._trace
-            reply: list[Refusal | None] = []
             state.torn = True
-            for settlement in settlements:
-                job_id, epoch, outcome, result, then, _, _, _ = settlement
-                lease = leases.get(job_id)
-                if lease is None or lease.epoch != epoch or outcome is not _COMPLETE or then or trace:
-                    reply.append(moving.settle(state, now, settlement))
-                else:
-                    complete(lease, result, now)
-                    reply.append(None)
+            reply = moving.settle(state, now, settlements)
             state.torn = False
             if state.waiting:
                 self._changed.notify_all()
