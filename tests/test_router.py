@@ -32,6 +32,7 @@ from leasehold import (
     StoreUnavailable,
     UnknownJob,
 )
+from leasehold.core import search
 from leasehold.core.job import new_job
 from leasehold.liveness import this_process
 from leasehold.store import Store
@@ -593,6 +594,33 @@ def test_counts_say_how_many_jobs_stand_where(router: Router) -> None:
     counts = router.counts()
     assert (counts.pending, counts.running, counts.done, counts.failed, counts.cancelled) == (1, 1, 1, 0, 0)
     assert counts.queues == {"mail": {"pending": 1, "running": 1}}
+
+
+def test_a_bulk_prune_takes_parents_before_their_children(router: Router) -> None:
+    """In whatever order they are listed. A child whose parent does not fit stays, and is named."""
+    router.add("a")
+    router.add("other")
+    for _ in range(2):
+        lease = router.claim("w")
+        assert lease is not None
+        lease.add("one", queue="x")
+        if lease.job_id == "a":
+            child = router.claim("w", queues=["x"])
+            assert child is not None
+            child.add("two", queue="y")
+            child.complete()
+        lease.complete()
+    for job in router.jobs(status=Status.PENDING):
+        router.complete(job, by="ops")
+    router.replay("other", epoch=router.job("other").epoch, by="ops")
+    wanted = search.checked(status="done")
+    count = len(router.search(status="done").jobs)
+
+    outcome = router.bulk("prune", wanted, expect=count, by="ops")
+
+    assert (count, outcome.done) == (4, 3)
+    assert [(one.id, type(one.error)) for one in outcome.moved] == [("other/one", Conflict)]
+    assert sorted(job.id for job in router.jobs()) == ["other", "other/one"]
 
 
 def test_prune_removes_what_finished_long_ago_however_many(router: Router, clock: ManualClock) -> None:

@@ -349,6 +349,16 @@ class Store(Protocol):
         """
         ...
 
+    def prune_job(self, job_id: str, epoch: int, *, by: str, keep_ids_us: int | None = KEEP_IDS_US) -> None:
+        """
+        Remove this finished job, whenever it finished, with all that is kept of it. Its events go by their age.
+
+        C73.  It is refused with the facts unless *epoch* is the job's current one, as in C31; no epoch is issued. It is
+              `Conflict` for an unfinished job, for a child whose parent is kept (C38), for a job with an effect in
+              doubt, and for one that is pruned already. A chosen id leaves its narrow row, as in C52.
+        """
+        ...
+
     def pause(self, queue: str, *, by: str, note: str | None = None) -> Queue:
         """
         Have claims take nothing from *queue*; return the queue as it is now.

@@ -13,6 +13,7 @@ from leasehold import Retry, Router
 from leasehold.cli import acting, target
 from leasehold.cli.app import run
 from leasehold.cli.exit_codes import CODES
+from leasehold.router import bulk
 
 
 @pytest.fixture
@@ -307,6 +308,10 @@ def test_a_job_that_moves_meanwhile_is_left_alone_and_named(
         ("prune", "--older-than", "soon"),
         ("prune",),
         ("prune", "--older-than", "1h", "--before", "1h"),
+        ("prune", "--queue", "mail"),
+        ("prune", "--status", "pending"),
+        ("prune", "--status", "failed", "--until", "1h", "--older-than", "1h"),
+        ("prune", "--older-than", "1h", "--note", "why"),
         ("jobs", "--json", "--jsonl"),
         ("store", "check", "sqlite:///a.db", "--store", "sqlite:///b.db"),
         ("jobs", "--since", "yesterday"),
@@ -350,6 +355,38 @@ def test_a_prune_removes_what_was_counted(
 
     assert answer(capsys, "prune", "--before", again[4], "--apply", "--expect", "3")["jobs"] >= 3
     assert called(capsys, "prune", "--before", "2999-01-01")[0] == 2
+
+
+def test_finished_jobs_that_fit_are_previewed_and_then_pruned(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the filters of `jobs`; one that was replayed since is left alone, and the action is recorded."""
+    call = ["prune", "--status", "failed", "--task", "send", "--older-than", "0s"]
+    monkeypatch.setattr("sys.argv", ["leasehold", *call])
+    code, out, err = called(capsys, *call)
+    assert (code, out.count("mail-")) == (0, 3)
+    assert "3 jobs fit: send 3." in err
+    again = err.strip().splitlines()[-1].split()
+    assert (again[:7], again[8:]) == (["leasehold", *call[:5], "--before"], ["--apply", "--expect", "3"])
+    read = bulk.matching
+
+    def moved_after(router: Router, wanted: Any) -> Any:
+        found = list(read(router, wanted))
+        router.replay(router.job("mail-1"), by="bob")
+        return iter(found)
+
+    monkeypatch.setattr(bulk, "matching", moved_after)
+
+    code, out, _ = called(capsys, *again[1:], "--as", "ann", "--note", "done with")
+
+    lines = out.splitlines()
+    assert (code, lines[0]) == (3, "2 pruned, 1 had moved and were left alone:")
+    assert lines[1].startswith("  mail-1: ")
+    assert answer(capsys, "jobs", "--status", "failed")["rows"] == []
+    assert answer(capsys, "show", "mail-1")["status"] == "pending"
+    [event] = answer(capsys, "events", "--kind", "bulk")["rows"]
+    facts = event["facts"]
+    assert (facts["verb"], facts["done"], facts["moved"], facts["by"]) == ("prune", 2, 1, "ann")
 
 
 APP = """

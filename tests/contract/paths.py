@@ -314,6 +314,13 @@ TABLE: dict[str, dict[str, tuple[str, ...] | str]] = {
         "test_c35_the_next_owner_gets_the_resolved_outcome",
         waits=(_BESIDE + "test_an_operator_does_not_resolve_what_the_owner_is_recording",),
     ),
+    "prune_job": _operator(
+        "test_c73_a_finished_job_is_removed_under_the_epoch_that_was_seen",
+        "test_c73_what_has_moved_is_left_alone",
+        "test_c73_what_is_still_needed_is_a_conflict",
+        waits=(_BESIDE + "test_a_prune_of_one_job_waits_for_a_replay_and_is_refused",),
+    )
+    | {"after a settlement at REPEATABLE READ": (_SNAPSHOTS + "test_a_job_settled_at_repeatable_read_can_be_pruned",)},
     "pause": _queue("test_c50_a_pause_says_who_when_and_why", "test_c50_both_are_recorded"),
     "resume": _queue("test_c49_a_waiting_claim_wakes_when_a_queue_is_resumed", "test_c50_both_are_recorded"),
 }

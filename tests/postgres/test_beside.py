@@ -426,6 +426,27 @@ def test_of_two_replays_of_one_job_one_is_done(store: PostgresStore, ends: str) 
 
 
 @pytest.mark.parametrize("ends", ["commits", "rolls back"])
+def test_a_prune_of_one_job_waits_for_a_replay_and_is_refused(store: PostgresStore, ends: str) -> None:
+    """Unless the replay is rolled back: then the job is the one that was seen."""
+    store.add([new_job("a")])
+    held = one(store)
+    store.settle([settling(held)])
+    with session(store) as other:
+        other.call("override", "replay", "a", held.epoch, "ops", None, None, PATIENCE_MS)
+
+        call = Call(lambda: store.prune_job("a", held.epoch, by="ops"))
+        until_blocked(store, call)
+        (other.connection.commit if ends == "commits" else other.connection.rollback)()
+        if ends == "commits":
+            with pytest.raises(StaleEpoch):
+                call.result()
+        else:
+            call.result()
+
+    assert store.job("a").pruned == (ends != "commits")
+
+
+@pytest.mark.parametrize("ends", ["commits", "rolls back"])
 def test_an_operator_does_not_resolve_what_the_owner_is_recording(store: PostgresStore, ends: str) -> None:
     """Its outcome is known once the owner has committed, and is not written over."""
     store.add([new_job("a")])

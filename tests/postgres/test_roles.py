@@ -216,6 +216,7 @@ VERBS: dict[str, tuple[set[str], Callable[[Case], object], Callable[[PostgresSto
     "resolve": (OP, Case.begun, lambda s, it: s.resolve(it.id, it.epoch, "charge", by="ann", outcome="1")),
     "reclaim": (W | OP, lambda it: it, lambda store, it: store.reclaim()),
     "open_keys": (W | OP, Case.finished, lambda store, it: store.open_keys(["shelf"])),
+    "prune_job": (OP, Case.finished, lambda store, it: store.prune_job(it.id, it.epoch, by="ann")),
     "prune": (OP, Case.finished, lambda store, it: store.prune(10**15)),
     "tend": (W | OP, Case.finished, lambda store, it: store.tend()),
     "advance": (OP, lambda it: it, lambda store, it: store.advance()),

@@ -149,6 +149,22 @@ def test_after_a_settlement_at_repeatable_read_operators_find_the_job_as_it_is(
 
 
 @pytest.mark.parametrize("how", ["complete", "release"])
+def test_a_job_settled_at_repeatable_read_can_be_pruned(place: Place, store: PostgresStore, how: str) -> None:
+    """If it is finished; the row of the lease that is left means nothing."""
+    held = settled_at_repeatable_read(place, store, how)
+    if how == "release":
+        with pytest.raises(Conflict, match="is pending"):
+            store.prune_job("a", held.epoch, by="ops")
+        return
+    store.resolve("a", held.epoch, "charge", by="ops", outcome="1")
+
+    store.prune_job("a", held.epoch, by="ops")
+
+    assert store.job("a").pruned
+    assert store.verify() == []
+
+
+@pytest.mark.parametrize("how", ["complete", "release"])
 @pytest.mark.parametrize("verb", ["complete", "mixed", "progress", "renew"])
 def test_after_a_settlement_at_repeatable_read_a_batch_passes_over_that_lease(
     place: Place, store: PostgresStore, how: str, verb: str

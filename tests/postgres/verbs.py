@@ -453,6 +453,15 @@ VERBS = [
         lambda stage, _: 1 - stage.jobs(),
     ),
     Verb(
+        "prune one",
+        ".prune_job(",
+        RAISES,
+        RAISES,
+        _finished,
+        lambda stage, job: stage.router.store.prune_job(job.id, job.epoch, by="ann"),
+        lambda stage, _: 1 - stage.jobs(),
+    ),
+    Verb(
         "advance",
         ".advance(",
         RAISES,

@@ -379,6 +379,22 @@ class Both(RuleBasedStateMachine):
         self.step.pruned = {job.id for job in old[:limit]}
         self.said = [said for said in self.said if said.job_id not in self.step.pruned]
 
+    def prune_one(self, job_id: str, epoch: int) -> None:
+        """One job, under the epoch that was seen; the rest of it is as in a prune (C73)."""
+        answer = self.ask(lambda store: store.prune_job(job_id, epoch, by="op", keep_ids_us=0))
+        job = self.seen.jobs.get(job_id)
+        if job is None or job.epoch != epoch:
+            promises.refused_with_the_facts(answer, self.seen, job_id, epoch)
+            self.step.refusals += [answer] if isinstance(answer, StaleEpoch) else []
+            return
+        doubted = any(not effect.known for effect in self.seen.effects.get(job_id, []))
+        if job.finished_us is None or job.parent in self.seen.jobs or doubted:
+            assert isinstance(answer, Conflict), f"{answer!r} for {job}"
+            return
+        assert answer is None
+        self.step.pruned = {job_id}
+        self.said = [said for said in self.said if said.job_id != job_id]
+
     def advance(self, above: int) -> None:
         least = max(self.ledger.highest + above, self.now)
         assert self.done(lambda store: store.advance(self.ledger.highest + above if above else 0)) >= least

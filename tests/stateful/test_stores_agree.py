@@ -305,18 +305,21 @@ class StoresAgree(Both):
     # The store itself
 
     @rule(
-        verb=st.sampled_from(["reclaim", "reclaim", "reclaim", "prune", "prune", "advance", "restart"]),
+        verb=st.sampled_from(["reclaim", "reclaim", "reclaim", "prune", "prune one", "advance", "restart"]),
         keep_us=st.sampled_from([0, 5 * SECOND, 20 * SECOND]),
         limit=st.sampled_from([1, 2, 1000]),
         above=st.sampled_from([0, 0, 1, 10**6]),
+        aim=aims(),
     )
-    def upkeep(self, verb: str, keep_us: int, limit: int, above: int) -> None:
+    def upkeep(self, verb: str, keep_us: int, limit: int, above: int, aim: Aim) -> None:
         """One rule, or rules with few arguments would be drawn more often than all the others."""
         match verb:
             case "reclaim":
                 self.taken_back({})
             case "prune":
                 self.prune(keep_us, limit)
+            case "prune one":
+                self.prune_one(*self.meant(aim, running=False))
             case "advance":
                 self.advance(above)
             case "restart":

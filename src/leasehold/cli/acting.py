@@ -40,7 +40,9 @@ _TAKES: dict[Action, tuple[tuple[Status, ...], str]] = {
     "cancel": ((Status.PENDING, Status.RUNNING), "pending or running jobs"),
     "replay": ((Status.DONE, Status.FAILED, Status.CANCELLED), "finished jobs (done, failed or cancelled)"),
     "requeue": ((Status.RUNNING,), "running jobs"),
+    "prune": ((Status.DONE, Status.FAILED, Status.CANCELLED), "finished jobs (done, failed or cancelled)"),
 }
+_PAST: dict[Action, str] = {"cancel": "cancelled", "replay": "replayed", "requeue": "requeued", "prune": "pruned"}
 _PREVIEW = ("id", "status", "task", "queue", "epoch", "owner", "error")
 
 
@@ -343,20 +345,36 @@ def _one_or_many(verb: Action, text: str) -> click.Command:
                 "--epoch and --break-glass need the ID of one job. With filters, each job is changed only if it still "
                 "has the epoch that was just read."
             )
-        _check_status(verb, wanted.status)
-        with target.open() as router:
-            if not apply:
-                _preview(router, target, output, wanted, verb)
-                return 0
-            if expect is None and can_ask(fence["yes"]):
-                expect = _preview(router, target, output, wanted)
-                if not expect:
-                    return 0
-                if not agrees(f"{verb.capitalize()} {counted(expect, 'job', 'jobs')}?"):
-                    return declined()
-            return _apply(router, output, verb, wanted, expect, by, fence["note"])
+        return do_to_many(target, output, verb, wanted, apply, expect, fence["yes"], by, fence["note"], arguments())
 
     return command
+
+
+def do_to_many(
+    target: Target,
+    output: Output,
+    verb: Action,
+    wanted: Search,
+    apply: bool,
+    expect: int | None,
+    yes: bool,
+    by: str,
+    note: str | None,
+    typed: Sequence[str],
+) -> int:
+    """Do *verb* to the jobs that fit; without *apply*, print the first of them and how to repeat what was *typed*."""
+    _check_status(verb, wanted.status)
+    with target.open() as router:
+        if not apply:
+            _preview(router, output, wanted, verb, typed)
+            return 0
+        if expect is None and can_ask(yes):
+            expect = _preview(router, output, wanted)
+            if not expect:
+                return 0
+            if not agrees(f"{verb.capitalize()} {counted(expect, 'job', 'jobs')}?"):
+                return declined()
+        return _apply(router, output, verb, wanted, expect, by, note)
 
 
 def _check_status(verb: Action, status: Status | None) -> None:
@@ -364,7 +382,9 @@ def _check_status(verb: Action, status: Status | None) -> None:
     takes, named = _TAKES[verb]
     if status is None or status in takes:
         return
-    if status is Status.PENDING:
+    if verb == "prune":
+        instead = f"{status.value} ones have not ended. To end them first: leasehold cancel --status {status.value}"
+    elif status is Status.PENDING:
         instead = "pending ones wait to be claimed already. Why one does not run: leasehold explain ID"
     elif verb == "cancel":
         instead = f"{status.value} ones have ended already. To list them: leasehold jobs --status {status.value}"
@@ -374,7 +394,9 @@ def _check_status(verb: Action, status: Status | None) -> None:
     raise click.UsageError(f"{verb} takes {named} only; {instead}")
 
 
-def _preview(router: Router, target: Target, output: Output, wanted: Search, verb: Action | None = None) -> int:
+def _preview(
+    router: Router, output: Output, wanted: Search, verb: Action | None = None, typed: Sequence[str] = ()
+) -> int:
     """Print the first jobs that fit, and with *verb* the command that does it; return how many fit."""
     views, count, tasks = Views(router), 0, Counter[str]()
     first: list[dict[str, Any]] = []
@@ -401,7 +423,7 @@ def _preview(router: Router, target: Target, output: Output, wanted: Search, ver
     more = f" The first {_SHOWN} are above." if count > _SHOWN else ""
     click.echo(f"{counted(count, 'job fits', 'jobs fit')}: {by_task}{others}.{more}", err=True)
     if verb is not None:
-        again = shlex.join([*arguments(), "--apply", "--expect", str(count)])
+        again = shlex.join([*typed, "--apply", "--expect", str(count)])
         click.echo(f"Nothing was done. To {verb} {'it' if count == 1 else 'them'}:\n  {again}", err=True)
     return count
 
@@ -423,8 +445,9 @@ def _apply(
 
 def _show_outcome(outcome: BulkOutcome, output: Output) -> None:
     moved = [{"id": one.id, "why": str(one.error)} for one in outcome.moved]
-    past = {"cancel": "cancelled", "replay": "replayed", "requeue": "requeued"}[outcome.verb]
-    lines = [f"{outcome.done} {past}" + (f", {len(moved)} had moved and were left alone:" if moved else "")]
+    lines = [
+        f"{outcome.done} {_PAST[outcome.verb]}" + (f", {len(moved)} had moved and were left alone:" if moved else "")
+    ]
     lines += [f"  {one['id']}: {one['why']}" for one in moved]
     facts = {"verb": outcome.verb, "done": outcome.done, "moved": moved, "unsealed": dict(outcome.unsealed)}
     show_sentence(facts, "\n".join(lines), output)

@@ -1,40 +1,49 @@
-"""`leasehold prune`: removes jobs that ended long ago."""
+"""`leasehold prune`: removes jobs that ended long ago, or finished jobs that fit filters."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import click
 
-from .. import Conflict
+from .. import Conflict, Router
 from ..core import instants
 from ..core.clock import SystemClock
 from ..core.job import Status
 from ..core.search import Search
 from ..core.wording import counted
 from ..router.bulk import matching
-from .acting import arguments
+from .acting import arguments, do_to_many
 from .asking import agrees, can_ask, declined, yes_option
-from .finding import age_us, instant_us
+from .finding import age_us, filter_options, has_filter, instant_us
 from .output import Output, output_options, show_one
-from .target import Target, target_options
+from .target import Target, actor_option, target_options
+
+_AGES = ("--older-than", "--before")
 
 
 @click.command()
+@filter_options
 @click.option("--older-than", metavar="AGE", help="Jobs that ended longer ago than this: 30d, 12h.")
 @click.option("--before", metavar="TIME", help="Jobs that ended before then, as in 2026-10-18T00:00:00+00:00.")
 @click.option("--apply", is_flag=True, help="Remove them; without it they are only counted.")
-@click.option("--expect", type=int, metavar="N", help="With --apply: how many jobs must be that old.")
+@click.option("--expect", type=int, metavar="N", help="With --apply: how many jobs must fit.")
+@click.option("--note", metavar="TEXT", help="With filters: why; it is recorded.")
 @yes_option
+@actor_option
 @target_options
 @output_options
 def prune(
     target: Target,
     output: Output,
+    by: str,
+    wanted: Search,
     older_than: str | None,
     before: str | None,
     apply: bool,
     expect: int | None,
+    note: str | None,
     yes: bool,
 ) -> int:
     """
@@ -43,53 +52,80 @@ def prune(
     Workers do this by themselves, by the retention of their router. Children of a job that is kept stay. A first call
     only counts, and prints the command that removes them. On a terminal, that one asks first.
 
+    With filters, only the finished jobs that fit are removed, however young, and no event: --status says which. Each
+    is removed only if it still has the epoch that was just read. Jobs with an effect in doubt stay. The action is
+    recorded.
+
     \b
     Examples:
       leasehold prune --older-than 30d
       leasehold prune --before 2026-10-18T00:00:00+00:00 --apply --expect 1200
+      leasehold prune --status failed --task thumb --older-than 1d
+      leasehold prune --status cancelled --queue imports --apply --expect 812
     """
-    if (older_than is None) == (before is None):
-        raise click.UsageError("say which: --older-than AGE, or --before TIME.")
-    now = SystemClock().now()
-    end = now - age_us(older_than, "--older-than") if older_than is not None else instant_us(before or "", "--before")
-    if end > now:
-        raise click.UsageError(f"--before {before} is in the future.")
+    if older_than is not None and before is not None:
+        raise click.UsageError("--older-than and --before both say when: pass one of them.")
+    end = _end(older_than, before)
+    if has_filter(wanted):
+        if wanted.status is None:
+            raise click.UsageError("with filters, say which finished jobs: --status done, failed or cancelled.")
+        if end is not None and wanted.until_us is not None:
+            raise click.UsageError("--until says when already: leave out --older-than and --before.")
+        wanted = wanted if end is None else replace(wanted, until_us=end)
+        typed = _typed(end) if older_than is not None else arguments()
+        return do_to_many(target, output, "prune", wanted, apply, expect, yes, by, note, typed)
+    if end is None:
+        raise click.UsageError("say which: --older-than AGE, --before TIME, or filters such as --status failed.")
+    if note is not None:
+        raise click.UsageError("--note is recorded with filters only: to prune by age makes no record.")
     with target.open() as router:
-        counts = {
-            status.value: sum(1 for _ in matching(router, Search(status, until_us=end)))
-            for status in (Status.DONE, Status.FAILED, Status.CANCELLED)
-        }
-        count = sum(counts.values())
-        asks = apply and can_ask(yes)
-        if not apply or asks:
-            show_one({**counts, "count": count, "applied": False}, output)
-        if not apply:
-            if count and not output.is_for_programs:
-                click.echo(f"Nothing was removed yet. To remove them:\n  {_again(end, count)}", err=True)
-            return 0
-        if expect is None and not asks:
-            raise click.UsageError("--apply needs --expect N: how many jobs you saw. Run it without --apply first.")
-        if expect is not None and count != expect:
-            raise Conflict(
-                f"{counted(count, 'job is', 'jobs are')} that old, not the expected {expect}. Nothing was removed."
-            )
-        if asks and not agrees(f"Remove {counted(count, 'job', 'jobs')} for good?"):
-            return declined()
-        removed = router.prune(keep_seconds=(now - end) / 1_000_000)
+        return _prune_old(router, output, end, apply, expect, yes)
+
+
+def _end(older_than: str | None, before: str | None) -> int | None:
+    """Return the instant before which a job must have ended, or None if none was given."""
+    now = SystemClock().now()
+    if older_than is not None:
+        return now - age_us(older_than, "--older-than")
+    if before is None:
+        return None
+    if (end := instant_us(before, "--before")) > now:
+        raise click.UsageError(f"--before {before} is in the future.")
+    return end
+
+
+def _prune_old(router: Router, output: Output, end: int, apply: bool, expect: int | None, yes: bool) -> int:
+    counts = {
+        status.value: sum(1 for _ in matching(router, Search(status, until_us=end)))
+        for status in (Status.DONE, Status.FAILED, Status.CANCELLED)
+    }
+    count = sum(counts.values())
+    asks = apply and can_ask(yes)
+    if not apply or asks:
+        show_one({**counts, "count": count, "applied": False}, output)
+    if not apply:
+        if count and not output.is_for_programs:
+            again = shlex.join([*_typed(end), "--apply", "--expect", str(count)])
+            click.echo(f"Nothing was removed yet. To remove them:\n  {again}", err=True)
+        return 0
+    if expect is None and not asks:
+        raise click.UsageError("--apply needs --expect N: how many jobs you saw. Run it without --apply first.")
+    if expect is not None and count != expect:
+        raise Conflict(
+            f"{counted(count, 'job is', 'jobs are')} that old, not the expected {expect}. Nothing was removed."
+        )
+    if asks and not agrees(f"Remove {counted(count, 'job', 'jobs')} for good?"):
+        return declined()
+    removed = router.prune(keep_seconds=(SystemClock().now() - end) / 1_000_000)
     show_one({"jobs": removed.jobs, "events": removed.events, "ids": removed.ids, "applied": True}, output)
     return 0
 
 
-def _again(end: int, count: int) -> str:
-    """Return the command that removes what was counted: with the same instant, since an age moves on."""
+def _typed(end: int | None) -> list[str]:
+    """Return the command as it was typed, but with the instant *end*, since an age moves on."""
     words, skip = [], False
     for word in arguments():
-        if (
-            not skip
-            and word not in ("--older-than", "--before")
-            and not word.startswith(("--older-than=", "--before="))
-        ):
+        if not skip and word not in _AGES and not word.startswith(tuple(f"{name}=" for name in _AGES)):
             words.append(word)
-        skip = not skip and word in ("--older-than", "--before")
-    at = instants.aware(end).isoformat()
-    return shlex.join([*words, "--before", at, "--apply", "--expect", str(count)])
+        skip = not skip and word in _AGES
+    return [*words, "--before", instants.aware(end or 0).isoformat()]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ..aio import alone
 from ..core import checks, inputs
 from ..core.job import Job
 from ..core.ownership import Note, NoteKind
@@ -19,8 +21,8 @@ from .operator_log import acted
 if TYPE_CHECKING:  # which has these functions as its methods
     from .front import Router
 
-Action = Literal["cancel", "replay", "requeue"]
-VERBS: tuple[Action, ...] = ("cancel", "replay", "requeue")
+Action = Literal["cancel", "replay", "requeue", "prune"]
+VERBS: tuple[Action, ...] = ("cancel", "replay", "requeue", "prune")
 _PAGE = 1_000
 
 
@@ -71,12 +73,15 @@ def bulk(
     on_each: Callable[[int], None] | None = None,
 ) -> BulkOutcome:
     """
-    Do *verb* (cancel, replay or requeue) to every job that fits *wanted*, and tell what became of each.
+    Do *verb* (cancel, replay, requeue or prune) to every job that fits *wanted*, and return what became of each.
 
     The jobs are read first. Unless there are *expect* of them, nothing is done. Each is then fenced by the epoch that
     was read: a job that has moved meanwhile is left alone, and named in the outcome. The action is recorded as one
     event, and each job's own event has *by* and *note* too. An interrupted action can be repeated: what was done no
     longer fits.
+
+    To prune takes finished jobs, however young, and parents before their children. A child whose parent is kept and a
+    job with an effect in doubt are left alone. A chosen id is kept for 90 days, as `router.prune` does.
 
     *on_each* is called with the number of jobs so far. Raises `InvalidArgument` for another verb or a search without a
     filter, `Conflict` if the count is not *expect*, and `StoreUnavailable`; what was done before stays done.
@@ -87,20 +92,21 @@ def bulk(
         raise InvalidArgument("a bulk action needs a filter: without one it would be done to every job there is.")
     checks.whole(expect, "expect", least=0, most=2**53)
     by, note = checks.name(by, "by"), inputs.note(note)
-    seen = [(job.id, job.epoch) for job in matching(router, wanted)]
+    jobs = matching(router, wanted)
+    seen = [(job.id, job.epoch) for job in (_parents_first(list(jobs)) if verb == "prune" else jobs)]
     if len(seen) != expect:
         fit = counted(len(seen), "job fits", "jobs fit")
         raise Conflict(
             f"{fit}, not the expected {expect}. Nothing was changed: list them again before you repeat this."
         )
-    act: Callable[..., Job] = getattr(router, verb)
+    act: Callable[..., Job | None] = functools.partial(_prune, router) if verb == "prune" else getattr(router, verb)
     done, moved, unsealed = 0, list[Moved](), dict[str, tuple[str, ...]]()
     try:
         for number, (job_id, epoch) in enumerate(seen, 1):
             try:
                 after = act(job_id, epoch=epoch, by=by, note=note)
                 done += 1
-                if after.unsealed:
+                if after is not None and after.unsealed:
                     unsealed[job_id] = after.unsealed
             except (StaleEpoch, Conflict, UnknownJob) as error:
                 moved.append(Moved(job_id, error))
@@ -110,6 +116,24 @@ def bulk(
         if seen:
             _record(router, verb, wanted, len(seen), done, len(moved), by, note)
     return BulkOutcome(verb, done, tuple(moved), unsealed)
+
+
+def _prune(router: Router, job_id: str, *, epoch: int, by: str, note: str | None) -> None:
+    """Prune one job; the note is in the record of the action, since no event of the job is made."""
+    alone(router.store).prune_job(job_id, epoch, by=by)
+
+
+def _parents_first(jobs: list[Job]) -> list[Job]:
+    """Return *jobs* in their order, but each behind its parent: a child is not pruned before it."""
+    parents, depths = {job.id: job.parent for job in jobs}, dict[str, int]()
+    for job in jobs:
+        line, at = list[str](), job.id
+        while at in parents and at not in depths:
+            line.append(at)
+            at = parents[at] or ""
+        for depth, id in enumerate(reversed(line), depths.get(at, -1) + 1):
+            depths[id] = depth
+    return sorted(jobs, key=lambda job: depths[job.id])
 
 
 def _record(

@@ -13,6 +13,7 @@ from ...core.lifecycle import FINISHED, FREED_BY, MOVED_BY, NOT_STARTED, RECORDE
 from ...core.ownership import STORE, Ownership, Process, Reason, draw_epochs
 from ...core.parking import LOCK, TASK, Parked
 from ...core.workers import recipient
+from ...errors import Conflict
 from ...store import Refusal
 from . import fencing
 from .record import COMPLETE, DONE, Record
@@ -226,6 +227,20 @@ def override(
     event = state.event(now, _DONE_AS[verb], job_id, new, was=lease and lease.owner, by=by, note=note)
     state.write(now, [moved], freed=[job_id] if lease else [], events=[event])
     return moved.job(None)
+
+
+def resolve(
+    state: State, now: int, job_id: str, epoch: int, name: str, by: str, outcome: str | None, note: str | None
+) -> Job:
+    """Record how an effect in doubt ended."""
+    row, lease = fencing.seen(state, now, job_id, epoch, "resolve", by)
+    effect = row.past.effects.get(name)
+    if effect is not None and effect.known:
+        raise Conflict(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
+    resolved, owner = concluded(row, name, epoch, outcome), lease and lease.owner
+    event = state.event(now, "resolved", job_id, epoch, owner, name=name, by=by, note=note)
+    state.write(now, [resolved], events=[event])
+    return state.job(resolved)
 
 
 _DONE_AS = {Verb.CANCEL: "cancelled", Verb.FINISH: "finished", Verb.REPLAY: "replayed", Verb.REQUEUE: "requeued"}

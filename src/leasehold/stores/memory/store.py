@@ -38,7 +38,7 @@ from ...core.queues import Queue
 from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...core.search import Key, Looked, Page, Search, collect
 from ...core.workers import WorkerReport, WorkerStatus, is_alive
-from ...errors import Conflict, StoreUnavailable
+from ...errors import StoreUnavailable
 from ...liveness import is_gone, this_process
 from ...store import Begun, OpenKeys, Pruned, Refusal, Renewal, ids_before
 from ..policy import IDS, WORKERS, Pass, Place
@@ -341,15 +341,13 @@ class MemoryStore:
     ) -> Job:
         """Record how an effect in doubt ended; None for "it did not happen"."""
         with self._turn:
-            now, state = self._begin(), self._state
-            row, lease = fencing.seen(state, now, job_id, epoch, "resolve", by)
-            effect = row.past.effects.get(name)
-            if effect is not None and effect.known:
-                raise Conflict(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
-            resolved, owner = moving.concluded(row, name, epoch, outcome), lease and lease.owner
-            event = state.event(now, "resolved", job_id, epoch, owner, name=name, by=by, note=note)
-            state.write(now, [resolved], events=[event])
-            return state.job(resolved)
+            return moving.resolve(self._state, self._begin(), job_id, epoch, name, by, outcome, note)
+
+    def prune_job(self, job_id: str, epoch: int, *, by: str, keep_ids_us: int | None = KEEP_IDS_US) -> None:
+        """Remove this finished job, whenever it finished, with all that is kept of it."""
+        with self._turn:
+            now = self._begin()
+            upkeep.prune_job(self._state, now, job_id, epoch, by, ids_before(now, keep_ids_us))
 
     def pause(self, queue: str, *, by: str, note: str | None = None) -> Queue:
         """Have claims take nothing from *queue*; return the queue as it is now."""

@@ -6,10 +6,12 @@ from collections import deque
 from heapq import heappop, heappush
 from itertools import takewhile
 
+from ...core import lifecycle
 from ...core.job import PRUNED, NewJob
 from ...core.ownership import Event, NoteKind
 from ...store import EVENTS_AT_ONCE, Pruned
 from ..policy import EVENTS, IDS, KEPT, PORTION
+from . import fencing
 from .guarded import GuardedKeys
 from .record import Record
 from .state import State
@@ -37,6 +39,21 @@ def prune(state: State, guarded: GuardedKeys, before_us: int, ids_before_us: int
         del state.unfinished[queue]
     state.torn = False
     return Pruned(len(removed), _prune_events(state, guarded, before_us), _prune_ids(state, ids_before_us, limit))
+
+
+def prune_job(state: State, now: int, job_id: str, epoch: int, by: str, ids_before_us: int) -> None:
+    """Remove one finished job, if *epoch* is the one that the operator *by* saw."""
+    row, lease = fencing.seen(state, now, job_id, epoch, "prune", by)
+    if row.narrow:
+        raise lifecycle.only_its_id(job_id, "prune")
+    status = row.job(lease).status
+    parent = row.spec.parent if _has_parent(state, row) else None
+    doubted = min((name for name, effect in row.past.effects.items() if not effect.known), default=None)
+    if status not in lifecycle.FINISHED or parent is not None or doubted is not None:
+        raise lifecycle.not_prunable(job_id, status, parent, doubted)
+    state.torn = True
+    _remove(state, row, ids_before_us)  # its entry of `finished` is passed over from now on, since its row has changed
+    state.torn = False
 
 
 def _prune_events(state: State, guarded: GuardedKeys, before_us: int) -> int:

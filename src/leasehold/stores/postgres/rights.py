@@ -97,6 +97,7 @@ KINDS = {
             "recover",
             "end_fenced",
             "prune",
+            "prune_job",
             "prune_due",
             "prune_events",
             "prune_ids",

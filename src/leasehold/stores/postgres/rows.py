@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 
 from ...core.counts import Counts
 from ...core.job import Added, Grant, NewJob, Outcome, Settlement, Status, new_state
-from ...core.lifecycle import Verb, after, cause_text, ending, lock_held, no_effect, only_its_id, unique_taken
+from ...core.lifecycle import (
+    Verb,
+    after,
+    cause_text,
+    ending,
+    lock_held,
+    no_effect,
+    not_prunable,
+    only_its_id,
+    unique_taken,
+)
 from ...core.options import encode
 from ...core.ownership import Ending, Event, Ownership, Process, Reason
 from ...core.workers import several_workers
@@ -345,6 +355,8 @@ def why_not(job_id: str, epoch: int, verb: str, answer: str, *, name: str = "") 
             after(Verb(verb), Status(facts["status"]), job_id)
         except Conflict as refused:
             return refused
+    if "kept" in facts:
+        return not_prunable(job_id, Status(facts["kept"]), facts["parent"], facts["effect"])
     if "narrow" in facts:
         return only_its_id(job_id, verb)
     if "lock" in facts:

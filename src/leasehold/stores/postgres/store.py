@@ -246,12 +246,7 @@ class PostgresStore:
     ) -> Grant:
         """Give the job to *to* under a new epoch."""
         [row] = self._call("transfer", job_id, epoch, to, by, note, lease_us, default_lease_us, PATIENCE_MS)
-        answer, fenced, *grant = row
-        if answer is not None:
-            raise why_not(job_id, epoch, Verb.TRANSFER, answer)
-        if fenced:
-            self.upkeep.end_fenced(fenced)
-        return grant_of(grant)
+        return grant_of(self._moved(row, job_id, epoch, Verb.TRANSFER))
 
     def cancel(self, job_id: str, epoch: int, *, by: str, note: str | None = None) -> Job:
         """End the job as cancelled; its owner, if any, is refused from now on."""
@@ -273,22 +268,28 @@ class PostgresStore:
         self, verb: Verb, job_id: str, epoch: int, by: str, note: str | None, result: str | None = None
     ) -> Job:
         [row] = self._call("override", verb.value, job_id, epoch, by, note, result, PATIENCE_MS)
-        return self._moved(row, job_id, epoch, verb)
+        return job_of(self._moved(row, job_id, epoch, verb))
 
     def resolve(
         self, job_id: str, epoch: int, name: str, *, by: str, outcome: str | None, note: str | None = None
     ) -> Job:
         """Record how an effect in doubt ended; None for "it did not happen"."""
         [row] = self._call("resolve", job_id, epoch, name, by, outcome, note, PATIENCE_MS)
-        return self._moved(row, job_id, epoch, "resolve", name=name)
+        return job_of(self._moved(row, job_id, epoch, "resolve", name=name))
 
-    def _moved(self, row: Row, job_id: str, epoch: int, verb: str, *, name: str = "") -> Job:
-        answer, fenced, *job = row
+    def _moved(self, row: Row, job_id: str, epoch: int, verb: str, *, name: str = "") -> Row:
+        answer, fenced, *after = row
         if answer is not None:
             raise why_not(job_id, epoch, verb, answer, name=name)
         if fenced:
             self.upkeep.end_fenced(fenced)
-        return job_of(job)
+        return after
+
+    def prune_job(self, job_id: str, epoch: int, *, by: str, keep_ids_us: int | None = KEEP_IDS_US) -> None:
+        """Remove this finished job, whenever it finished, with all that is kept of it."""
+        [(answer,)] = self._call("prune_job", job_id, epoch, by, keep_ids_us, PATIENCE_MS)
+        if answer is not None:
+            raise why_not(job_id, epoch, "prune", answer)
 
     def pause(self, queue: str, *, by: str, note: str | None = None) -> Queue:
         """Have claims take nothing from *queue*; return the queue as it is now."""
@@ -310,8 +311,7 @@ class PostgresStore:
 
     def prune(self, keep_us: int, *, limit: int = 1_000, keep_ids_us: int | None = KEEP_IDS_US) -> Pruned:
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, and events that old."""
-        [removed] = self._call("prune", keep_us, limit, EVENTS_AT_ONCE, keep_ids_us, PATIENCE_MS)
-        return Pruned(*removed)
+        return Pruned(*self._call("prune", keep_us, limit, EVENTS_AT_ONCE, keep_ids_us, PATIENCE_MS)[0])
 
     def tend(self, retention: Retention = DEFAULT_RETENTION) -> bool:
         """Take back what is overdue or whose process is gone, and prune a portion; return whether more is due."""

@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 
 from ...core.clock import Clock
 from ...core.job import Grant
-from ...core.lifecycle import FINISHED, NOT_STARTED, Verb, after, judge_taken_back, reclaimed_in_part
+from ...core.lifecycle import (
+    FINISHED,
+    NOT_STARTED,
+    Verb,
+    after,
+    judge_taken_back,
+    reclaimed_in_part,
+)
 from ...core.ownership import RECOVERY_EVERY_US, STORE, Ownership, Process, Reason
 from ...core.parking import LOCK, TASK
 from ...core.retention import Retention
@@ -316,7 +323,7 @@ def prune(session: Session, now: int, keep_us: int, keep_ids_us: int | None, lim
     for status in FINISHED:
         old += yield one(session.sql.prunable, status.value, before_us, limit)
     seqs = [seq for _, seq in sorted(old)[:limit]]
-    yield from _remove(session, seqs, ids_before_us)
+    yield from moving.remove(session, seqs, ids_before_us)
     events = yield one(session.sql.prune_events, before_us, EVENTS_AT_ONCE)
     ids = yield from prune_ids(session, now, ids_before_us, limit)
     return Pruned(len(seqs), len(events), ids)
@@ -353,7 +360,7 @@ def prune_due(
 ) -> Program[None]:
     """Remove the jobs of one portion."""
     seqs, _ = yield from due(session, kind, before_us, place, limit)
-    yield from _remove(session, seqs, ids_before_us)
+    yield from moving.remove(session, seqs, ids_before_us)
 
 
 def due_events(session: Session, before_us: int, after: int, limit: int) -> Program[tuple[list[int], Place | None]]:
@@ -367,18 +374,6 @@ def prune_due_events(session: Session, now: int, before_us: int, after: int, lim
     """Remove the events of one portion."""
     numbers, _ = yield from due_events(session, before_us, after, limit)
     yield one(session.sql.prune_numbers, json.dumps(numbers))
-
-
-def _remove(session: Session, seqs: Sequence[int], ids_before_us: int) -> Program[None]:
-    """Remove these jobs and everything about them, except for the narrow rows."""
-    if seqs:
-        listed = json.dumps(seqs)
-        yield one(session.sql.narrow_jobs, listed, ids_before_us)
-        yield one(session.sql.prune_jobs, listed)
-        yield one(session.sql.prune_ownerships, listed)
-        yield one(session.sql.prune_effects, listed)
-        yield one(session.sql.prune_checkpoints, listed)
-        yield one(session.sql.prune_guarded, listed)
 
 
 class Upkeep:

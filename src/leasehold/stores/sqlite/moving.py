@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 
 from ...core.job import Grant, Job
-from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, unique_taken
+from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, not_prunable, only_its_id, unique_taken
 from ...core.ownership import Process, Reason
 from ...core.queues import Queue
 from ...core.workers import WorkerReport, is_alive, recipient
 from ...errors import Conflict, UnknownJob
-from ...store import Refusal
+from ...store import Refusal, ids_before
 from ..rows import grant_of, job_of, spec_of, state_of
 from . import owning, programs
 from .programs import Program, Session, Standing, one, process_number
@@ -253,3 +253,33 @@ def _may_accept(held: Standing, epoch: int, owner: str, claim_id: str) -> bool:
     if (held.lease_epoch, held.owner) != (epoch, owner):
         return False
     return not held.picked_up or held.claim_id == claim_id
+
+
+def prune_job(
+    session: Session, now: int, job_id: str, epoch: int, by: str, keep_ids_us: int | None
+) -> Program[Refusal | None]:
+    """Remove one finished job, if *epoch* is the one that the operator *by* saw."""
+    held = yield from programs.find(session, job_id)
+    if held is None:
+        return UnknownJob(job_id)
+    if held.epoch != epoch:
+        return (yield from programs.refuse(session, now, held, epoch, "prune", by))
+    if held.narrow:
+        raise only_its_id(job_id, "prune")
+    [(parent, effect)] = yield one(session.sql.kept_for, held.seq)
+    if held.status not in FINISHED or parent is not None or effect is not None:
+        raise not_prunable(job_id, held.status, parent, effect)
+    yield from remove(session, [held.seq], ids_before(now, keep_ids_us))
+    return None
+
+
+def remove(session: Session, seqs: Sequence[int], ids_before_us: int) -> Program[None]:
+    """Remove these jobs and everything about them, except for the narrow rows."""
+    if seqs:
+        listed = json.dumps(seqs)
+        yield one(session.sql.narrow_jobs, listed, ids_before_us)
+        yield one(session.sql.prune_jobs, listed)
+        yield one(session.sql.prune_ownerships, listed)
+        yield one(session.sql.prune_effects, listed)
+        yield one(session.sql.prune_checkpoints, listed)
+        yield one(session.sql.prune_guarded, listed)

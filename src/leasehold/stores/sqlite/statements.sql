@@ -478,6 +478,13 @@ SET narrow = 1, task = NULL, queue = '', priority = 0, run_at = finished_at, loc
     settlement = NULL
 WHERE seq IN (SELECT value FROM json_each(?)) AND chosen = 1 AND finished_at >= ?;
 
+-- name: kept_for
+-- What keeps a finished job from being pruned: its parent, or an effect in doubt.
+SELECT
+    (SELECT p.id FROM leasehold_jobs AS p WHERE p.id = j.parent AND p.narrow = 0),
+    (SELECT min(e.name) FROM leasehold_effects AS e WHERE e.seq = j.seq AND e.outcome IS NULL)
+FROM leasehold_jobs AS j WHERE j.seq = ?;
+
 -- name: prune_jobs
 DELETE FROM leasehold_jobs WHERE seq IN (SELECT value FROM json_each(?)) AND narrow = 0;
 

@@ -30,6 +30,7 @@ _TOPICS = (
     "paths",
     "pausing",
     "picking_up",
+    "pruning",
     "reading",
     "reclaiming",
     "recording",
@@ -60,6 +61,7 @@ from .parking import Parking  # noqa: E402
 from .paths import Paths  # noqa: E402
 from .pausing import Pausing  # noqa: E402
 from .picking_up import PickingUp  # noqa: E402
+from .pruning import Pruning  # noqa: E402
 from .reading import Reading  # noqa: E402
 from .reclaiming import Reclaiming  # noqa: E402
 from .recording import Recording  # noqa: E402
@@ -97,6 +99,7 @@ class StoreContract(
     Reclaiming,
     Starting,
     Keeping,
+    Pruning,
     Tending,
     Recording,
     Reading,

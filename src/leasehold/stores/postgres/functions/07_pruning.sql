@@ -155,6 +155,42 @@ BEGIN
 END
 $lh$;
 
+-- The verb `prune_job`. Answers with null, or with why not.
+CREATE OR REPLACE FUNCTION leasehold.prune_job(
+    p_id text, p_epoch bigint, p_by text, p_keep_ids_us bigint, p_patience integer, p_now bigint
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER AS $lh$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := leasehold.alone(p_now, p_patience);
+    h record;
+    j leasehold.jobs;
+    l leasehold.leases;
+    v_parent text;
+    v_effect text;
+BEGIN
+    SELECT * INTO h FROM leasehold.hold(p_id);
+    j := h.j;
+    l := h.l;
+    IF j.seq IS NULL OR coalesce(l.epoch, j.epoch) <> p_epoch THEN
+        RETURN leasehold.refusal(p_id, p_epoch, 'prune', v_now, true, p_by);
+    ELSIF j.narrow THEN
+        RETURN '{"narrow":true}';
+    END IF;
+    -- As in `prune_due`.
+    v_parent := (SELECT id FROM leasehold.jobs WHERE id = j.parent AND NOT narrow);
+    v_effect := (SELECT min(name) FROM leasehold.effects WHERE seq = j.seq AND outcome IS NULL);
+    IF j.status = 'unfinished' OR v_parent IS NOT NULL OR v_effect IS NOT NULL THEN
+        RETURN json_build_object(
+            'kept', CASE WHEN l.seq IS NOT NULL THEN 'running' WHEN j.status = 'unfinished' THEN 'pending' ELSE j.status END,
+            'parent', v_parent, 'effect', v_effect
+        );
+    END IF;
+    PERFORM leasehold.remove(ARRAY[j.seq], coalesce(v_now - p_keep_ids_us, 0));
+    RETURN NULL;
+END
+$lh$;
+
 -- The part of the verb `tend` that prunes jobs: one portion of those of the status p_kind that finished more than p_keep_us
 -- ago, or, for 'kept', of those whose own time is over; from the instant p_from on, and all of one instant together. Answers
 -- with how many it removed, and where the next portion begins; null at the end.
