@@ -235,7 +235,7 @@ def test_an_async_caller_waits_for_a_lease() -> None:
         aio = here.aio
         await aio.add("a")
         waiting = asyncio.create_task(aio.lease("a", owner="agent-b", wait_seconds=PATIENCE_SECONDS))
-        with pytest.raises(NoLease, match=r"'a' is pending.* It was waited for 0\.15 s\.$"):
+        with pytest.raises(NoLease, match=r"'a' is pending.* No lease came within 0\.15 s\.$"):
             await aio.lease("a", owner="agent-b", wait_seconds=0.15)
         moved = await aio.transfer("a", epoch=0, to="agent-b", by="operator")
         assert (await waiting).epoch == moved.epoch

@@ -299,7 +299,7 @@ def test_large_data_is_uploaded_in_parts(site: Site) -> None:
         ("if-match", 0, "that does not exist"),
         ("if-none-match", 1, "that exists"),
         ("if-match", 2, "by its previous ETag"),
-        ("if-match", 3, "more than once by one ETag"),
+        ("if-match", 3, "replacements that named the same ETag"),
     ],
 )
 def test_each_part_of_the_proof_bites(site: Site, header: str, skipped: int, why: str) -> None:

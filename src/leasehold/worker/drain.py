@@ -184,7 +184,7 @@ class Drain:
             return False  # what is due and cannot be claimed waits for a key that another owner holds
         clock.advance((min(later) - now) / 1_000_000)
         if clock.now() < min(later):
-            raise InvalidArgument(f"{clock!r} was advanced to the next job, and does not show that time.")
+            raise InvalidArgument(f"{clock!r} did not move: after advance() it is still before the next job is due.")
         return True
 
 

@@ -291,7 +291,7 @@ class Gate(Guard):
         self._home.seal(key, partial(self._admit, key, writer=new, verb="prove"))
         found = self._home.mark(key)
         if found is None or found.epoch != new.epoch:
-            raise Unfenced(f"{self!r}: a seal at epoch {new.epoch} left the mark {found}: it is not kept.")
+            raise Unfenced(f"{self!r}: a seal at epoch {new.epoch} was not kept: the mark is {found}.")
         if [one.id for one in self._home.running(key, new.epoch)] != [use.id]:
             raise Unfenced(f"{self!r}: a seal does not see a use that began before it: nothing would wait for it.")
         self._home.end(use)

@@ -49,7 +49,9 @@ class _Canary:
         if self._replaces(third, created) is not None:
             raise self._unfenced("replaced an object by its previous ETag (If-Match)")
         if self._at_once(sealed) != 1:
-            raise self._unfenced(f"replaced an object more than once by one ETag, of {_AT_ONCE} requests at once")
+            raise self._unfenced(
+                f"accepted more than one of {_AT_ONCE} concurrent replacements that named the same ETag"
+            )
 
     def _must(self, pointer: Pointer, seen: Version | None) -> Version:
         """Make a change that nothing forbids; return the state that a reader sees after it."""

@@ -300,9 +300,9 @@ def _refuse_first_savepoint(callers: Connection) -> None:
     if callers.in_savepoint() and callers.begins() and not is_here(callers.handle):
         # A savepoint is no write, so the driver has not begun for it; if it came first, it is the transaction.
         raise Conflict(
-            "that connection is inside a savepoint, and sqlite3 may not have begun a transaction around it: its end "
-            "would commit, and what follows would be unfenced. Call fence() or another verb before the savepoint, "
-            "or let the engine emit BEGIN."
+            "that connection is inside a savepoint, and sqlite3 may not have begun a transaction around it. Then the "
+            "end of the savepoint commits, and what follows is not fenced. Call fence() or another verb before the "
+            "savepoint, or let the engine emit BEGIN."
         )
 
 
