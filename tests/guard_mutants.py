@@ -503,6 +503,8 @@ SQL = (
 
 _F = "guards/files/"
 _FILES = "tests/guards/test_files.py::"
+_FILE_DURABILITY = "tests/guards/test_file_durability.py::"
+_FILE_LOCKS = "tests/guards/test_file_locks.py::"
 _FILE_BATTERY = "tests/guards/test_file_battery.py::TestFileGuard::"
 
 FILES = (
@@ -532,7 +534,7 @@ FILES = (
                 "            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
             ),
         ),
-        (_FILES + "test_a_busy_lock_is_waited_for_and_then_names_its_holder",),
+        (_FILE_LOCKS + "test_a_busy_lock_is_waited_for_and_then_names_its_holder",),
     ),
     Mutant(
         "file-g2-order",
@@ -549,8 +551,8 @@ FILES = (
             ),
         ),
         (
-            _FILES + "test_a_write_syncs_three_times_and_the_mark_before_the_rename",
-            _FILES + "test_whatever_fails_leaves_old_or_new_under_a_mark_that_is_not_below",
+            _FILE_DURABILITY + "test_a_write_syncs_three_times_and_the_mark_before_the_rename",
+            _FILE_DURABILITY + "test_whatever_fails_leaves_old_or_new_under_a_mark_that_is_not_below",
         ),
     ),
     Mutant(
@@ -563,7 +565,7 @@ FILES = (
                 '            self.at("prepared")\n',
             ),
         ),
-        (_FILES + "test_a_write_syncs_three_times_and_the_mark_before_the_rename",),
+        (_FILE_DURABILITY + "test_a_write_syncs_three_times_and_the_mark_before_the_rename",),
     ),
     Mutant(
         "file-g2-half",
@@ -576,7 +578,7 @@ FILES = (
                 "            old.write(new.read())\n        os.unlink(self.path)\n",
             ),
         ),
-        (_FILES + "test_a_write_syncs_three_times_and_the_mark_before_the_rename",),
+        (_FILE_DURABILITY + "test_a_write_syncs_three_times_and_the_mark_before_the_rename",),
     ),
     Mutant(
         "file-g2-append",
@@ -597,7 +599,7 @@ FILES = (
                 "        if False:\n            raise",
             ),
         ),
-        (_FILES + "test_a_child_that_is_forked_inside_a_write_neither_writes_nor_holds_the_lock",),
+        (_FILE_LOCKS + "test_a_child_that_is_forked_inside_a_write_neither_writes_nor_holds_the_lock",),
     ),
     Mutant(
         "file-g3-read",
@@ -639,7 +641,7 @@ FILES = (
         "file-g4-durable",
         "A mark is overwritten and not synced.",
         (Edit(_F + "mark_files.py", "                        sync_content(fd)\n", ""),),
-        (_FILES + "test_a_write_syncs_three_times_and_the_mark_before_the_rename",),
+        (_FILE_DURABILITY + "test_a_write_syncs_three_times_and_the_mark_before_the_rename",),
     ),
     Mutant(
         "file-g4-folded",
@@ -675,7 +677,7 @@ FILES = (
         "file-g6-network",
         "A file system that other machines write to is taken.",
         (Edit(_F + "file_systems.py", "return kind in NETWORK or", "return"),),
-        (_FILES + "test_a_file_system_that_other_machines_write_to_is_refused",),
+        (_FILE_LOCKS + "test_a_file_system_that_other_machines_write_to_is_refused",),
     ),
     Mutant(
         "file-g8-synced",
@@ -687,7 +689,7 @@ FILES = (
                 "            except ZeroDivisionError as error:\n                raise InDoubt",
             ),
         ),
-        (_FILES + "test_whatever_fails_leaves_old_or_new_under_a_mark_that_is_not_below",),
+        (_FILE_DURABILITY + "test_whatever_fails_leaves_old_or_new_under_a_mark_that_is_not_below",),
     ),
     Mutant(
         "file-names",
@@ -711,7 +713,7 @@ FILES = (
                 "",
             ),
         ),
-        (_FILES + "test_temporary_files_of_dead_writers_are_removed_and_those_of_live_ones_stay",),
+        (_FILE_DURABILITY + "test_temporary_files_of_dead_writers_are_removed_and_those_of_live_ones_stay",),
     ),
 )
 
@@ -895,8 +897,10 @@ GIT = (
 _GATE = "guards/gate/"
 _H = "guards/http/"
 _GATES = "tests/guards/test_gate.py::"
+_GATE_FAULTS = "tests/guards/test_gate_faults.py::"
 _GATE_BATTERY = "tests/guards/test_gate_battery.py::"
 _MIDDLEWARE = "tests/guards/test_http_middleware.py::"
+_WSGI = "tests/guards/test_http_wsgi.py::"
 _CLIENTS = "tests/guards/test_http_clients.py::"
 _CREDENTIALS = "tests/guards/test_credentials.py::"
 
@@ -911,7 +915,7 @@ GATES = (
                 "if False:",
             ),
         ),
-        (_GATES + "test_refusals_of_async_uses_are_counted",),
+        (_GATE_FAULTS + "test_refusals_of_async_uses_are_counted",),
     ),
     Mutant(
         "gate-g1-postgres",
@@ -1036,7 +1040,7 @@ GATES = (
                 "            return\n            raise Unfenced",
             ),
         ),
-        (_GATES + "test_prove_finds_a_state_that_forgets_or_does_not_compare",),
+        (_GATE_FAULTS + "test_prove_finds_a_state_that_forgets_or_does_not_compare",),
     ),
     Mutant(
         "gate-g8-unended",
@@ -1046,7 +1050,7 @@ GATES = (
                 _GATE + "gate.py", "                self._home.end(running)  # Ctrl-C", "                pass  # Ctrl-C"
             ),
         ),
-        (_GATES + "test_a_use_whose_recording_is_unknown_is_ended",),
+        (_GATE_FAULTS + "test_a_use_whose_recording_is_unknown_is_ended",),
     ),
     Mutant(
         "http-g2-early-end",
@@ -1070,7 +1074,7 @@ GATES = (
         "http-g2-wsgi-close",
         "A WSGI response that is closed early is called ended.",
         (Edit(_H + "wsgi.py", "        if self._has_ended or not self._doubt:\n", "        if True:\n"),),
-        (_MIDDLEWARE + "test_a_wsgi_response_that_is_closed_early_is_in_doubt",),
+        (_WSGI + "test_a_wsgi_response_that_is_closed_early_is_in_doubt",),
     ),
     Mutant(
         "http-g5-open",
