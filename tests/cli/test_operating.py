@@ -523,9 +523,11 @@ def test_the_doctor_finds_what_does_not_move(url: str, capsys: pytest.CaptureFix
     assert "; its lease was granted " in out, "it was not renewed"
     assert "    leasehold show first" in out
     assert "no-consumer: No live worker serves queue 'default', which has due jobs." in out
+    assert "which has due jobs. 1 job waits there now.\n" in out
     assert epoch(url, "first") == before
     code, out, _ = called(capsys, "doctor", "--json", "--quiet-seconds", "0.000001")
     found = json.loads(out)
+    assert {row["kind"]: row["waiting"] for row in found["observations"]} == {"not-moving": None, "no-consumer": 1}
     assert (code, found["ok"]) == (1, False)
     assert {row["kind"] for row in found["observations"]} == {"not-moving", "no-consumer"}
 
@@ -543,6 +545,22 @@ def test_the_doctor_is_silent_about_a_store_that_is_well(tmp_path: Path, capsys:
         "",
     )
     assert "quiet for 0.5 s" in called(capsys, "doctor", "--store", url, "--quiet-seconds", "0.5")[1]
+    for form in ((), ("--json",), ("--jsonl",)):
+        code, _, err = called(capsys, "doctor", "--store", url, "--fields", "kin", *form)
+        assert (code, "Did you mean kind?" in err) == (2, True)
+
+
+def test_the_doctors_lines_fit_the_terminal(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sentence is folded; the command below it is one line, to be copied."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+
+    lines = called(capsys, "doctor", "--quiet-seconds", "0.000001")[1].splitlines()
+
+    assert max(len(line) for line in lines if not line.startswith("    ")) <= 60
+    assert "    leasehold show first" in lines
 
 
 # What an operator must not have to look for

@@ -38,6 +38,19 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, 
     return found
 
 
+def test_the_store_may_be_named_before_and_after_the_verb(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with every other command; what stands after the verb counts."""
+    monkeypatch.delenv("LEASEHOLD_STORE", raising=False)
+    for call in (("pause", "mail", "--store", url), ("--store", url, "resume", "mail")):
+        assert run(("queues", *call)) == 0
+    assert run(("queues", "--store", "sqlite:///nowhere.db", "pause", "mail", "--store", url, "--json")) == 0
+    assert run(("queues", "pause", "mail")) == 2
+    with Router(url) as router:
+        assert [queue.paused for queue in router.queues() if queue.name == "mail"] == [True]
+
+
 def test_a_queue_is_paused_listed_and_resumed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The list says who paused it, when and why."""
     assert [(row["name"], row["pending"], row["running"]) for row in rows(capsys, "queues")] == [

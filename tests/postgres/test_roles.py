@@ -269,7 +269,7 @@ def test_a_role_does_its_verbs_and_no_other(world: World, verb: str, kind: str) 
             call(store, case)
         assert not isinstance(refused.value, psycopg.Error)
         if kind != "nobody":
-            assert {name for name in KINDS if f"--as {name}" in str(refused.value)} == allowed
+            assert {name for name in KINDS if f"--kind {name}" in str(refused.value)} == allowed
             if "transaction" not in verb:
                 assert repr(name_of(kind)) in str(refused.value)
     assert world.owner.verify() == []
@@ -477,15 +477,15 @@ def test_grant_and_revoke(world: World, capsys: pytest.CaptureFixture[str]) -> N
     role, owner = name_of("nobody"), login(world.url, OWNER)
     options = ("--role", role, "--schema", world.schema)
 
-    code, text = said(capsys, "grant", owner, *options, "--as", "producer", "--dry-run")
+    code, text = said(capsys, "grant", owner, *options, "--kind", "producer", "--dry-run")
     assert code == 0
     assert 'GRANT EXECUTE ON FUNCTION "roles"."add"' in text
     assert rights(world, role) == (set(), set(), set())
     try:
-        code, text = said(capsys, "grant", owner, *options, "--as", "producer", "--as", "reader")
+        code, text = said(capsys, "grant", owner, *options, "--kind", "producer", "--kind", "reader")
         assert (code, text) == (0, f"{role} has the rights of: producer, reader.\n")
         assert rights(world, role)[0] == {"add", "add_alike", *KINDS["reader"].functions}
-        assert said(capsys, "grant", owner, *options, "--as", "worker", "--json")[0] == 0
+        assert said(capsys, "grant", owner, *options, "--kind", "worker", "--json")[0] == 0
         assert rights(world, role)[0] == {*KINDS["worker"].functions, "add", "add_alike", "broken", "lately"}
     finally:
         code, text = said(capsys, "revoke", owner, *options)
@@ -507,7 +507,7 @@ def test_a_grant_that_cannot_be_is_refused(
     """PostgreSQL itself would pass over some of these with a warning."""
     url = login(world.url, OWNER if who == "owner" else name_of(who))
 
-    found, text = said(capsys, "grant", url, "--role", name_of(role), "--as", kind, "--schema", world.schema)
+    found, text = said(capsys, "grant", url, "--role", name_of(role), "--kind", kind, "--schema", world.schema)
 
     assert (found, answer in text) == (code, True), text
     assert "secret" not in text
@@ -559,6 +559,6 @@ def test_only_postgres_has_roles(tmp_path: Any, capsys: pytest.CaptureFixture[st
     with Router(url) as router:
         router.add("a")
 
-    code, text = said(capsys, "grant", url, "--role", "web", "--as", "producer")
+    code, text = said(capsys, "grant", url, "--role", "web", "--kind", "producer")
 
     assert (code, "the permissions of its file" in text) == (2, True)

@@ -70,7 +70,7 @@ except Unsupported as error:
     assert "leasehold[postgres]" not in shown.stdout
 
 
-@pytest.mark.parametrize("verb", [("check",), ("grant", "--role", "x", "--as", "worker"), ("revoke", "--role", "x")])
+@pytest.mark.parametrize("verb", [("check",), ("grant", "--role", "x", "--kind", "worker"), ("revoke", "--role", "x")])
 def test_a_database_without_a_store_is_told_how_to_get_one(
     url: str, verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,8 +126,8 @@ def test_a_migration_waits_as_long_as_can_be_said(url: str, wait: float) -> None
 @pytest.mark.parametrize(
     ("said", "advice"),
     [
-        ("permission denied for function claim", "--role ann --as worker`. Nothing"),
-        ("permission denied for table events", "--role ann --as operator` (or `--as reader`). Nothing"),
+        ("permission denied for function claim", "--role ann --kind worker`. Nothing"),
+        ("permission denied for table events", "--role ann --kind operator` (or `--kind reader`). Nothing"),
     ],
 )
 def test_a_right_that_lacks_is_given_by_a_command_that_can_be_copied(said: str, advice: str) -> None:

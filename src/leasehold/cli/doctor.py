@@ -7,9 +7,15 @@ from typing import Any
 
 import click
 
+from ..core.counts import Counts
 from ..core.explanation import span
-from .output import Output, check_fields, localized, output_options, show_rows
+from ..core.observations import Observation, ObservationKind
+from ..core.wording import counted
+from .output import Output, check_fields, folded, localized, output_options, show_rows
 from .target import Target, target_options
+
+_FIELDS = ("kind", "subject", "since", "noted_at", "waiting", "sentence", "command")
+_ABOUT_QUEUES = (ObservationKind.NO_CONSUMER, ObservationKind.OLD_BACKLOG)
 
 
 @click.command()
@@ -32,12 +38,14 @@ def doctor(target: Target, output: Output, quiet_seconds: float, waiting_seconds
     with target.open() as router:
         found = router.observations(quiet_seconds=quiet_seconds, waiting_seconds=waiting_seconds)
         broken = router.verify()
+        waits = router.counts() if any(one.kind in _ABOUT_QUEUES for one in found) else None
     rows: list[dict[str, Any]] = [
         {
             "kind": one.kind.value,
             "subject": one.subject,
             "since": one.since.isoformat(),
             "noted_at": None if one.noted_at is None else one.noted_at.isoformat(),
+            "waiting": _waiting(one, waits),
             "sentence": one.sentence,
             "command": one.command,
         }
@@ -47,22 +55,35 @@ def doctor(target: Target, output: Output, quiet_seconds: float, waiting_seconds
         f"Nothing was found. No running job was quiet for {_span(quiet_seconds)}, and none that is due waited for "
         f"{_span(waiting_seconds)} (--quiet-seconds, --waiting-seconds)."
     )
+    check_fields(rows, output.fields, _FIELDS)
     if output.as_json:
-        check_fields(rows, output.fields)
         chosen = [{name: row.get(name) for name in output.fields or row} for row in rows]
         click.echo(
             json.dumps({"ok": not (rows or broken), "observations": chosen, "broken": broken}, ensure_ascii=False)
         )
     elif output.as_lines or output.fields:
-        show_rows(rows, (), output, empty=nothing)
+        show_rows(rows, (), output, empty=nothing, known=_FIELDS)
     else:
         for row in rows:
-            click.echo(f"{row['kind']}: {localized(row['sentence'], output)}\n    {row['command']}")
+            waiting = (
+                "" if row["waiting"] is None else f" {counted(row['waiting'], 'job waits', 'jobs wait')} there now."
+            )
+            click.echo(folded(f"{row['kind']}: {localized(row['sentence'], output)}{waiting}"))
+            click.echo(f"    {row['command']}")
         for sentence in broken:
-            click.echo(f"broken: {sentence}")
+            click.echo(folded(f"broken: {sentence}"))
         if not (rows or broken):
-            click.echo(f"{nothing} The invariants hold.")
+            click.echo(folded(f"{nothing} The invariants hold."))
     return 1 if rows or broken else 0
+
+
+def _waiting(found: Observation, counts: Counts | None) -> int | None:
+    """Return how many jobs wait in the queue that was observed, or for the task there; None for other observations."""
+    if counts is None or found.kind not in _ABOUT_QUEUES:
+        return None
+    if found.task:
+        return counts.parked.get(found.task, {}).get(found.subject, 0)
+    return counts.queues.get(found.subject, {}).get("pending", 0)
 
 
 def _span(seconds: float) -> str:

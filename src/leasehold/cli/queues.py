@@ -64,7 +64,6 @@ def queues(context: click.Context, target: Target, output: Output, watch: Watch)
       leasehold queues pause mail --note "the relay is down"
       leasehold queues resume mail
     """
-    context.obj = target
     if context.invoked_subcommand is not None:
         return None
     with target.open() as router:
@@ -94,8 +93,8 @@ def _paused(row: dict[str, Any]) -> str | None:
 @click.argument("name", shell_complete=queue_names)
 @click.option("--note", metavar="TEXT", help="Why; it is shown beside the queue.")
 @actor_option
+@target_options
 @output_options
-@click.pass_obj
 def pause(target: Target, output: Output, by: str, name: str, note: str | None) -> int:
     """
     Have claims take no job from the queue NAME until it is resumed.
@@ -129,8 +128,8 @@ def _is_used(router: Router, name: str) -> bool:
 @queues.command()
 @click.argument("name", shell_complete=queue_names)
 @actor_option
+@target_options
 @output_options
-@click.pass_obj
 def resume(target: Target, output: Output, by: str, name: str) -> int:
     """
     Have claims take jobs from the queue NAME again.

@@ -184,7 +184,9 @@ def migrate(target: Target, output: Output, dry_run: bool, wait_seconds: float) 
 
 @store.command()
 @_new_role
-@click.option("--as", "kinds", required=True, multiple=True, type=click.Choice(KINDS), help="What it does; repeatable.")
+@click.option(
+    "--kind", "kinds", required=True, multiple=True, type=click.Choice(KINDS), help="What it does; repeatable."
+)
 @_dry_run
 @store_options
 @output_options
@@ -199,9 +201,9 @@ def grant(target: Target, output: Output, role: str, kinds: tuple[str, ...], dry
     \b
     Examples:
       leasehold store grant postgresql://host/database --role web \\
-          --as producer --as reader
+          --kind producer --kind reader
       leasehold store grant postgresql://host/database --role web \\
-          --as producer --dry-run
+          --kind producer --dry-run
     """
     with target.open() as router:
         statements = _administrable(router).grant(role, kinds, dry_run=dry_run)

@@ -70,8 +70,14 @@ def target_options(command: F) -> F:
     def wrapped(
         url: str | None, profile: str | None, schema: str | None, app: str | None, reveal: bool, **options: Any
     ) -> Any:
-        named = functools.partial(find, url, profile, schema, reveal, app)
-        below = click.get_current_context().invoked_subcommand is not None
+        context = click.get_current_context()
+        above = {} if context.parent is None else context.parent.params  # as in `leasehold queues --store URL pause`
+        url, profile, schema, app = (
+            given or above.get(name)
+            for name, given in (("url", url), ("profile", profile), ("schema", schema), ("app", app))
+        )
+        named = functools.partial(find, url, profile, schema, reveal or above.get("reveal", False), app)
+        below = context.invoked_subcommand is not None
         return command(target=_Later(named) if below else named(), **options)
 
     return wrapped  # type: ignore[return-value]  # the same command with more options

@@ -231,9 +231,9 @@ def missing_right(message: str, where: str, schema: str, role: str | None) -> St
     if not wanted and schema not in message:
         return StoreIncompatible(f"{lacks} Nothing was changed.")
     kind, *others = wanted or KINDS
-    instead = f" (or {' or '.join(f'`--as {other}`' for other in others)})" if others else ""
+    instead = f" (or {' or '.join(f'`--kind {other}`' for other in others)})" if others else ""
     return StoreIncompatible(
-        f"{lacks} Let the schema's owner give it: `leasehold store grant URL --role {role or 'NAME'} --as {kind}`"
+        f"{lacks} Let the schema's owner give it: `leasehold store grant URL --role {role or 'NAME'} --kind {kind}`"
         f"{instead}. Nothing was changed."
     )
 

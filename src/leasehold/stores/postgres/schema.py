@@ -257,7 +257,7 @@ def _may_not_make(where: str, role: str, error: psycopg.Error) -> StoreIncompati
     return StoreIncompatible(
         f"role {role!r} may not make or change {where} ({error.diag.message_primary}). Let an owner do it, with "
         f"`leasehold store migrate URL`, and give this role its rights, with `leasehold store grant URL --role {role} "
-        "--as …`. Nothing was changed."
+        "--kind …`. Nothing was changed."
     )
 
 
