@@ -21,6 +21,7 @@ from leasehold import Conflict, GuardUnavailable, StaleEpoch
 from leasehold.guard import Mark, Seal
 from leasehold.guards import Gate, Use
 from leasehold.guards.gate import memory
+from leasehold.guards.gate.database import SqliteDatabase
 from leasehold.testing import ManualClock
 
 from .gate_calls import NEW, NEWEST, OLD, Call, Open, opened, sealing, shared, under
@@ -248,9 +249,14 @@ def test_a_use_of_another_process_is_waited_for(shared: Open) -> None:
         assert seal.result().doubts == ()
 
 
-def test_a_second_process_on_a_gate_in_memory_fails_at_start(places: Places) -> None:
+def test_a_second_process_on_a_gate_in_memory_fails_at_start(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     """In either order; and a process that has ended is in nobody's way."""
     opened = Open(places, "memory")
+    # The process that has the file open keeps it for longer than the others would wait.
+    defaults = SqliteDatabase.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "busy_seconds", 0.0)
+    monkeypatch.setattr(memory, "_BUSY_SECONDS", 0.0)
     with child(opened), pytest.raises(Conflict, match="uses='sql'"):
         opened()
     with opened() as gate:
