@@ -49,20 +49,40 @@ def test_a_script_is_printed_for_each_shell(shell: str) -> None:
         subprocess.run([shell, "-n"], input=printed.stdout, text=True, check=True, timeout=PATIENCE_SECONDS)
 
 
-def test_bash_completes_through_the_script(url: str, tmp_path: Path) -> None:
-    """As a shell does it: the function is called with the words, and answers in COMPREPLY."""
-    (tmp_path / "leasehold").write_text(f'#!/bin/sh\nexec {" ".join(COMMAND)} "$@"\n')
-    (tmp_path / "leasehold").chmod(0o755)
-    script = """
+SCRIPTS = {
+    "bash": """
         eval "$(leasehold completion bash)"
         COMP_WORDS=(leasehold show mai) COMP_CWORD=2
         _leasehold_completion leasehold
         echo "${COMPREPLY[@]}"
-    """
+    """,
+    # Without a configuration nothing has called compinit; what the function hands to zsh is printed.
+    "zsh": """
+        eval "$(leasehold completion zsh)"
+        test "${_comps[leasehold]}" = _leasehold_completion || echo "not bound"
+        _describe() { print -r -- ${${(P)3}%%:*} }
+        words=(leasehold show mai) CURRENT=3
+        _leasehold_completion leasehold
+    """,
+    "fish": """
+        leasehold completion fish | source
+        complete -C "leasehold show mai" | string replace -r "\\t.*" "" | sort
+    """,
+}
+
+
+@pytest.mark.parametrize(("shell", "bare"), [("bash", "--norc"), ("zsh", "-f"), ("fish", "--no-config")])
+def test_a_shell_completes_through_the_script(shell: str, bare: str, url: str, tmp_path: Path) -> None:
+    """As the shell does it, with no configuration of its own: it calls what the script has defined."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"this machine has no {shell}")
+    (tmp_path / "leasehold").write_text(f'#!/bin/sh\nexec {" ".join(COMMAND)} "$@"\n')
+    (tmp_path / "leasehold").chmod(0o755)
     env = {**environment(), "LEASEHOLD_STORE": url, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    env["HOME"] = str(tmp_path)  # where zsh and fish keep what they remember
 
     done = subprocess.run(
-        ["bash", "--norc", "-c", script], env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        [shell, bare, "-c", SCRIPTS[shell]], env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
 
     assert (done.stdout.split(), done.stderr) == (["mail-1", "mail-2"], "")

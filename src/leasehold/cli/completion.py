@@ -19,6 +19,9 @@ _SHELLS = ("bash", "zsh", "fish")
 _LIMIT = 50
 _WAIT_SECONDS = 1.5  # a shell waits for this long at most; a store that does not answer completes nothing
 
+# A zsh without a configuration of its own has not loaded its completion: without this, `compdef` would not be found.
+_FIRST = {"zsh": "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }\n"}
+
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
@@ -42,7 +45,7 @@ def completion(context: click.Context, shell: str) -> int:
     assert kind is not None
     # Not `kind.source()`: for bash it starts one to compare versions, and prints a warning where there is none.
     script = kind(context.find_root().command, {}, "leasehold", VARIABLE)
-    click.echo(script.source_template % script.source_vars())
+    click.echo(_FIRST.get(shell, "") + script.source_template % script.source_vars())
     return 0
 
 
