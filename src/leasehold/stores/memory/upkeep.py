@@ -67,6 +67,11 @@ def _prune_events(state: State, guarded: GuardedKeys, before_us: int) -> int:
     return gone
 
 
+def _is_of_unfinished(state: State, event: Event) -> bool:
+    job = state.jobs.get(event.job_id or "")
+    return job is not None and job.finished_us is None
+
+
 def _names_keys(state: State, guarded: GuardedKeys, event: Event) -> bool:
     """Return whether it has the keys of a job that has not ended or whose keys are open: they are to be sealed."""
     job = state.jobs.get(event.job_id or "") if event.kind == NoteKind.GUARDED else None
@@ -79,11 +84,10 @@ def prune_due(state: State, guarded: GuardedKeys, kind: str, now: int, keep_us: 
     if kind == IDS:
         return bool(_prune_ids(state, before_us, PORTION))
     if kind == EVENTS:
-        unfinished = {one.id for one in state.jobs.values() if one.finished_us is None}
         state.events = [
             one
             for one in state.events
-            if one.at_us >= before_us or one.job_id in unfinished or _names_keys(state, guarded, one)
+            if one.at_us >= before_us or _is_of_unfinished(state, one) or _names_keys(state, guarded, one)
         ]
         return False
     horizon = now if kind == KEPT else before_us
