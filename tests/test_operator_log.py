@@ -115,7 +115,7 @@ def test_an_observation_is_logged_when_it_begins_and_when_it_ends(written: Writt
         router.add("a", queue="mail")
         written.take()
 
-        for _ in range(3):
+        for _ in range(5):
             router.reclaim()
             clock.advance(15)
 

@@ -84,6 +84,9 @@ def test_a_router_shows_what_upkeep_has_recorded() -> None:
         assert (found.kind, found.subject, found.noted_at) == ("no-consumer", "mail", None)
 
         router.reclaim()
+        assert router.events(kind="observed") == []  # its worker may be starting
+        clock.advance(30)
+        router.reclaim()
 
         [found] = router.observations()
         assert found.noted_us == clock.now()
@@ -100,12 +103,14 @@ def test_a_router_shows_what_upkeep_has_recorded() -> None:
 
 def test_a_worker_records_what_it_sees() -> None:
     """As part of its upkeep, from its start on."""
-    with Router("memory://") as router:
+    clock = ManualClock()
+    with Router("memory://", clock=clock) as router:
 
         @router.task
         def nothing() -> None: ...
 
         router.add("a", queue="other")
+        clock.advance(30)
         with router.worker(queues=["default"]):
             until(lambda: router.events(kind="observed"), "the event")
 

@@ -14,6 +14,7 @@ from .store import Store
 log = Log(logging.getLogger("leasehold"), {})
 
 _USUAL = Bounds()
+_RECORDED = Bounds(unserved_us=30_000_000)  # a deployment that starts or restarts its workers is no news
 
 
 def look(
@@ -54,7 +55,7 @@ class Reconciler:
         seen = self._store.observed()
         if 0 <= seen.now_us - seen.looked_us < OBSERVE_EVERY_US:
             return False  # another process has looked
-        found = noted_first(look(self._store, seen.now_us), seen.noted)
+        found = noted_first(look(self._store, seen.now_us, _RECORDED), seen.noted)
         if not self._store.observe(seen.round, found):
             return False
         _write(found, seen.noted)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from leasehold.core.backlog import Oldest
-from leasehold.core.observations import MOST_NOTED, Noted, Observation, noted_first, observe
+from leasehold.core.observations import MOST_NOTED, Bounds, Noted, Observation, noted_first, observe
 from leasehold.core.ownership import LiveLease
 from leasehold.core.queues import Queue
 from leasehold.core.workers import WorkerStatus
@@ -32,10 +32,11 @@ def seen(
     oldest: tuple[Oldest, ...] = (),
     paused: tuple[str, ...] = (),
     workers: tuple[WorkerStatus, ...] = (),
+    bounds: Bounds = Bounds(),  # noqa: B008  # immutable
 ) -> list[Observation]:
     """What is observed."""
     queues = [Queue(name, NOW, "ann") for name in paused]
-    return observe(NOW, leases=leases, oldest=oldest, queues=queues, workers=workers)
+    return observe(NOW, leases=leases, oldest=oldest, queues=queues, workers=workers, bounds=bounds)
 
 
 def kinds(found: list[Observation]) -> list[tuple[str, str]]:
@@ -112,6 +113,16 @@ def test_a_backlog_is_observed_unless_it_is_meant(
     """A paused queue waits on purpose."""
     assert [one.kind.value for one in seen(oldest=(oldest,), workers=workers)] == expected
     assert seen(oldest=(oldest,), workers=workers, paused=("mail",)) == []
+
+
+@pytest.mark.parametrize(("waited", "expected"), [(29, []), (30, ["no-consumer"])])
+def test_an_unserved_queue_or_task_can_be_given_time(waited: int, expected: list[str]) -> None:
+    """For workers that are about to start."""
+    bounds, since = Bounds(unserved_us=30 * SECOND), NOW - waited * SECOND
+
+    assert [one.kind.value for one in seen(oldest=(waiting(waited),), bounds=bounds)] == expected
+    unknown = seen(oldest=(Oldest("q", "charge", since),), workers=(worker(),), bounds=bounds)
+    assert [one.kind.value for one in unknown] == expected
 
 
 def test_a_worker_whose_slots_are_all_stuck_is_observed() -> None:

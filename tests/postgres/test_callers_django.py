@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,12 +212,12 @@ def test_a_stale_owner_is_told_before_its_commit_if_it_can_be(router: Router) ->
     assert len(router.events(kind="refused")) == 1
 
 
-def test_a_connection_to_something_else_is_refused(router: Router) -> None:
+def test_a_connection_to_something_else_is_refused(router: Router, tmp_path: Path) -> None:
     """Only rows in the same database can commit together. A cache of Django's only looks like a connection."""
     lease = lease_of(router)
 
     with (
-        django_connection(ENGINE="django.db.backends.sqlite3", NAME=":memory:"),
+        django_connection(ENGINE="django.db.backends.sqlite3", NAME=str(tmp_path / "other.db")),
         transaction.atomic(),
         pytest.raises(InvalidArgument, match="is to sqlite"),
     ):

@@ -121,6 +121,7 @@ class Bounds(NamedTuple):
     quiet_us: int = 600_000_000  # a running job without progress
     silent_us: int = 5_000_000  # a lease past its deadline that was not taken over
     waiting_us: int = 300_000_000  # a due job
+    unserved_us: int = 0  # a due job that no live worker would take
 
 
 def observe(
@@ -146,7 +147,7 @@ def observe(
     paused = {queue.name for queue in queues if queue.paused}
     for row in oldest:
         if row.queue not in paused:
-            found += _backlog(now, row, live, bounds) if row.task is None else _unknown_task(row, live)
+            found += _backlog(now, row, live, bounds) if row.task is None else _unknown_task(now, row, live, bounds)
     found += [_poison(job, hides_errors) for job in running if job.reclaims >= _OFTEN and job.granted_us is not None]
     found += [_lost_slots(worker) for worker in live if not worker.concurrency]
     found += _workers(now, held, {worker.name: worker for worker in live}, bounds)
@@ -224,7 +225,7 @@ def _lost_slots(worker: WorkerStatus) -> Observation:
 
 def _backlog(now: int, oldest: Oldest, live: list[WorkerStatus], bounds: Bounds) -> list[Observation]:
     name, since, found = oldest.queue, oldest.since_us, []
-    if not _serving(name, live):
+    if not _serving(name, live) and now - since >= bounds.unserved_us:
         sentence = f"No live worker serves queue {name!r}, which has due jobs."
         found.append(Observation(ObservationKind.NO_CONSUMER, name, since, sentence, "leasehold workers"))
     if now - since >= bounds.waiting_us:
@@ -234,11 +235,12 @@ def _backlog(now: int, oldest: Oldest, live: list[WorkerStatus], bounds: Bounds)
     return found
 
 
-def _unknown_task(oldest: Oldest, live: list[WorkerStatus]) -> list[Observation]:
-    """Observe at once what no waiting helps: jobs that every worker of their queue passes over."""
+def _unknown_task(now: int, oldest: Oldest, live: list[WorkerStatus], bounds: Bounds) -> list[Observation]:
+    """Observe jobs that every worker of their queue passes over."""
     name, task = oldest.queue, oldest.task
     serving = _serving(name, live)
-    if not task or not serving or any(task in worker.tasks for worker in serving):
+    is_known = any(task in worker.tasks for worker in serving)
+    if not task or not serving or is_known or now - oldest.since_us < bounds.unserved_us:
         return []
     sentence = f"No live worker of queue {name!r} knows the task {task!r}, for which jobs wait."
     command = "leasehold workers --fields name,queues,tasks"
