@@ -167,7 +167,7 @@ def test_errors_come_out_as_they_are(router: Router, clock: ManualClock) -> None
             await router.aio.job("nobody")
         with pytest.raises(InvalidArgument, match="owner"):
             await router.aio.claim("")
-        with pytest.raises(InvalidArgument, match="progress is a number"):
+        with pytest.raises(InvalidArgument, match="progress must be a number"):
             await lease.aio.progress(2)
         clock.advance(31)
         assert await router.aio.claim("worker-1") is not None
@@ -235,7 +235,7 @@ def test_an_async_caller_waits_for_a_lease() -> None:
         aio = here.aio
         await aio.add("a")
         waiting = asyncio.create_task(aio.lease("a", owner="agent-b", wait_seconds=PATIENCE_SECONDS))
-        with pytest.raises(NoLease, match=r"'a' is pending.* No lease came within 0\.15 s\.$"):
+        with pytest.raises(NoLease, match=r"'a' is pending.* No lease was granted within 0\.15 s\.$"):
             await aio.lease("a", owner="agent-b", wait_seconds=0.15)
         moved = await aio.transfer("a", epoch=0, to="agent-b", by="operator")
         assert (await waiting).epoch == moved.epoch

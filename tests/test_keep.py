@@ -248,7 +248,7 @@ async def _async(lease: Lease) -> None:
 
 @pytest.mark.parametrize("on_lost", ["f", 3, _async])
 def test_what_cannot_be_called_with_a_lease_is_refused_at_the_beginning(stage: Stage, on_lost: Any) -> None:
-    with pytest.raises(InvalidArgument, match="on_lost is a plain function"), stage.lease.keep(on_lost=on_lost):
+    with pytest.raises(InvalidArgument, match="on_lost must be a plain function"), stage.lease.keep(on_lost=on_lost):
         raise AssertionError("it has begun")
     assert keepers() == 0
 

@@ -130,7 +130,7 @@ def test_progress_keeps_what_it_is_not_told(lease: Lease, router: Router) -> Non
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, 40, float("nan"), "0.4", True, [0.5]], ids=repr)
 def test_progress_is_a_number_from_0_to_1(wrong: Any, lease: Lease, router: Router) -> None:
     """40 for 40 % is most likely a mistake."""
-    with pytest.raises(InvalidArgument, match="progress is a number from 0 to 1"):
+    with pytest.raises(InvalidArgument, match="progress must be a number from 0 to 1"):
         lease.progress(wrong)
     assert router.job("p").progress is None
 

@@ -434,7 +434,7 @@ def test_an_operator_passes_the_job_that_it_saw_or_the_epoch(verb: str, router: 
 def test_an_operator_who_names_no_epoch_is_told_how(verb: str, router: Router) -> None:
     """A job that has moved since must not be moved again by mistake."""
     with_an_effect_in_doubt(router)
-    with pytest.raises(InvalidArgument, match=r"say which epoch of job 'a' you saw.*router\.job\('a'\)"):
+    with pytest.raises(InvalidArgument, match=r"say at which epoch you saw job 'a'.*router\.job\('a'\)"):
         OPERATED[verb](router, "a")
     with pytest.raises(InvalidArgument, match="epoch must be"):
         OPERATED[verb](router, "a", epoch="7")

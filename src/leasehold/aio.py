@@ -157,7 +157,8 @@ def require_awaited(connection: Any) -> None:
     """Raise `Unsupported` unless the async form of a verb is being called, whose value is awaited."""
     if not _awaited.get():
         raise Unsupported(
-            f"{type(connection).__name__} belongs to an event loop: await the async form of this verb (`.aio`)."
+            f"{type(connection).__name__} is an async connection: await the async form of this call, which is "
+            "under `.aio`."
         )
 
 
@@ -165,7 +166,7 @@ def transactions_of(store: Store, what: str) -> Transactions:
     """Return the store's verbs inside a transaction, or say which stores have them."""
     if store.transactions is None:
         raise Unsupported(
-            f"{what} needs a store with a database that your rows can share, and the memory store has none: "
+            f"{what} needs a database that holds both the jobs and your rows, and the memory store has none: "
             'use Router("sqlite:///jobs.db").'
         )
     return store.transactions

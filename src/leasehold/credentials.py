@@ -62,9 +62,11 @@ class CredentialKey:
 
     def __init__(self, kid: str, algorithm: Algorithm, material: bytes) -> None:
         if not isinstance(kid, str) or not _KID.fullmatch(kid):
-            raise InvalidArgument("the id of a credential key has 1 to 64 letters, digits, '.', '_' and '-'.")
+            raise InvalidArgument(
+                "the id of a credential key must have 1 to 64 characters: letters, digits, '.', '_' and '-'."
+            )
         if algorithm not in _JWT_NAMES:
-            raise InvalidArgument(f"the algorithm of a credential key is one of {', '.join(get_args(Algorithm))}.")
+            raise InvalidArgument(f"the algorithm of a credential key must be one of {', '.join(get_args(Algorithm))}.")
         if not isinstance(material, bytes):
             raise InvalidArgument(f"the secret of key {kid!r} must be bytes, not {type(material).__name__}.")
         if len(material) < _SECRET_BYTES or (algorithm != "hs256" and len(material) != _SECRET_BYTES):
@@ -176,7 +178,7 @@ class KeyRing:
         found = _parsed(keys) if isinstance(keys, str) else list(keys)
         self._keys = {key.kid: key for key in found}
         if not self._keys or len(self._keys) != len(found):
-            raise InvalidArgument(f"a key ring needs one key or more, each with an id of its own, not {found!r}.")
+            raise InvalidArgument(f"a key ring needs at least one key, each with an id of its own, not {found!r}.")
         self._lock_of = lock_of
         self._verified: dict[str, dict[str, Any]] = {}  # claims of credentials whose signature was right
         self._clock: Clock = clock or SystemClock()
@@ -218,7 +220,10 @@ class KeyRing:
         """
         key = next((one for one in self._keys.values() if one.can_sign), None)
         if key is None:
-            raise Unsupported(f"{self!r} has public keys only, which verify: mint where a private key is.")
+            raise Unsupported(
+                f"{self!r} has only public keys, which can verify credentials but not mint them: mint where a "
+                "private key is."
+            )
         claims: dict[str, Any] = {
             "iss": checks.name(store, "store"),
             "sub": checks.name(job_id, "job_id"),
@@ -245,7 +250,7 @@ class KeyRing:
     def texts(values: Iterable[str], what: str) -> list[str]:
         """Return *values* as a list. Raises `InvalidArgument` for one text, whose letters would be taken for keys."""
         if isinstance(values, str):
-            raise InvalidArgument(f"{what} is a list of texts, not one text: write {what}=[{_shown(values)}].")
+            raise InvalidArgument(f"{what} must be a list of strings, not one string: write {what}=[{_shown(values)}].")
         return list(values)
 
     # Verifying
@@ -275,7 +280,7 @@ class KeyRing:
         if expires is not None and self._clock.now() >= expires * 1_000_000:
             raise CredentialExpired(
                 f"the credential of job {claims['sub']!r} for {audience!r} expired at {expires} (seconds since 1970). "
-                "That says nothing about the lease: mint another with lease.credential(audience).",
+                "The lease may still be valid: mint a new credential with lease.credential(audience).",
                 fault="expired",
             )
         return Writer(claims["epoch"], claims["owner"], claims["iss"], claims["sub"])
@@ -363,8 +368,8 @@ def _scope(keys: Iterable[str], prefixes: Iterable[str], lock: str | None) -> di
     scope = {name: value for name, value in found.items() if value}
     if not scope:
         raise InvalidArgument(
-            "a credential must name what it covers: pass keys=[…] or prefixes=[…], or give the job a lock. One that "
-            "covers every key would let this job's epoch lock the owners of other keys out for ever."
+            "a credential must name what it covers: pass keys=[…] or prefixes=[…], or give the job a lock. With a "
+            "credential for every key, this job's epoch could lock out the owners of other keys for ever."
         )
     return scope
 
@@ -373,7 +378,8 @@ def _prefix(value: object) -> str:
     prefix = checks.name(value, "a prefix")
     if prefix[-1].isalnum():
         raise InvalidArgument(
-            f"the prefix {prefix!r} must end with a separator such as '/' or ':': it would also cover {prefix + '0'!r}."
+            f"the prefix {prefix!r} must end with a separator such as '/' or ':': without one it would also "
+            f"cover {prefix + '0'!r}."
         )
     return prefix
 

@@ -48,7 +48,7 @@ __all__ = ["Doubt", "Guard", "GuardKey", "Mark", "Presented", "Seal", "Verifier"
 log = logging.getLogger("leasehold")
 
 # Whom the request speaks for that is being handled here; goes before the current lease.
-request_writer: ContextVar[Writer | None] = ContextVar("leaseholdrequest_writer", default=None)
+request_writer: ContextVar[Writer | None] = ContextVar("leasehold_request_writer", default=None)
 
 
 class Presented(TypedDict, total=False):
@@ -190,8 +190,8 @@ class Guard(ABC):
         after = admit(mark, writer, resource=self.resource(key), verb=verb, strict_store=self.strict_store)
         if mark is not None and mark.store != writer.store:
             log.warning(
-                "%s is being taken over by another store: its mark is of store %s (epoch %s, owner %r), and the writer "
-                "is of store %s (epoch %s, owner %r)",
+                "%s is being taken over by another store: its mark is from store %s (epoch %s, owner %r), and the "
+                "writer is from store %s (epoch %s, owner %r)",
                 self.resource(key),
                 mark.store,
                 mark.epoch,
@@ -205,7 +205,7 @@ class Guard(ABC):
     def _note_refusal(self, key: str, writer: Writer, verb: str, refusal: StaleEpoch) -> None:
         self.refused += 1
         log.warning(
-            "refused %s of %s by %r: epoch %s, the key stands at %s of %r",
+            "refused %s of %s by %r under epoch %s: the mark of the key has epoch %s, of owner %r",
             verb,
             self.resource(key),
             writer.owner,
@@ -228,7 +228,7 @@ class Guard(ABC):
         if "epoch" in given:
             return _by_epoch(given)
         if "owner" in given or "store" in given:
-            raise InvalidArgument("owner= and store= go with epoch=: pass all three, or a lease, or a credential.")
+            raise InvalidArgument("owner= and store= need epoch= too: pass all three, or a lease, or a credential.")
         if "lease" not in given and (writer := request_writer.get()) is not None:
             return writer
         lease = given.get("lease") or lease_here()
@@ -238,17 +238,17 @@ class Guard(ABC):
                 "handler, or pass lease=…, credential=…, or epoch=…, owner=… and store=…."
             )
         if not isinstance(lease, Lease):
-            raise InvalidArgument(f"lease is a Lease, not {lease!r}.")
+            raise InvalidArgument(f"lease= must be a Lease, not {lease!r}.")
         return Writer(lease.epoch, lease.owner, lease.store.identity(), lease.job_id)
 
     def _by_credential(self, key: str, given: dict[str, Any]) -> Writer:
         if len(given) > 1:
             raise InvalidArgument(
-                "a credential already says epoch, owner and store: pass credential=… without lease=, epoch=, owner= or "
-                "store=."
+                "a credential already contains epoch, owner and store: pass credential=… without lease=, epoch=, "
+                "owner= or store=."
             )
         if self._key_ring is None or self._audience is None:  # as `takes_credentials`, for the type checker
-            raise InvalidArgument(f"{self!r} takes no credentials: make it with keys=KeyRing(…) and audience=….")
+            raise InvalidArgument(f"{self!r} does not accept credentials: make it with keys=KeyRing(…) and audience=….")
         return self._key_ring.verify(given["credential"], audience=self._audience, key=key)
 
     def _check_current(self, presented: Presented | dict[str, Any]) -> None:
@@ -281,7 +281,7 @@ def _by_epoch(given: dict[str, Any]) -> Writer:
             f"epoch= needs {' and '.join(f'{name}=' for name in sorted(missing))} too: a mark records whose it is."
         )
     if "lease" in given:
-        raise InvalidArgument("a lease carries epoch, owner and store: pass it alone.")
+        raise InvalidArgument("a lease already has an epoch, an owner and a store: pass lease= without the others.")
     epoch = checks.whole(given["epoch"], "epoch", least=1, most=EPOCH_LIMIT - 1)
     return Writer(epoch, checks.name(given["owner"], "owner"), checks.name(given["store"], "store"))
 

@@ -74,4 +74,4 @@ def _write(found: Iterable[Observation], noted: Iterable[Noted]) -> None:
     for kind, subject, task in sorted(was - now):
         facts = {"observation": kind, "subject": subject, **({"task": task} if task else {})}
         named = f"{subject!r}, task {task!r}" if task else f"{subject!r}"
-        log.info("no longer observed: %s of %s", kind, named, extra={"kind": "cleared", "facts": facts})
+        log.info("observation ended: %s, %s", kind, named, extra={"kind": "cleared", "facts": facts})

@@ -192,7 +192,7 @@ def test_a_field_that_there_is_not_is_a_wrong_call(name: str, url: str, capsys: 
 
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
-    assert "--fields: there is no 'nonsense'; there are: " in err
+    assert "--fields: 'nonsense' is not a field. The fields are: " in err
 
 
 @pytest.mark.parametrize("name", CALLS)

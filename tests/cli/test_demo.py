@@ -217,4 +217,4 @@ def test_the_demo_of_an_unknown_store_is_a_usage_error() -> None:
     played = leasehold("demo", "--store", "redis://host")
 
     assert (played.returncode, played.stdout) == (2, "")
-    assert "no store is known by 'redis://…'" in played.stderr
+    assert "'redis://…' is not the URL of a store" in played.stderr

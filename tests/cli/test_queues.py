@@ -61,7 +61,7 @@ def test_a_queue_is_paused_listed_and_resumed(url: str, capsys: pytest.CaptureFi
         "queue 'mail' is paused\n"
     )
     assert run(("queues", "pause", "empty")) == 0
-    hint = "no job waits in a queue 'empty' or came lately, and no worker names it: check the spelling\n"
+    hint = "the queue 'empty' has no waiting or recent jobs, and no worker names it: check the spelling\n"
     assert capsys.readouterr() == ("queue 'empty' is paused\n", hint)
     empty, _, mail = rows(capsys, "queues")
     assert (empty["name"], empty["paused"]) == ("empty", True)

@@ -103,14 +103,14 @@ def test_a_store_that_is_not_there_is_not_made(verb: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["check", "mysql://host/db"], "no store is known by 'mysql://…'"),
+        (["check", "mysql://host/db"], "'mysql://…' is not the URL of a store"),
         (["check", "memory:"], "a memory store exists only in the process that made it"),
-        (["check", "sqlite:///x.db?colour=red"], "'colour', which this store does not take"),
-        (["advance", "sqlite:///x.db", "--above", "-1"], "--above -1 is not an epoch"),
+        (["check", "sqlite:///x.db?colour=red"], "'colour' is not a setting of this store"),
+        (["advance", "sqlite:///x.db", "--above", "-1"], "--above -1 cannot be an epoch"),
         (["migrate", "sqlite:///x.db", "--wait-seconds", "nan"], "wait_seconds must be a finite number"),
         (["migrate", "postgresql://host/x", "--wait-seconds", "inf"], "wait_seconds must be a finite number"),
         (["migrate", "postgresql://host/x", "--wait-seconds", "-1"], "wait_seconds must be zero or more, not -1.0"),
-        (["advance", "sqlite:///x.db", "--above", "17947764000000070"], "years ahead"),
+        (["advance", "sqlite:///x.db", "--above", "17947764000000070"], "years in the future"),
     ],
 )
 def test_a_wrong_argument_is_one_line_and_a_usage_error(arguments: list[str], said: str) -> None:

@@ -67,7 +67,7 @@ def test_at_sigterm_it_finishes_what_runs(tmp_path: Path, router: Router) -> Non
         until(lambda: begun(tmp_path) == 3)
 
         working.terminate()
-        working.says("finishing what runs (3); a second signal hands it back now")
+        working.says("stopping: waiting for running jobs (3); a second signal releases them now")
         [late] = add(router, "greet", name="Late")
         (tmp_path / "gate").touch()
 
@@ -85,7 +85,7 @@ def test_a_second_signal_hands_back_at_once(tmp_path: Path, router: Router) -> N
         until(lambda: begun(tmp_path) == 2)
 
         working.process.send_signal(signal.SIGINT)
-        working.says("finishing what runs (2)")
+        working.says("waiting for running jobs (2)")
         working.terminate()
 
         assert working.ends() == 0, working.said
@@ -156,7 +156,7 @@ def test_a_store_of_another_version_is_exit_code_1_and_no_traceback(tmp_path: Pa
     code, said = worker(tmp_path, "app")
 
     assert code == 1, said
-    assert "cannot claim any more: " in said
+    assert "can no longer claim: " in said
     assert "Traceback" not in said
 
 
@@ -190,7 +190,7 @@ def test_a_store_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--queues", "images,,mail"], "has an empty queue name in it"),
+        (["--queues", "images,,mail"], "contains an empty queue name"),
         (["--concurrency", "0"], "0 is not in the range"),
         (["--processes", "0"], "0 is not in the range"),
         (["--grace-seconds", "-1"], "-1.0 is not in the range"),
@@ -267,7 +267,7 @@ def test_an_application_that_configures_logging_itself_has_its_way(tmp_path: Pat
     assert code == 0, said
     assert all(line.startswith("MINE ") for line in said.splitlines()), said
     assert "MINE worker " in said
-    assert "this router has no tasks, so the worker will run no job" in said
+    assert "this router has no tasks, so the worker will not run any job" in said
     assert "the store is in the memory of this process" in said
 
 

@@ -117,7 +117,9 @@ def test_what_a_killed_worker_has_left_says_nothing_of_the_next(tmp_path: Path) 
 def test_a_probe_with_a_file_is_told_by_its_age(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alive = tmp_path / "alive"
     assert run(["worker-health", str(alive)]) == 1
-    assert capsys.readouterr().out == f"unhealthy: the file {alive} does not exist; no healthy worker writes it\n"
+    assert (
+        capsys.readouterr().out == f"unhealthy: the file {alive} does not exist, so no healthy worker has written it\n"
+    )
 
     alive.touch()
     assert run(["worker-health", str(alive)]) == 0

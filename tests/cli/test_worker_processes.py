@@ -45,9 +45,9 @@ def test_a_process_that_is_killed_is_started_again_and_signals_are_for_all(tmp_p
 
         # As a service manager does: to each of them. It counts once, before and after the supervisor's word.
         os.kill(second, signal.SIGTERM)
-        until(lambda: working.said.count("leasehold.worker: finishing what runs (1)") == 1)
+        until(lambda: working.said.count("leasehold.worker: stopping: waiting for running jobs (1)") == 1)
         working.terminate()
-        until(lambda: working.said.count("leasehold.worker: finishing what runs (1)") == 2)
+        until(lambda: working.said.count("leasehold.worker: stopping: waiting for running jobs (1)") == 2)
         os.kill(third, signal.SIGTERM)
         (tmp_path / "gate").touch()
         until(lambda: router.job(done).status is Status.DONE)

@@ -59,7 +59,7 @@ def test_what_is_asked_for_is_kept_in_the_form_of_stores() -> None:
         ({"priority": 1.5}, "priority must be a whole number, not 1.5 (float)."),
         ({"priority": 2**31}, f"priority must be from -{PRIORITY_LIMIT} to {PRIORITY_LIMIT}, not {2**31}."),
         ({"delay_seconds": -1}, "delay_seconds must be zero or more, not -1."),
-        ({"run_at": datetime(2030, 1, 1)}, "run_at must say its time zone, and 2030-01-01T00:00:00 does not: "),
+        ({"run_at": datetime(2030, 1, 1)}, "run_at must have a time zone, and 2030-01-01T00:00:00 has none: "),
         ({"run_at": 5}, "run_at must be a datetime, not 5 (int)."),
         (
             {"run_at": datetime(2030, 1, 1, tzinfo=UTC), "delay_seconds": 0},

@@ -16,23 +16,28 @@ from leasehold.errors import InvalidArgument
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ([1], "meta is a dict with string keys, or None, not [1]."),
-        ("{}", "meta is a dict with string keys, or None, not '{}'."),
-        ({1: "a"}, "meta has the key 1 (int): keys in JSON are strings, so it would not come back as it was."),
-        ({"at": object}, "meta cannot be kept as JSON: Object of type type is not JSON serializable."),
-        ({"a": "x\0y"}, "meta must not contain NUL, in no key and no value."),
-        ({"a": [{"b\0": 1}]}, "meta must not contain NUL, in no key and no value."),
+        ([1], "meta must be a dict with string keys, or None, not [1]."),
+        ("{}", "meta must be a dict with string keys, or None, not '{}'."),
+        (
+            {1: "a"},
+            "meta has the key 1 (int): keys in JSON are strings, so this key would come back as one. Make it a string.",
+        ),
+        ({"at": object}, "meta cannot be stored as JSON: Object of type type is not JSON serializable."),
+        ({"a": "x\0y"}, "meta must not contain NUL in any key or value."),
+        ({"a": [{"b\0": 1}]}, "meta must not contain NUL in any key or value."),
         (
             {"leasehold.trace": 1},
             "meta has the key 'leasehold.trace': keys that begin with 'leasehold.' are leasehold's own.",
         ),
         (
             {"a": "x" * 65_536},
-            "meta has 65,544 bytes as JSON, and at most 65,536 are kept: store it elsewhere and keep its name.",
+            "meta has 65,544 bytes as JSON, and the limit is 65,536: store it elsewhere, and put only "
+            "its name into meta.",
         ),
         (
             {"a": "ä" * 32_768},
-            "meta has 65,544 bytes as JSON, and at most 65,536 are kept: store it elsewhere and keep its name.",
+            "meta has 65,544 bytes as JSON, and the limit is 65,536: store it elsewhere, and put only "
+            "its name into meta.",
         ),
         ({"a": "\ud800"}, "meta contains half a character (a lone surrogate) at position"),
     ],
@@ -88,7 +93,7 @@ def test_a_child_inherits_all_keys_but_the_trace_context(given: dict[str, Any], 
 
 def test_what_a_child_inherits_and_adds_is_bounded_too() -> None:
     """Each half is short enough, and both together are not."""
-    with pytest.raises(InvalidArgument, match="at most 65,536 are kept"):
+    with pytest.raises(InvalidArgument, match="the limit is 65,536"):
         meta.inherited(meta.encode({"a": "x" * 40_000}), meta.encode({"b": "x" * 40_000}))
 
 

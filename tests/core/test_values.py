@@ -62,9 +62,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         f"queue must have 1 to 255 characters, this one has 256: '{'x' * 40}'…",
     ),
     (lambda: checks.name("a\0b", "queue"), r"queue must not contain NUL: 'a\x00b'."),
-    (lambda: checks.name("a\ud800", "id"), "id contains half a character (a lone surrogate) at position 1."),
+    (
+        lambda: checks.name("a\ud800", "id"),
+        "id contains half a character (a lone surrogate) at position 1, which cannot be stored: remove it.",
+    ),
     (lambda: checks.text(7, "note"), "note must be a string, not 7 (int)."),
-    (lambda: checks.text("\udfff", "note"), "note contains half a character (a lone surrogate) at position 0."),
+    (
+        lambda: checks.text("\udfff", "note"),
+        "note contains half a character (a lone surrogate) at position 0, which cannot be stored: remove it.",
+    ),
     (lambda: checks.whole("7", "priority", least=0, most=9), "priority must be a whole number, not '7' (str)."),
     (lambda: checks.whole(True, "priority", least=0, most=9), "priority must be a whole number, not True (bool)."),
     (lambda: checks.whole(1.0, "priority", least=0, most=9), "priority must be a whole number, not 1.0 (float)."),
@@ -93,31 +99,32 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: instants.instant("now", "run_at"), "run_at must be a datetime, not 'now' (str)."),
     (
         lambda: instants.instant(datetime(2030, 1, 1), "run_at"),
-        "run_at must say its time zone, and 2030-01-01T00:00:00 does not: use datetime.now(UTC) or .replace(tzinfo=…).",
+        "run_at must have a time zone, and 2030-01-01T00:00:00 has none: use datetime.now(UTC) or .replace(tzinfo=…).",
     ),
     (
         lambda: instants.instant(datetime(2030, 1, 1, tzinfo=NoOffset()), "run_at"),
-        "run_at must say its time zone, and 2030-01-01T00:00:00 does not: use datetime.now(UTC) or .replace(tzinfo=…).",
+        "run_at must have a time zone, and 2030-01-01T00:00:00 has none: use datetime.now(UTC) or .replace(tzinfo=…).",
     ),
     (
         lambda: documents.encode({1: "a"}, "payload"),
-        "payload has the key 1 (int): keys in JSON are strings, so it would not come back as it was.",
+        "payload has the key 1 (int): keys in JSON are strings, so this key would come back as one. Make it a string.",
     ),
     (
         lambda: documents.encode([{"a": ({None: 1},)}], "payload"),
-        "payload has the key None (NoneType): keys in JSON are strings, so it would not come back as it was.",
+        "payload has the key None (NoneType): keys in JSON are strings, so this key would come back as one. "
+        "Make it a string.",
     ),
     (
         lambda: documents.encode({"a": {1, 2}}, "payload"),
-        "payload cannot be kept as JSON: Object of type set is not JSON serializable. Got {'a': {1, 2}}.",
+        "payload cannot be stored as JSON: Object of type set is not JSON serializable. Got {'a': {1, 2}}.",
     ),
     (
         lambda: documents.encode("\ud800", "payload"),
-        "payload contains half a character (a lone surrogate) at position 1.",
+        "payload contains half a character (a lone surrogate) at position 1, which cannot be stored: remove it.",
     ),
     (
         lambda: documents.encode("x" * (1024 * 1024 - 1), "payload"),
-        "payload has 1,048,577 bytes as JSON, and at most 1,048,576 are kept: store it elsewhere and pass its name.",
+        "payload has 1,048,577 bytes as JSON, and the limit is 1,048,576: store it elsewhere and pass its name.",
     ),
 ]
 
@@ -146,7 +153,7 @@ def test_a_long_value_is_shown_in_part() -> None:
 
 def test_nan_is_refused() -> None:
     """JSON has no form for it, whatever Python writes."""
-    with pytest.raises(InvalidArgument, match="payload cannot be kept as JSON"):
+    with pytest.raises(InvalidArgument, match="payload cannot be stored as JSON"):
         documents.encode([float("nan")], "payload")
 
 

@@ -136,7 +136,7 @@ me = {under(OLD)!r}
 try:
     guard.write("q3.csv", b"once", **me)
 except GuardUnavailable as error:
-    assert forked[0] == 0 and "was forked inside a write" in str(error), error  # the folder has "forked" in its name
+    assert forked[0] == 0 and "was forked during a write" in str(error), error  # the folder has "forked" in its name
     os.read(inside, 1)
     os._exit(7)
 assert forked[0] != 0

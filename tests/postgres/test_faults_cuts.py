@@ -149,7 +149,7 @@ def test_a_sweep_that_is_cut_among_the_processes_that_are_gone(
     if looks:
         assert [ended.epoch for ended in stage.router.reclaim()] == [grant.epoch]
     else:
-        with pytest.raises(StoreUnavailable, match="may or may not have happened") as lost:
+        with pytest.raises(StoreUnavailable, match="may or may not have taken effect") as lost:
             stage.router.reclaim()
         assert lost.value.outcome_unknown
 
@@ -233,7 +233,9 @@ def test_a_lost_reply_and_then_a_refusal(proxy: Proxy, stage: Stage) -> None:
     proxy.cut(Where.AFTER, ".complete(")
     store.database.point = exhaust
     try:
-        with pytest.raises(StoreUnavailable, match=r"may not have happened.*Asked again, the store answered") as raised:
+        with pytest.raises(
+            StoreUnavailable, match=r"may not have taken effect.*The call was repeated, and the store answered"
+        ) as raised:
             lease.complete()
     finally:
         store.database.point = None
@@ -364,7 +366,7 @@ def test_a_claim_that_waits_and_is_cut_says_so_or_has_its_job(proxy: Proxy, stag
     assert stage.router.claim("worker") is None
     proxy.cut(Where.AFTER, ".claim")
 
-    with pytest.raises(StoreUnavailable, match=r"may or may not have happened") as lost:
+    with pytest.raises(StoreUnavailable, match=r"may or may not have taken effect") as lost:
         stage.router.claim("worker", wait_seconds=20)
     assert lost.value.outcome_unknown
 
@@ -415,7 +417,10 @@ def test_an_add_that_is_repeated_says_only_what_it_knows(proxy: Proxy, stage: St
 
     assert proxy.cuts == 1
     proxy.cut(Where.BEFORE, ".add_alike(")
-    with pytest.raises(StoreUnavailable, match=r"has 2 of its 2 jobs \('x' first\), once\. Whether this call") as lost:
+    with pytest.raises(
+        StoreUnavailable,
+        match=r"has 2 of its 2 jobs \(the first is 'x'\), each once; they may have been added by this call",
+    ) as lost:
         stage.router.add_many([{"id": "x"}, {"id": "y"}])
     assert lost.value.outcome_unknown
 
@@ -435,7 +440,7 @@ def test_an_add_whose_unique_key_another_job_has_is_not_said_to_be_kept(
     stage.seen.add("there")
     proxy.cut(where, ".add(")
     with pytest.raises(
-        StoreUnavailable, match=r"has 1 of its 2 jobs \('there' first\).* other 1 belong to other"
+        StoreUnavailable, match=r"has 1 of its 2 jobs \(the first is 'there'\).* other 1 were not added"
     ) as lost:
         stage.router.add_many([{"id": "asked", "unique": "k"}, {"id": "there"}])
     assert lost.value.outcome_unknown
@@ -447,7 +452,7 @@ def test_an_add_that_was_heard_and_not_answered_says_that_it_is_there(proxy: Pro
     stage.seen.add("holder", unique="k")
     proxy.cut(Where.AFTER, ".add(")
 
-    with pytest.raises(StoreUnavailable, match=r"has 1 of its 2 jobs \('new' first\)"):
+    with pytest.raises(StoreUnavailable, match=r"has 1 of its 2 jobs \(the first is 'new'\)"):
         stage.router.add_many([{"id": "asked", "unique": "k"}, {"id": "new"}])
 
     assert {job.id for job in stage.seen.jobs()} == {"holder", "new"}
@@ -580,7 +585,7 @@ def test_a_checkpoint_that_a_successor_has_replaced_may_have_been_written(proxy:
     with (
         taken_over(proxy, stage, lambda successor: successor.progress(checkpoint="its own")),
         pytest.raises(
-            StoreUnavailable, match=r"may or may not have happened.*taken over|taken over.*may or may not"
+            StoreUnavailable, match=r"may or may not have taken effect.*taken over|taken over.*may or may not"
         ) as lost,
     ):
         lease.progress(checkpoint="mine")
@@ -640,7 +645,7 @@ def test_a_batch_of_which_a_part_failed_does_not_say_that_nothing_was_changed(st
         )
         store.database.point = fail
         try:
-            of_a_part = r"^1 of 2 items are done; whether the rest are is not known: .* repeat the whole call\.$"
+            of_a_part = r"^1 of 2 items are done; the outcome of the others is not known: .* repeat the whole call\.$"
             with pytest.raises(StoreUnavailable, match=of_a_part) as failed:
                 store.settle(said)
             assert failed.value.outcome_unknown

@@ -72,7 +72,7 @@ def test_a_full_disk(small_disk: Path) -> None:
                 router.add("first")
                 count, error = fill(router, 200_000)
 
-                assert "has run out of something: could not extend file" in str(error)
+                assert "has run out of a resource: could not extend file" in str(error)
                 assert "Nothing was changed. Try again" in str(error)
                 assert len(router.jobs(queue="big")) == count
                 assert router.verify() == []

@@ -266,7 +266,7 @@ def test_every_verb_whose_session_is_ended(seen: Router, monkeypatch: pytest.Mon
             if verb.unheard:
                 call.result()
             else:
-                with pytest.raises(StoreUnavailable, match="may or may not have happened") as lost:
+                with pytest.raises(StoreUnavailable, match="may or may not have taken effect") as lost:
                     call.result()
                 assert lost.value.outcome_unknown
             assert verb.times(stage, one) == int(verb.unheard), verb.name
@@ -349,7 +349,9 @@ def test_a_commit_that_is_given_up_in_a_deadlock_says_so(seen: Router) -> None:
                 calls.append(Call(lambda: lease.complete(then=[{"id": "next"}])))
                 until(lambda: waiting(seen) == 1)
 
-        with pytest.raises(StoreUnavailable, match=r"in favour of another: .* Nothing was changed\. Try again"):
+        with pytest.raises(
+            StoreUnavailable, match=r"which conflicted with another: .* Nothing was changed\. Try again"
+        ):
             commit()
 
         calls[0].result()
@@ -390,7 +392,9 @@ def test_a_verb_that_is_given_up_is_tried_five_times(seen: Router, code: str, ti
         if times == 4:
             lease.complete()
         else:
-            with pytest.raises(StoreUnavailable, match=r"in favour of another: .* Nothing was changed\. Try again"):
+            with pytest.raises(
+                StoreUnavailable, match=r"which conflicted with another: .* Nothing was changed\. Try again"
+            ):
                 lease.complete()
             assert seen.job("a").status == "running"
             lease.complete()
@@ -410,7 +414,9 @@ def test_a_block_that_is_given_up_at_its_end_says_so_at_once(seen: Router, code:
             lease.complete(connection=connection)
 
     with giving_up(seen, sql.Identifier("results"), code, 1, deferred=True):
-        with pytest.raises(StoreUnavailable, match=r"in favour of another: .* Nothing was changed\. Try again"):
+        with pytest.raises(
+            StoreUnavailable, match=r"which conflicted with another: .* Nothing was changed\. Try again"
+        ):
             write()
         assert seen.job("a").status == "running"
         write()

@@ -233,7 +233,7 @@ def test_a_migration_that_promises_too_much_is_refused(server_url: str, nowhere:
         refused = broken.run("store", "migrate", server_url, "--schema", nowhere)
 
         assert refused.code == 1
-        assert "goes on working, and remove what it calls" in refused.err
+        assert "keeps working, but they remove functions that it calls" in refused.err
         assert "check_holders" in refused.err
         lease = router.claim("worker")
         assert lease is not None
@@ -278,5 +278,5 @@ def test_a_migration_that_gets_no_turn_gives_up_and_changes_nothing(
         given_up = compatible.run("store", "migrate", server_url, "--schema", nowhere, "--wait-seconds", "1")
 
     assert given_up.code == 7
-    assert "so the migration got no turn: look for old ones in pg_stat_activity" in given_up.err
+    assert "so the migration could not begin. Look for old transactions in pg_stat_activity" in given_up.err
     assert row(server_url, nowhere) == (latest(), oldest())

@@ -497,7 +497,7 @@ def test_grant_and_revoke(world: World, capsys: pytest.CaptureFixture[str]) -> N
     ("who", "role", "kind", "code", "answer"),
     [
         ("worker", "nobody", "worker", 1, "does not own"),
-        ("owner", "missing", "worker", 2, "there is no role"),
+        ("owner", "missing", "worker", 2, "does not exist on the server"),
         ("owner", "nobody", "king", 2, "'king' is not one of 'producer', 'worker', 'operator', 'reader'"),
     ],
 )

@@ -78,33 +78,40 @@ BAD_ADDS: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "NUL in id": (lambda r: r.add("a\0b"), r"^a job's id must not contain NUL: 'a\\x00b'\.$"),
     "id of bytes": (lambda r: r.add(b"a"), r"^a job's id must be a string, not b'a' \(bytes\)\.$"),
-    "half a character in id": (lambda r: r.add("\ud800"), r"^a job's id contains half a character .* at position 0\.$"),
+    "half a character in id": (
+        lambda r: r.add("\ud800"),
+        r"^a job's id contains half a character .* at position 0, which cannot be stored: remove it\.$",
+    ),
     "no JSON": (
         lambda r: r.add("a", {"x": object()}),
-        r"^payload cannot be kept as JSON: Object of type object is not JSON serializable\. Got \{'x': <object",
+        r"^payload cannot be stored as JSON: Object of type object is not JSON serializable\. Got \{'x': <object",
     ),
     "a set": (
         lambda r: r.add("a", {1, 2}),
-        r"^payload cannot be kept as JSON: Object of type set is not JSON serializable\. Got \{1, 2\}\.$",
+        r"^payload cannot be stored as JSON: Object of type set is not JSON serializable\. Got \{1, 2\}\.$",
     ),
     "NaN": (
         lambda r: r.add("a", {"x": math.nan}),
-        r"^payload cannot be kept as JSON: Out of range float values are not JSON compliant.*\. Got \{'x': nan\}\.$",
+        r"^payload cannot be stored as JSON: Out of range float values are not JSON compliant.*\. Got \{'x': nan\}\.$",
     ),
-    "infinity": (lambda r: r.add("a", [math.inf]), r"^payload cannot be kept as JSON: Out of range .* Got \[inf\]\.$"),
+    "infinity": (
+        lambda r: r.add("a", [math.inf]),
+        r"^payload cannot be stored as JSON: Out of range .* Got \[inf\]\.$",
+    ),
     "a number as key": (
         lambda r: r.add("a", {"x": [{1: 2}]}),
-        r"^payload has the key 1 \(int\): keys in JSON are strings, so it would not come back as it was\.$",
+        r"^payload has the key 1 \(int\): keys in JSON are strings, so this key would come back as one\. "
+        r"Make it a string\.$",
     ),
     "too large": (
         lambda r: r.add("a", "x" * (1024 * 1024)),
-        r"^payload has 1,048,578 bytes as JSON, and at most 1,048,576 are kept: store it elsewhere and pass its name\.",
+        r"^payload has 1,048,578 bytes as JSON, and the limit is 1,048,576: store it elsewhere and pass its name\.",
     ),
     "too large in UTF-8": (lambda r: r.add("a", "é" * (600 * 1024)), r"^payload has 1,228,802 bytes as JSON"),
     "too deep": (lambda r: r.add("a", deep(100_000)), r"^payload is nested too deeply, or contains itself\.$"),
     "half a character": (
         lambda r: r.add("a", {"x": "\ud800"}),
-        r"^payload contains half a character \(a lone surrogate\) at position 6\.$",
+        r"^payload contains half a character \(a lone surrogate\) at position 6, which cannot be stored: remove it\.$",
     ),
     "zero lease": (lambda r: r.add("a", lease_seconds=0), r"^lease_seconds must be above zero, not 0\.$"),
     "negative lease": (lambda r: r.add("a", lease_seconds=-1), r"^lease_seconds must be above zero, not -1\.$"),
@@ -128,7 +135,7 @@ BAD_ADDS: dict[str, tuple[Callable[[Any], object], str]] = {
     "half a priority": (lambda r: r.add("a", priority=0.5), r"^priority must be a whole number, not 0\.5 \(float\)\.$"),
     "no time zone": (
         lambda r: r.add("a", run_at=datetime(2030, 1, 1)),  # naive on purpose
-        r"^run_at must say its time zone, and 2030-01-01T00:00:00 does not: use datetime\.now\(UTC\)",
+        r"^run_at must have a time zone, and 2030-01-01T00:00:00 has none: use datetime\.now\(UTC\)",
     ),
     "a date in words": (
         lambda r: r.add("a", run_at="2030-01-01"),
@@ -145,7 +152,7 @@ BAD_ADDS: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "one of many": (
         lambda r: r.add_many([{"id": "a"}, {"id": "b", "payload": math.nan}]),
-        r"^payload cannot be kept as JSON",
+        r"^payload cannot be stored as JSON",
     ),
     "an unknown option": (
         lambda r: r.add_many([{"id": "a", "ques": "mail"}]),
@@ -153,7 +160,7 @@ BAD_ADDS: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "a string among many": (
         lambda r: r.add_many(["a"]),
-        r"^add_many takes mappings with the names of add\(\)'s arguments, not 'a'\.$",
+        r"^add_many takes mappings with the names of add\(\)'s arguments, or NewJobs, not 'a'\.$",
     ),
 }
 
@@ -170,7 +177,10 @@ BAD_CLAIMS: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda r: r.claim("worker-1", lease_seconds="30"),
         r"^lease_seconds must be a number of seconds, not '30' \(str\)\.$",
     ),
-    "one queue": (lambda r: r.claim("worker-1", queues="mail"), r"^queues is a list of names: write \['mail'\]\.$"),
+    "one queue": (
+        lambda r: r.claim("worker-1", queues="mail"),
+        r"^queues must be a list of names: write \['mail'\]\.$",
+    ),
     "no queue": (lambda r: r.claim("worker-1", queues=[]), r"^queues is empty, so no job could ever be claimed"),
     "limit 0": (lambda r: r.claim_many("worker-1", limit=0), r"^limit must be from 1 to 10000, not 0\.$"),
     "limit -1": (lambda r: r.claim_many("worker-1", limit=-1), r"^limit must be from 1 to 10000, not -1\.$"),
@@ -190,7 +200,7 @@ def unseen(verb: str, **options: str) -> tuple[Callable[[Any], object], str]:
     """An operator's verb that does not say which epoch was seen."""
     return (
         lambda r: getattr(r, verb)("running", by="ops", **options),
-        r"^say which epoch of job 'running' you saw: pass epoch=…, or the Job that router\.job\('running'\) returns\.",
+        r"^say at which epoch you saw job 'running': pass epoch=…, or the Job that router\.job\('running'\) returns\.",
     )
 
 
@@ -217,7 +227,7 @@ BAD_MOVES: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "no JSON": (
         lambda r: r.complete(r.job("running"), by="ops", result=math.nan),
-        r"^result cannot be kept as JSON",
+        r"^result cannot be stored as JSON",
     ),
     "no such status": (
         lambda r: r.jobs(status="finished"),
@@ -251,8 +261,8 @@ def holding(router: Router) -> Lease:
 
 
 BAD_WRITES: dict[str, tuple[Callable[[Any], object], str]] = {
-    "result": (lambda lease: lease.complete(object()), r"^result cannot be kept as JSON"),
-    "then": (lambda lease: lease.complete(then={"id": "a"}), r"^then is a list of jobs, not dict\.$"),
+    "result": (lambda lease: lease.complete(object()), r"^result cannot be stored as JSON"),
+    "then": (lambda lease: lease.complete(then={"id": "a"}), r"^then must be a list of jobs, not dict\.$"),
     "one of then": (
         lambda lease: lease.complete(then=[{"id": "a"}, {"id": ""}]),
         r"^a job's id must have 1 to 255 characters",
@@ -260,14 +270,14 @@ BAD_WRITES: dict[str, tuple[Callable[[Any], object], str]] = {
     "error": (lambda lease: lease.fail(7), r"^error must be a string, not 7 \(int\)\.$"),
     "delay": (lambda lease: lease.fail("why", delay_seconds=-1), r"^delay_seconds must be zero or more, not -1\.$"),
     "renewal": (lambda lease: lease.renew(0), r"^seconds must be above zero, not 0\.$"),
-    "fraction": (lambda lease: lease.progress(1.5), r"^progress is a number from 0 to 1, not 1\.5\.$"),
-    "fraction of True": (lambda lease: lease.progress(True), r"^progress is a number from 0 to 1, not True\.$"),
-    "fraction of NaN": (lambda lease: lease.progress(math.nan), r"^progress is a number from 0 to 1, not nan\.$"),
+    "fraction": (lambda lease: lease.progress(1.5), r"^progress must be a number from 0 to 1, not 1\.5\.$"),
+    "fraction of True": (lambda lease: lease.progress(True), r"^progress must be a number from 0 to 1, not True\.$"),
+    "fraction of NaN": (lambda lease: lease.progress(math.nan), r"^progress must be a number from 0 to 1, not nan\.$"),
     "checkpoint": (lambda lease: lease.progress(checkpoint={1: 2}), r"^checkpoint has the key 1 \(int\)"),
-    "child": (lambda lease: lease.add("c", math.nan), r"^payload cannot be kept as JSON"),
+    "child": (lambda lease: lease.add("c", math.nan), r"^payload cannot be stored as JSON"),
     "in doubt": (
         lambda lease: lease.once("x", str, in_doubt="maybe"),
-        r"^in_doubt is \"raise\" or \"retry\", not 'maybe'\.$",
+        r"^in_doubt must be \"raise\" or \"retry\", not 'maybe'\.$",
     ),
 }
 
@@ -384,23 +394,29 @@ def test_a_closed_store_says_so(router: Router, verb: str) -> None:
     [
         (
             "redis://localhost",
-            r"^no store is known by 'redis://…': its URL begins with 'redis'\. "
-            r"The known ones are memory: .*; sqlite:///jobs\.db .*\.$",
+            r"^'redis://…' is not the URL of a store: it begins with 'redis'\. "
+            r"A URL is one of these: memory: .*; sqlite:///jobs\.db .*\.$",
         ),
-        ("jobs.db", r"^no store is known by 'jobs\.db', which is a file: did you mean 'sqlite:///jobs\.db'\?$"),
+        ("jobs.db", r"^'jobs\.db' is the path of a file, not the URL of a store: did you mean 'sqlite:///jobs\.db'\?$"),
         ("/srv/jobs.sqlite3", r"did you mean 'sqlite:////srv/jobs\.sqlite3'\?$"),
-        ("jobs", r"^no store is known by 'jobs': its URL"),
-        ("postgres//ann:pw@host/jobs", r"^no store is known by 'postgres//…': behind 'postgres' there is no ':'\. The"),
-        ("host=a password=pw", r"^no store is known by 'host…': that is no URL, but a setting\. The"),
+        ("jobs", r"^'jobs' is not the URL of a store: it begins"),
+        (
+            "postgres//ann:pw@host/jobs",
+            r"^'postgres//…' is not the URL of a store: there is no ':' after 'postgres'\. A",
+        ),
+        ("host=a password=pw", r"^'host…' is not the URL of a store: that is a setting, not a URL\. A"),
         ("", r"^the URL of the store is empty .*write Router\(\); for a file, Router\('sqlite:///jobs\.db'\)\.$"),
         ("  ", r"^the URL of the store is empty"),
         (
             Path("jobs.db"),
-            r"^a store is named by a URL such as 'sqlite:///jobs\.db', or None, not PosixPath\('jobs\.db'\) "
-            r"\(PosixPath\)\. Did you mean 'sqlite:///jobs\.db'\?$",
+            r"^the store must be a URL such as 'sqlite:///jobs\.db', or None for one in memory, not "
+            r"PosixPath\('jobs\.db'\) \(PosixPath\)\. Did you mean 'sqlite:///jobs\.db'\?$",
         ),
-        (42, r"^a store is named by a URL such as 'sqlite:///jobs\.db', or None, not 42 \(int\)\.$"),
-        (b"sqlite:///secret.db", r"^a store is named by a URL such as 'sqlite:///jobs\.db', or None, not a bytes\.$"),
+        (42, r"^the store must be a URL such as 'sqlite:///jobs\.db', or None for one in memory, not 42 \(int\)\.$"),
+        (
+            b"sqlite:///secret.db",
+            r"^the store must be a URL such as 'sqlite:///jobs\.db', or None for one in memory, not a bytes\.$",
+        ),
         ("sqlite:jobs.db", r"^'sqlite:jobs\.db' is missing slashes: did you mean 'sqlite:///jobs\.db'\?$"),
         ("sqlite:./a/jobs.db?busy_seconds=3", r"did you mean 'sqlite:///\./a/jobs\.db\?busy_seconds=3'\?$"),
         (
@@ -413,11 +429,14 @@ def test_a_closed_store_says_so(router: Router, verb: str) -> None:
         ("sqlite::memory:", r"^'sqlite::memory:' is a database in memory"),
         ("sqlite:///file::memory:?cache=shared", r"is a database in memory"),
         (":memory:", r"^':memory:' is a database in memory, .*: write Router\(\)"),
-        ("sqlite:///jobs.db ", r"^the URL of the store begins or ends with a blank, .*: remove it\. .* %20\.$"),
-        (" sqlite:///jobs.db", r"^the URL of the store begins or ends with a blank"),
-        ("sqlite:///jo\nbs.db", r"^the URL of the store .* has a tab or a line break"),
-        ("memory:\n", r"^the URL of the store begins or ends with a blank"),
-        ("postgresql://ann:pw@host/jobs ", r"^the URL of the store begins or ends with a blank, [^@]*$"),
+        (
+            "sqlite:///jobs.db ",
+            r"^the URL of the store begins or ends with a space, .*: remove it\. Write %20 .*\.$",
+        ),
+        (" sqlite:///jobs.db", r"^the URL of the store begins or ends with a space"),
+        ("sqlite:///jo\nbs.db", r"^the URL of the store .* contains a tab or a line break"),
+        ("memory:\n", r"^the URL of the store begins or ends with a space"),
+        ("postgresql://ann:pw@host/jobs ", r"^the URL of the store begins or ends with a space, [^@]*$"),
         (
             "postgresql+psycopg://ann:pw@host/jobs",
             r"^the URL of the store begins with 'postgresql\+psycopg': leave out '\+psycopg', .* write postgresql://…\.$",
@@ -428,15 +447,15 @@ def test_a_closed_store_says_so(router: Router, verb: str) -> None:
         ("sqlite:///", r"^'sqlite:///' names no file"),
         (
             "sqlite:///jobs.db?busy_second=3",
-            r"has the setting 'busy_second', which this store does not take \(busy_seconds, synchronous\)\. "
+            r": 'busy_second' is not a setting of this store\. Its settings: busy_seconds, synchronous\. "
             r"Did you mean 'busy_seconds'\?$",
         ),
-        ("sqlite:///jobs.db?color=red", r"has the setting 'color', .*\(busy_seconds, synchronous\)\.$"),
-        ("memory:?busy_seconds=3", r"has the setting 'busy_seconds', which this store does not take \(none\)\.$"),
+        ("sqlite:///jobs.db?color=red", r": 'color' is not a setting .*: busy_seconds, synchronous\.$"),
+        ("memory:?busy_seconds=3", r": 'busy_seconds' is not a setting of this store\. Its settings: none\.$"),
         ("sqlite:///jobs.db?busy_seconds=soon", r"^busy_seconds in .* must be a number of seconds, not 'soon'\.$"),
         ("sqlite:///jobs.db?busy_seconds=-1", r"^busy_seconds in .* must be a number of seconds, not '-1'\.$"),
         ("sqlite:///jobs.db?busy_seconds=nan", r"^busy_seconds in .* must be a number of seconds, not 'nan'\.$"),
-        ("sqlite:///jobs.db?synchronous=off", r"^synchronous is one of full, normal, extra, not 'off'\."),
+        ("sqlite:///jobs.db?synchronous=off", r"^synchronous must be one of full, normal, extra, not 'off'\."),
     ],
 )
 def test_a_url_that_names_no_store_is_refused_at_once(
@@ -460,9 +479,9 @@ def test_a_url_that_names_no_store_is_refused_at_once(
         ({"lease_seconds": 10**10}, r"^lease_seconds must be a finite number of seconds, at most a century"),
         (
             {"schema": "drop table"},
-            r"^schema is a table prefix of letters, digits and underscores, not 'drop table'\.$",
+            r"^schema must be a table prefix of letters, digits and underscores, not 'drop table'\.$",
         ),
-        ({"schema": ""}, r"^schema is a table prefix of letters"),
+        ({"schema": ""}, r"^schema must be a table prefix of letters"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_at_once(
@@ -643,7 +662,7 @@ def test_a_fence_needs_a_transaction(tmp_path: Path) -> None:
             lambda: lease.add("child", connection=connection),
             lambda: router.add("b", connection=connection),
         ):
-            with pytest.raises(NotInTransaction, match=r"^that connection has no transaction open.*begin one first"):
+            with pytest.raises(NotInTransaction, match=r"^that connection has no open transaction.*begin one first"):
                 call()
 
         assert looks(router) == before
@@ -655,7 +674,7 @@ def test_a_memory_store_has_no_transactions() -> None:
         lease = router.claim("worker-0")
         assert lease is not None
 
-        with pytest.raises(Unsupported, match=r"needs a store with a database .* the memory store has none"):
+        with pytest.raises(Unsupported, match=r"needs a database .* the memory store has none"):
             lease.fence(object())
 
 
@@ -671,6 +690,9 @@ def test_a_connection_to_another_file_is_refused(tmp_path: Path) -> None:
                 InvalidArgument, match=rf"^that connection is to {name}, and this store is in .*jobs\.db"
             ):
                 router.add("b", connection=other)
-        with pytest.raises(Unsupported, match=r"^connection is a builtins\.str, and what can be joined are sqlite3"):
+        with pytest.raises(
+            Unsupported,
+            match=r"^connection is a builtins\.str, which leasehold cannot join\. Pass a connection of sqlite3",
+        ):
             router.add("b", connection="jobs.db")
         assert list(router.snapshot()) == ["a"]

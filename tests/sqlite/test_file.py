@@ -269,7 +269,8 @@ def test_a_process_stopped_inside_a_write_makes_others_wait_and_then_say_so(path
             until(lambda: is_stopped(stopper), "it stops itself")
             message = (
                 r"^another connection has held the only write lock of .*jobs\.db for 0\.3 s \(busy_seconds\): "
-                r"a process may be stopped inside a write transaction, or .* one of yours .*\. Nothing was changed\.$"
+                r"either a process is stopped inside a write transaction, or .* transaction of your own .*\. "
+                r"Nothing was changed\.$"
             )
             for call in (
                 lambda: router.add("b"),
@@ -463,7 +464,7 @@ def test_a_settlement_whose_reply_is_lost_can_be_repeated(
     router.add("a")
     lease = claimed(router)
     lose_the_next_reply(router)
-    with pytest.raises(StoreUnavailable, match="may or may not have happened") as lost:
+    with pytest.raises(StoreUnavailable, match="may or may not have taken effect") as lost:
         settle(lease)
     assert lost.value.outcome_unknown
 
@@ -478,7 +479,7 @@ def test_a_settlement_whose_reply_is_lost_can_be_repeated(
 
 def test_an_add_whose_reply_is_lost_can_be_repeated(router: Router) -> None:
     lose_the_next_reply(router)
-    with pytest.raises(StoreUnavailable, match="may or may not have happened") as lost:
+    with pytest.raises(StoreUnavailable, match="may or may not have taken effect") as lost:
         router.add("a", {"n": 1})
     assert lost.value.outcome_unknown
 

@@ -309,7 +309,7 @@ def test_a_callers_connection_to_a_file_that_was_replaced_is_refused(path: str, 
             Path(path + log).unlink(missing_ok=True)
         lease.renew()
         moved(path, lease)
-        with pytest.raises(StoreUnavailable, match="was replaced"):
+        with pytest.raises(StoreUnavailable, match="has been replaced"):
             lease.fence(connection)
 
 

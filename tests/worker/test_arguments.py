@@ -165,30 +165,30 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (int, 1.0, "argument 'x' of task 'handle': it must be int, not 1.0 (float)."),
     (int, None, "argument 'x' of task 'handle': it must be int, not None (NoneType)."),
     (bool, 1, "argument 'x' of task 'handle': it must be bool, not 1 (int)."),
-    (float, math.nan, "argument 'x' of task 'handle' cannot be kept as JSON: "),
-    (Any, Opaque(), "argument 'x' of task 'handle' cannot be kept as JSON: "),
+    (float, math.nan, "argument 'x' of task 'handle' cannot be stored as JSON: "),
+    (Any, Opaque(), "argument 'x' of task 'handle' cannot be stored as JSON: "),
     (Any, {1: "a"}, "argument 'x' of task 'handle' has the key 1 (int): keys in JSON are strings"),
     (dict, {1: "a"}, "argument 'x' of task 'handle': its key 1 (int) is not a string: JSON has only string keys"),
-    (set, {Opaque()}, "argument 'x' of task 'handle': what is in it cannot be kept as JSON: Object of type Opaque is"),
-    ({}, 1, "argument 'x' of task 'handle' is annotated as {}, and there is no way to keep {}: "),
+    (set, {Opaque()}, "argument 'x' of task 'handle': its content cannot be stored as JSON: Object of type Opaque is"),
+    ({}, 1, "argument 'x' of task 'handle' is annotated as {}, and a payload cannot hold {}: "),
     (dict[str, int], {"a": "b"}, "argument 'x.a' of task 'handle': it must be int, not 'b' (str)."),
     (dict[str, int], {"a b": "b"}, "argument \"x['a b']\" of task 'handle': it must be int, not 'b' (str)."),
     (dict[str, int], [1], "argument 'x' of task 'handle': it must be dict[str, int], not [1] (list)."),
-    (dict[int, str], {1: "a"}, "keep dict[int, str], whose keys are not strings, as JSON's are: pass"),
+    (dict[int, str], {1: "a"}, "hold dict[int, str], whose keys are not strings, as JSON's are: pass"),
     (list[list[int]], [[1], [2, "x"]], "argument 'x[1][1]' of task 'handle': it must be int, not 'x' (str)."),
     (list[int], (1,), "it must be list[int], not (1,) (tuple)."),
     (Sequence[str], "ab", "it must be collections.abc.Sequence[str], not 'ab' (str)."),
     (tuple[int, int], (1,), "it must be tuple[int, int], not (1,) (tuple)."),
     (set[int], {"a"}, "it must be int, not 'a' (str)."),
-    (datetime, NOW.replace(tzinfo=None), "a datetime must say its time zone, and 2026-11-16T12:30:00.123456 does not"),
+    (datetime, NOW.replace(tzinfo=None), "a datetime must have a time zone, and 2026-11-16T12:30:00.123456 has none"),
     (date, NOW, "would lose its time: pass its .date()."),
-    (time, time(1, tzinfo=ZURICH), "depends on the day, and would be lost."),
+    (time, time(1, tzinfo=ZURICH), "depends on the day, so "),
     (
         timedelta,
         timedelta(days=10**6, microseconds=1),
-        "is too long: kept as a number of seconds, it would lose its microseconds.",
+        "is too long: stored as a number of seconds, it would lose its microseconds.",
     ),
-    (timedelta, timedelta.max, "is too long: kept as a number of seconds, it would lose its microseconds."),
+    (timedelta, timedelta.max, "is too long: stored as a number of seconds, it would lose its microseconds."),
     (Decimal, Decimal("nan"), "it must be finite, not Decimal('NaN') (Decimal)."),
     (Decimal, 1, "it must be Decimal, not 1 (int)."),
     (bytes, bytearray(b"x"), "it must be bytes, not bytearray(b'x') (bytearray)."),
@@ -202,7 +202,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (
         datetime | str,
         "2026-11-16T12:30:00+00:00",
-        "would come back as datetime: in JSON, the annotation datetime.datetime | str cannot tell",
+        "would come back as datetime: its JSON fits more than one member of the annotation datetime.datetime | str",
     ),
     (Point, {"x": 1}, "it must be Point, not {'x': 1} (dict)."),
     (Point, Point3(1), "it must be Point, not Point3(x=1, y=0, z=0) (Point3)."),
@@ -213,18 +213,22 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (Model, {"when": NOW}, "it must be Model, not {'when': "),
     (OneWay, OneWay.model_validate({"in": 1}), "OneWay refuses it: 1 validation error for OneWay in Field required"),
     (Struct, Struct("later", {}), "Struct refuses it: Invalid RFC3339 encoded datetime - at `$.when`."),  # type: ignore[arg-type]
-    (Struct, Struct(NOW, {1: Opaque()}), "Struct cannot be kept: Encoding objects of type Opaque is unsupported."),  # type: ignore[dict-item]
+    (Struct, Struct(NOW, {1: Opaque()}), "Struct cannot be stored: Encoding objects of type Opaque is unsupported."),  # type: ignore[dict-item]
     (Struct, None, "it must be Struct, not None (NoneType)."),
-    (Opaque, Opaque(), "argument 'x' of task 'handle' is annotated as Opaque, and there is no way to keep Opaque: "),
+    (Opaque, Opaque(), "argument 'x' of task 'handle' is annotated as Opaque, and a payload cannot hold Opaque: "),
     (
         list[Opaque],
         [],
-        "is annotated as list[tests.worker.argument_types.Opaque], and there is no way to keep Opaque: ",
+        "is annotated as list[tests.worker.argument_types.Opaque], and a payload cannot hold Opaque: ",
     ),
-    (Callable[[], int], len, "no way to keep collections.abc.Callable[[], int]: pass what it can be made from again"),
-    (WithInitVar, 1, "no way to keep WithInitVar, which takes an InitVar, whose value cannot be read back: "),
-    (Box[int], Box(1), "and there is no way to keep tests.worker.argument_types.Box[int]: "),
-    (Literal[b"a"], b"a", "no way to keep Literal[b'a']: "),
+    (
+        Callable[[], int],
+        len,
+        "a payload cannot hold collections.abc.Callable[[], int]: pass something that it can be rebuilt from",
+    ),
+    (WithInitVar, 1, "a payload cannot hold WithInitVar, which takes an InitVar, whose value cannot be read back: "),
+    (Box[int], Box(1), "and a payload cannot hold tests.worker.argument_types.Box[int]: "),
+    (Literal[b"a"], b"a", "a payload cannot hold Literal[b'a']: "),
     (Literal["red", Colour.RED], "red", "of which two look alike in JSON: "),
 ]
 
@@ -354,10 +358,17 @@ def test_a_task_without_arguments_has_an_empty_object_as_payload(router: Router)
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ("{}", "the payload has no 'to', and task 'send' here takes (to: str, at: datetime | None = None)."),
-        ("null", "the payload has no 'to', and task 'send' here takes (to: "),
-        ('{"to":"a","cc":1}', "the payload has 'cc', and task 'send' here takes (to: "),
-        ("[1]", "task 'send' takes its arguments from a JSON object by their names, and the payload is [1]."),
+        (
+            "{}",
+            "the payload has no 'to', which task 'send' in this process needs: its arguments are "
+            "(to: str, at: datetime | None = None).",
+        ),
+        ("null", "the payload has no 'to', which task 'send' in this process needs: its arguments are (to: "),
+        (
+            '{"to":"a","cc":1}',
+            "the payload has 'cc', which task 'send' in this process does not take: its arguments are (to: ",
+        ),
+        ("[1]", "task 'send' takes its arguments by name from a JSON object, and the payload is [1]."),
         ('"to"', 'and the payload is "to".'),
         (
             '{"to":"a","at":"x"}',
@@ -419,7 +430,7 @@ def test_a_payload_that_does_not_fit_the_handler_here_is_unbindable(router: Rout
             "argument 'x[0]' in the payload does not fit task 'handle': 'x' (str) is not a valid date.",
         ),
         (int | date, '"x"', "it must be int | datetime.date, not 'x' (str)."),
-        (Opaque, "1", "argument 'x' of task 'handle' here is annotated as Opaque: Opaque."),
+        (Opaque, "1", "argument 'x' of task 'handle' in this process is annotated as Opaque: Opaque."),
     ],
 )
 def test_a_value_that_cannot_be_brought_back_is_unbindable(annotation: Any, kept: str, said: str) -> None:
@@ -473,7 +484,7 @@ def test_an_annotation_that_is_never_resolved_matters_only_if_a_value_is_passed(
     assert handle.arguments('{"n":1}') == {"n": 1}
     with pytest.raises(InvalidArgument, match=r"annotated as Fraction \| None, which cannot be resolved"):
         handle.job(1, ratio=None)
-    with pytest.raises(InvalidArgument, match="annotated as Opaque, and there is no way to keep Opaque"):
+    with pytest.raises(InvalidArgument, match="annotated as Opaque, and a payload cannot hold Opaque"):
         handle.job(1, opaque=Opaque())
 
 
@@ -485,7 +496,7 @@ def test_a_parameter_without_an_annotation_takes_what_json_has(router: Router) -
         return x, y
 
     assert handle.job([1], y=None).payload == {"x": [1], "y": None}
-    with pytest.raises(InvalidArgument, match="argument 'x' of task 'handle' cannot be kept as JSON"):
+    with pytest.raises(InvalidArgument, match="argument 'x' of task 'handle' cannot be stored as JSON"):
         handle.job(Opaque())
 
 

@@ -355,7 +355,7 @@ def test_listeners_that_fall_far_behind_lose_events_and_not_memory(
     observers.put(lost)
 
     assert len(heard) == 6
-    assert caplog.text.count("dropping further events") == 1
+    assert caplog.text.count("dropping events until they catch up") == 1
 
 
 @pytest.mark.parametrize("name", ["finished", "Failed", "", None])

@@ -66,7 +66,7 @@ def test_each_job_is_told_of_where_somebody_debugs(caplog: pytest.LogCaptureFixt
         thumb.options(id="b").add()
         router.work(until_empty=True)
 
-    assert said(caplog, logging.DEBUG) == ["job 'a' (thumb) begins, attempt 0", "job 'a' (thumb) is done"]
+    assert said(caplog, logging.DEBUG) == ["job 'a' (thumb) started, attempt 0", "job 'a' (thumb) is done"]
 
 
 def test_a_job_that_was_taken_from_another_owner_is_told_of(caplog: pytest.LogCaptureFixture) -> None:

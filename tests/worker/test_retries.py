@@ -170,7 +170,9 @@ def test_a_list_of_exceptions_cannot_be_stored_with_a_job(router: Router) -> Non
             add()
     anything: Any = Retry
     for wrong in (OSError, [OSError], ("OSError",)):
-        with pytest.raises(InvalidArgument, match=r"^only is a tuple of exception classes, such as \(ValueError,\)"):
+        with pytest.raises(
+            InvalidArgument, match=r"^only must be a tuple of exception classes, such as \(ValueError,\)"
+        ):
             anything(only=wrong)
     assert router.jobs() == []
 
@@ -438,6 +440,6 @@ def test_one_wording_for_everything_that_has_no_form() -> None:
 
     for value in (len, object()):
         with pytest.raises(
-            InvalidArgument, match=r"^the result of task 'give' is .* and cannot be kept: JSON has no form"
+            InvalidArgument, match=r"^the result of task 'give' is .* and cannot be stored: JSON has no form"
         ):
             give.encode_result(value)

@@ -173,8 +173,8 @@ def test_a_job_for_a_task_that_is_almost_known_is_kept_and_logged_once(
         router.add("f", task="send_mail")
         greet.add("Cid")
     assert [record.getMessage() for record in caplog.records] == [
-        "job 'a' is added for the task 'gret', which this router does not know: did you mean 'greet'?",
-        "job 'd' is added for the task 'greeet', which this router does not know: did you mean 'greet'?",
+        "job 'a' was added for the task 'gret', which this router does not have: did you mean 'greet'?",
+        "job 'd' was added for the task 'greeet', which this router does not have: did you mean 'greet'?",
     ]
     assert [router.job(id).task for id in "abcdef"] == ["gret", "gret", "gret", "greeet", "greet", "send_mail"]
 

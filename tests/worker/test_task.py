@@ -195,17 +195,17 @@ def test_generators_classes_and_nameless_things_are_refused() -> None:
     class Handler:
         def __call__(self) -> None: ...
 
-    generator = "it is a generator, so a call would run none of it. Use lease.progress(…) to report on the way."
+    generator = "it is a generator, so calling it would not run its code. To report progress, use lease.progress(…)."
     assert refused(router, steps).endswith(f"steps cannot be a task: {generator}")
     assert refused(router, later).endswith(f"later cannot be a task: {generator}")
     assert refused(router, Handler).endswith("Handler cannot be a task: it is a class. A task is a function.")
-    nameless = "it has no __name__. Call it from a function of your own, and make that the task."
+    nameless = "it has no __name__. Call it from a function of your own, and make that function the task."
     assert refused(router, Handler()).endswith(nameless)
     assert refused(router, functools.partial(print, 1)).endswith(nameless)
     assert refused(router, "images").startswith("'images' (str) cannot be a task: it cannot be called. Options are ")
     assert refused(router, lambda: None).endswith("a lambda has no name of its own. Pass name=….")
     assert refused(router, dict.fromkeys).startswith("dict.fromkeys cannot be a task: ")
-    assert refused(router, cut_out) == f"<Task 'cut' {__name__}.cut_out> is a task already."
+    assert refused(router, cut_out) == f"<Task 'cut' {__name__}.cut_out> is already a task."
     assert router.task(lambda: None, name="nothing").name == "nothing"
 
 
@@ -223,10 +223,10 @@ def test_parameters_that_a_payload_cannot_hold_are_refused() -> None:
 
         return wrapper
 
-    said = "a payload holds arguments by name, and"
-    assert f"{said} *ids has none. Name them, or take one list or dict." in refused(router, many)
-    assert f"{said} **ids has none. " in refused(router, named)
-    assert refused(router, by_place).endswith(f"{said} 'id' is positional-only: remove the `/`.")
+    said = "a payload holds arguments by name, so"
+    assert f"{said} *ids is not possible. Write each parameter out, or take one list or dict." in refused(router, many)
+    assert f"{said} **ids is not possible. " in refused(router, named)
+    assert refused(router, by_place).endswith("by name, and 'id' is positional-only: remove the `/`.")
     assert refused(router, hides(many)).endswith("(A decorator without functools.wraps hides the names.)")
 
 
@@ -294,16 +294,16 @@ def test_methods_are_refused_and_static_and_bound_ones_are_not() -> None:
         def tint(self, image_id: int) -> int:
             return image_id + 1
 
-    said = "cannot be a task: 'self' is not part of a payload. Make it a function, or a staticmethod."
+    said = "cannot be a task: a payload has no value for 'self'. Make this a plain function or a staticmethod."
     assert refused(router, Images.resize).endswith(f"Images.resize {said}")
-    assert "a class is not part of a payload" in refused(router, vars(Images)["made"])
+    assert "it is a classmethod, and a payload has no class to pass" in refused(router, vars(Images)["made"])
     assert router.task(vars(Images)["cut"])(image_id=3) == 3
     assert router.task(vars(Images)["blur"]).kind is Kind.LOOP
     assert router.task(Images().tint)(image_id=3) == 4
 
     def moved(self, image_id: int) -> None: ...  # type: ignore[no-untyped-def]
 
-    with pytest.raises(InvalidArgument, match="'self' is not part of a payload"):
+    with pytest.raises(InvalidArgument, match="a payload has no value for 'self'"):
         router.task(moved)
 
     def free(self: int) -> None: ...
@@ -321,7 +321,7 @@ def test_a_process_needs_a_plain_function_at_the_top_of_a_module() -> None:
     assert refused(router, thumb, process=True).endswith(
         "process=True needs a plain `def`. An `async def` runs on the worker's event loop."
     )
-    said = "process=True imports the function in another process, so it must stand at the top level of a module."
+    said = "process=True imports the function in another process, so it must be defined at the top level of a module."
     assert refused(router, local, process=True).endswith(f"<locals>.local cannot be a task: {said}")
     assert refused(router, lambda: None, process=True, name="x").endswith(said)
     assert refused(router, Report(date.max, Decimal(1)).show, process=True).endswith(
@@ -367,11 +367,11 @@ def test_a_lease_in_another_place_or_of_another_type_is_refused() -> None:
     def second(n: int, lease: Lease) -> None: ...
     def other_name(held: Lease) -> None: ...
 
-    said = "The worker passes its Lease there: annotate it as Lease, or call it something else."
+    said = "The worker passes its Lease there: annotate the parameter as Lease, or rename it."
     assert refused(router, flat).endswith(f"its first parameter is called `lease` and annotated as str. {said}")
     assert refused(router, optional).endswith(f"annotated as Lease | None. {said}")
     assert refused(router, by_name).endswith("`lease` is passed by position: write it as an ordinary first parameter.")
-    only = "is annotated as Lease, and a lease is passed as the first parameter only, which must be called `lease`."
+    only = "is annotated as Lease, and a lease is only passed as the first parameter, which must be called `lease`."
     assert refused(router, second).endswith(f"parameter 'lease' {only}")
     assert refused(router, other_name).endswith(f"parameter 'held' {only}")
 
@@ -403,12 +403,12 @@ def test_a_lease_among_the_arguments_of_add_is_refused(router: Router) -> None:
         ({"retry": 5}, "retry must be a Retry(…), not 5."),
         (
             {"final": ValueError},
-            "final is a tuple of exception classes, such as (ValueError,), not <class 'ValueError'>",
+            "final must be a tuple of exception classes, such as (ValueError,), not <class 'ValueError'>",
         ),
-        ({"final": (ValueError, "x")}, "final is a tuple of exception classes"),
-        ({"delay": 5}, "delay is a plain function of (errors, error) that returns seconds, not 5 (int)."),
-        ({"delay": lambda errors: 1}, "does not fit: too many positional arguments."),
-        ({"delay": asyncio.sleep}, "delay is a plain function of (errors, error)"),
+        ({"final": (ValueError, "x")}, "final must be a tuple of exception classes"),
+        ({"delay": 5}, "delay must be a plain function of (errors, error) that returns seconds, not 5 (int)."),
+        ({"delay": lambda errors: 1}, "cannot be called like that: too many positional arguments."),
+        ({"delay": asyncio.sleep}, "delay must be a plain function of (errors, error)"),
         (
             {"queues": ["a"]},
             "@router.task has no 'queues': it takes name, queue, priority, lease_seconds, stall_seconds, ",
@@ -455,7 +455,7 @@ def test_imports_are_the_names_of_modules() -> None:
     """For a worker to import; a Router imports nothing."""
     assert Router(imports=["app.tasks"]).imports == ("app.tasks",)
     assert Router().imports == ()
-    with pytest.raises(InvalidArgument, match=r"imports is a list of modules: write \['app.tasks'\]"):
+    with pytest.raises(InvalidArgument, match=r"imports must be a list of modules: write \['app.tasks'\]"):
         Router(imports="app.tasks")
     with pytest.raises(InvalidArgument, match="a module's name must be a string"):
         Router(imports=[5])  # type: ignore[list-item]
@@ -507,7 +507,7 @@ def test_options_are_those_of_the_job(router: Router, clock: ManualClock) -> Non
         ({"task": "other"}, "options(…) has no 'task': it takes id, parent, connection, savepoint, queue, "),
         ({"run_seconds": 0}, "run_seconds must be above zero, not 0."),
         ({"process": True}, "options(…) has no 'process'"),
-        ({"parent": "job-1"}, "parent is a Lease, or None for no parent, not 'job-1' (str)."),
+        ({"parent": "job-1"}, "parent must be a Lease, or None for no parent, not 'job-1' (str)."),
         (
             {"delay_seconds": 1, "run_at": datetime(2100, 1, 1, tzinfo=UTC)},
             "a job takes delay_seconds or run_at, not both",
@@ -549,7 +549,7 @@ def test_a_job_for_later_gets_its_id_where_it_is_added(router: Router) -> None:
     lease.complete(then=[wish, resize.options(id="last").job(8)])
     children = {job.id.removeprefix(lease.job_id) for job in router.jobs(parent=lease.job_id)}
     assert children == {f"/{name}", f"/{name}#2", f"/{name}#3", "/own", "/last"}
-    with pytest.raises(InvalidArgument, match="a NewJob brings its payload and options along: pass it alone"):
+    with pytest.raises(InvalidArgument, match="a NewJob already has a payload and options: pass no others"):
         lease.add(wish, {"image_id": 8})
 
 
@@ -562,7 +562,9 @@ def test_a_job_for_later_does_not_swallow_what_only_add_can_use(router: Router) 
     router.add("a")
     lease = claimed(router)
     for options in (resize.options(connection=object()), resize.options(parent=lease)):
-        with pytest.raises(InvalidArgument, match="adds nothing: pass connection= and parent= where the job is added"):
+        with pytest.raises(
+            InvalidArgument, match="only describes a job: pass connection= and parent= to the call that adds it"
+        ):
             options.job()
 
 
@@ -689,7 +691,7 @@ def test_a_lease_of_another_store_is_no_parent() -> None:
     here.add("parent")
     with claimed(here).active() as lease:
         assert step.add(1).job.parent is None
-        with pytest.raises(InvalidArgument, match=r"parent <Lease 'parent' .*> belongs to another store than"):
+        with pytest.raises(InvalidArgument, match=r"parent <Lease 'parent' .*> does not belong to the store of"):
             step.options(parent=lease)
 
 
@@ -775,7 +777,7 @@ def test_a_job_joins_the_transaction_of_an_async_session(tmp_path: Path) -> None
                 assert (await joined.aio.add("a")).created
                 with lease.active():
                     assert (await joined.aio.add("b")).job.parent == "parent"
-                with pytest.raises(Unsupported, match="belongs to an event loop: await the async form"):
+                with pytest.raises(Unsupported, match="is an async connection: await the async form"):
                     joined.add("c")
             await engine.dispose()
 
@@ -859,10 +861,10 @@ def test_an_unstorable_result_names_the_task_and_the_type() -> None:
 
     assert "the result of task 'handle' is <" in said(Opaque())
     advice = " Return what JSON has, or None; the work is done, so the job is not tried again."
-    assert said(Opaque()).endswith(f" (Opaque) and cannot be kept: JSON has no form for Opaque.{advice}")
-    assert "and cannot be kept at .a[0]: JSON has no form for Opaque." in said({"a": [Opaque()]})
+    assert said(Opaque()).endswith(f" (Opaque) and cannot be stored: JSON has no form for Opaque.{advice}")
+    assert "and cannot be stored at .a[0]: JSON has no form for Opaque." in said({"a": [Opaque()]})
     assert said({1: 2}).startswith("the result of task 'handle' has the key 1 (int)")
-    assert said(float("nan")).startswith("the result of task 'handle' cannot be kept as JSON: ")
+    assert said(float("nan")).startswith("the result of task 'handle' cannot be stored as JSON: ")
     assert said("x" * 2**20).startswith("the result of task 'handle' has 1,048,578 bytes as JSON")
     endless: list[Any] = []
     endless.append(endless)

@@ -62,7 +62,7 @@ def test_sigterm_while_a_hundred_jobs_run(tmp_path: Path) -> None:
             until(lambda: begun(tmp_path) == 100)
 
             working.terminate()
-            working.says("finishing what runs (100)")
+            working.says("waiting for running jobs (100)")
             (tmp_path / "soon").touch()
 
             # The grace, and what the worker allows itself afterwards to clean up, settle and leave.
@@ -72,7 +72,7 @@ def test_sigterm_while_a_hundred_jobs_run(tmp_path: Path) -> None:
         assert {job.id for job in router.jobs(status=Status.DONE)} == done
         assert {job.id for job in router.jobs(status=Status.PENDING)} == kinds.keys() - done
         assert router.counts().running == 0
-        assert "handing back 40 jobs whose handlers have not ended" in working.said
+        assert "releasing 40 jobs whose handlers have not ended" in working.said
         assert "has stopped: 70 done, 30 released\n" in working.said, "and nothing else, such as a refusal"
 
         for id in kinds:

@@ -49,10 +49,19 @@ _PREVIEW = ("id", "status", "task", "queue", "epoch", "owner", "error")
 def _fenced(command: F) -> F:
     """Give *command* the options of a verb that moves one job."""
 
-    @click.option("--epoch", type=int, metavar="N", help="The epoch that you saw, as `leasehold show ID` prints it.")
-    @click.option("--note", metavar="TEXT", help="Why; it is recorded.")
-    @click.option("--break-glass", is_flag=True, help="Act whatever the epoch is. Needs --reason, and is recorded.")
-    @click.option("--reason", metavar="TEXT", help="Why, for --break-glass. On a terminal, a prompt asks for it.")
+    @click.option(
+        "--epoch",
+        type=int,
+        metavar="N",
+        help="Act only if the job is still at this epoch, which `leasehold show ID` prints.",
+    )
+    @click.option("--note", metavar="TEXT", help="Why you do this, for the job's history.")
+    @click.option(
+        "--break-glass", is_flag=True, help="Act at whatever epoch the job is. Needs --reason; both are recorded."
+    )
+    @click.option(
+        "--reason", metavar="TEXT", help="Why --break-glass is needed. If it is missing, a terminal prompts for it."
+    )
     @yes_option
     @functools.wraps(command)
     def wrapped(**options: Any) -> Any:
@@ -215,7 +224,7 @@ def arguments() -> list[str]:
     required=True,
     metavar="NAME",
     shell_complete=owner_names,
-    help="The new owner: a worker's name, or any other.",
+    help="The new owner: the name of a worker, or any other name.",
 )
 @_fenced
 @actor_option
@@ -268,7 +277,7 @@ def complete(target: Target, output: Output, by: str, id: str, result: str | Non
 @click.argument("id", shell_complete=job_ids)
 @click.argument("effect")
 @click.option("--outcome", metavar="JSON", help="What the effect returned.")
-@click.option("--did-not-happen", is_flag=True, help="The next owner begins it anew.")
+@click.option("--did-not-happen", is_flag=True, help="The effect did not happen; the next owner does it again.")
 @_fenced
 @actor_option
 @target_options
@@ -294,7 +303,7 @@ def resolve(
           --did-not-happen
     """
     if (outcome is None) != did_not_happen:
-        raise click.UsageError("say how it ended: --outcome JSON, or --did-not-happen.")
+        raise click.UsageError("say how the effect ended: pass either --outcome JSON or --did-not-happen.")
     attempt = _Attempt(target, output, by, **fence)
     value = None if outcome is None else parsed_json(outcome, "--outcome")
 
@@ -312,8 +321,8 @@ def _one_or_many(verb: Action, text: str) -> click.Command:
     @click.command(verb, help=text)
     @click.argument("id", required=False, shell_complete=job_ids)
     @filter_options
-    @click.option("--apply", is_flag=True, help="Do it to all jobs that fit; without it they are only counted.")
-    @click.option("--expect", type=int, metavar="N", help="With --apply: how many jobs must fit.")
+    @click.option("--apply", is_flag=True, help="Act on all jobs that fit. Without --apply they are only counted.")
+    @click.option("--expect", type=int, metavar="N", help="With --apply: act only if exactly N jobs fit.")
     @_fenced
     @actor_option
     @target_options
@@ -330,7 +339,7 @@ def _one_or_many(verb: Action, text: str) -> click.Command:
     ) -> int:
         if id is not None:
             if has_filter(wanted) or apply or expect is not None:
-                raise click.UsageError("name one job, or filters with --apply and --expect: not both.")
+                raise click.UsageError("pass either the ID of one job, or filters with --apply and --expect, not both.")
             attempt = _Attempt(target, output, by, **fence)
 
             def act(router: Router, epoch: int) -> Job:
@@ -339,7 +348,7 @@ def _one_or_many(verb: Action, text: str) -> click.Command:
 
             return attempt.run(id, act)
         if not has_filter(wanted):
-            raise click.UsageError("name a job, or say which with filters such as --status failed --queue mail.")
+            raise click.UsageError("pass the ID of a job, or filters such as --status failed --queue mail.")
         if fence["break_glass"] or fence["epoch"] is not None:
             raise click.UsageError(
                 "--epoch and --break-glass need the ID of one job. With filters, each job is changed only if it still "
@@ -391,7 +400,7 @@ def _check_status(verb: Action, status: Status | None) -> None:
     else:
         other = "requeue" if status is Status.RUNNING else "replay"
         instead = f"for {status.value} ones: leasehold {other} --status {status.value}"
-    raise click.UsageError(f"{verb} takes {named} only; {instead}")
+    raise click.UsageError(f"{verb} takes only {named}; {instead}")
 
 
 def _preview(
@@ -432,7 +441,9 @@ def _apply(
     router: Router, output: Output, verb: Action, wanted: Search, expect: int | None, by: str, note: str | None
 ) -> int:
     if expect is None:
-        raise click.UsageError("--apply needs --expect N: how many jobs you saw. Run it without --apply first.")
+        raise click.UsageError(
+            "--apply needs --expect N, the number of jobs that fit: run the command without --apply to see it."
+        )
     with click.progressbar(length=expect, label=verb, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
         outcome = router.bulk(verb, wanted, expect=expect, by=by, note=note, on_each=lambda _: bar.update(1))
     _show_outcome(outcome, output)

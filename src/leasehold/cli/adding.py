@@ -18,14 +18,19 @@ from .target import Target, pairs, parsed_json, target_options
 
 @click.command()
 @click.argument("id", required=False)
-@click.option("--payload", metavar="JSON", help="What the handler gets: its arguments, as a JSON object.")
-@click.option("--task", metavar="NAME", shell_complete=task_names, help="The task that handles it.")
-@click.option("--queue", metavar="NAME", shell_complete=queue_names, help="Where it waits. Default: the task's.")
-@click.option("--priority", type=int, help="Larger is claimed first. Default: the task's, or 0.")
-@click.option("--delay-seconds", type=float, help="Due so much later.")
-@click.option("--lock", metavar="KEY", help="One running job per key.")
-@click.option("--unique", metavar="KEY", help="One unfinished job per key.")
-@click.option("--meta", multiple=True, metavar="KEY=VALUE", help="The producer's own; VALUE is JSON or text.")
+@click.option("--payload", metavar="JSON", help="The arguments of the handler, as a JSON object.")
+@click.option("--task", metavar="NAME", shell_complete=task_names, help="The task that handles the job.")
+@click.option("--queue", metavar="NAME", shell_complete=queue_names, help="The queue of the job. Default: the task's.")
+@click.option("--priority", type=int, help="A job with a larger priority is claimed first. Default: the task's, or 0.")
+@click.option("--delay-seconds", type=float, help="Make the job due this many seconds from now.")
+@click.option("--lock", metavar="KEY", help="Run at most one job with this key at a time.")
+@click.option("--unique", metavar="KEY", help="Add nothing if an unfinished job has this key.")
+@click.option(
+    "--meta",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Data of your own that jobs can be found by; VALUE is JSON or text.",
+)
 @target_options
 @output_options
 def add(
@@ -56,13 +61,13 @@ def add(
             added = router.add(id, value, **chosen)
         facts = {"created": added.created, **Views(router).short(added.job)}
     if not added.created:
-        click.echo(f"job {added.job.id!r} exists already, and is {added.job.status.value}; nothing was added", err=True)
+        click.echo(f"job {added.job.id!r} exists already and is {added.job.status.value}; nothing was added", err=True)
         if not output.is_for_programs:
             return 0
     elif "task" in chosen and target.app is None:
         click.echo(
-            f"The settings of the task {chosen['task']!r} are known to its application alone: the job waits in the "
-            f"queue {added.job.queue!r}, with default retries. --app MODULE:ROUTER uses the task's own.",
+            f"Only the application knows the settings of the task {chosen['task']!r}, so the job waits in the queue "
+            f"{added.job.queue!r} with default retries. To use the task's own settings, pass --app MODULE:ROUTER.",
             err=True,
         )
     show_sentence(facts, added.job.id, output)
@@ -77,7 +82,7 @@ def _of_the_application(router: Router, app: str, id: str | None, payload: objec
         raise InvalidArgument(
             f"{app} has no task {task!r}"
             + (f": did you mean {meant!r}?" if meant else f"; it has: {', '.join(sorted(router.tasks)) or 'none'}.")
-            + " For a task of another application, name its Router, or the store with --store."
+            + " For a task of another application, pass its Router as --app, or pass --store."
         )
     arguments = found.arguments(json.dumps({} if payload is None else payload))
     return found.options(id=id, **options).add(**arguments)

@@ -8,9 +8,7 @@ import click
 
 DECLINED = 8
 
-yes_option = click.option(
-    "--yes", is_flag=True, help="Do not prompt: do what was asked for. What needs --epoch still needs it."
-)
+yes_option = click.option("--yes", is_flag=True, help="Do not prompt for confirmation. It does not replace --epoch.")
 
 
 def can_ask(yes: bool = False) -> bool:

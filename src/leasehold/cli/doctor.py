@@ -19,8 +19,12 @@ _ABOUT_QUEUES = (ObservationKind.NO_CONSUMER, ObservationKind.OLD_BACKLOG)
 
 
 @click.command()
-@click.option("--quiet-seconds", default=600.0, show_default=True, help="A running job without progress for so long.")
-@click.option("--waiting-seconds", default=300.0, show_default=True, help="A due job that waits for so long.")
+@click.option(
+    "--quiet-seconds", default=600.0, show_default=True, help="Report running jobs without progress for this long."
+)
+@click.option(
+    "--waiting-seconds", default=300.0, show_default=True, help="Report due jobs that have waited for this long."
+)
 @target_options
 @output_options
 def doctor(target: Target, output: Output, quiet_seconds: float, waiting_seconds: float) -> int:

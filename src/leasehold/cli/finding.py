@@ -33,21 +33,26 @@ def filter_options(command: F) -> F:
         "--owner",
         metavar="NAME",
         shell_complete=owner_names,
-        help="Jobs that this owner holds, as `leasehold workers` names it.",
+        help="Jobs that this owner holds; `leasehold workers` prints the names.",
     )
     @click.option("--parent", metavar="ID", shell_complete=job_ids, help="Children of this job.")
     @click.option("--lock", metavar="KEY", help="Jobs with this lock.")
-    @click.option("--error-type", metavar="CLASS", help="Jobs whose last error is of this class, as in ValueError.")
-    @click.option("--id-prefix", metavar="TEXT", help="Jobs whose ids begin like this, by id.")
+    @click.option("--error-type", metavar="CLASS", help="Jobs whose last error is of this class, such as ValueError.")
+    @click.option("--id-prefix", metavar="TEXT", help="Jobs whose ids begin with this, sorted by id.")
     @click.option(
-        "--since", metavar="TIME", help="Added since then, or ended for a finished status: 15min, 2h, 3d, or ISO."
+        "--since",
+        metavar="TIME",
+        help="Jobs added since then (with a finished --status: ended since then): 15min, 2h, 3d ago, or an ISO time.",
     )
-    @click.option("--until", metavar="TIME", help="Added, or ended, before then.")
+    @click.option("--until", metavar="TIME", help="Jobs added (with a finished --status: ended) before then.")
     @click.option(
-        "--meta", multiple=True, metavar="KEY=VALUE", help="Jobs with this in their meta; VALUE is JSON or text."
+        "--meta", multiple=True, metavar="KEY=VALUE", help="Jobs whose meta has this value; VALUE is JSON or text."
     )
     @click.option(
-        "--payload", multiple=True, metavar="PATH=VALUE", help="Jobs with this in their payload, as in order.total=10."
+        "--payload",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="Jobs whose payload has this value, such as order.total=10.",
     )
     @functools.wraps(command)
     def wrapped(**options: Any) -> Any:

@@ -12,9 +12,15 @@ from .output import Output, output_options, show_rows, show_sentence
 from .target import actor_option
 
 _app = click.option(
-    "--app", "path", required=True, metavar="MODULE:ROUTER", help="The Router whose guards are used, as in app:router."
+    "--app",
+    "path",
+    required=True,
+    metavar="MODULE:ROUTER",
+    help="The Router whose guards are used, such as app:router.",
 )
-_folder = click.option("--app-dir", "folder", default=".", show_default="this folder", help="Where MODULE is found.")
+_folder = click.option(
+    "--app-dir", "folder", default=".", show_default="this folder", help="The folder to import MODULE from."
+)
 
 
 @click.group(cls=Group)
@@ -89,5 +95,5 @@ def prove(output: Output, path: str, folder: str) -> int:
     for name, why in verdicts.items():
         click.echo(f"{name}: " + ("proved" if why is None else f"NOT PROVED: {why}"))
     if not verdicts:
-        click.echo("No guard is registered: router.guard(name, guard) does that.")
+        click.echo("No guard is registered. To register one, call router.guard(name, guard).")
     return 1 if any(verdicts.values()) else 0

@@ -189,7 +189,7 @@ def _answering(ask: Callable[[], Pulse]) -> type[BaseHTTPRequestHandler]:
     type=click.FloatRange(min=0, min_open=True),
     default=MAX_AGE_SECONDS,
     show_default=True,
-    help="How old the last touch may be.",
+    help="The greatest age of the file at which the worker counts as healthy.",
 )
 def worker_health(file: str, max_age_seconds: float) -> int:
     """
@@ -206,7 +206,7 @@ def worker_health(file: str, max_age_seconds: float) -> int:
     try:
         age = SystemClock().now() / 1_000_000 - os.stat(file).st_mtime
     except FileNotFoundError:
-        click.echo(f"unhealthy: the file {file} does not exist; no healthy worker writes it")
+        click.echo(f"unhealthy: the file {file} does not exist, so no healthy worker has written it")
         return 1
     except OSError as error:
         click.echo(f"unknown: cannot read {file}: {error.strerror}")

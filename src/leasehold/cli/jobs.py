@@ -59,10 +59,14 @@ class _Jobs(click.Command):
 
 @click.command(cls=_Jobs)
 @filter_options
-@click.option("--count-by", type=click.Choice(COUNTED_BY), help="Print how many jobs fit for each of these.")
+@click.option(
+    "--count-by",
+    type=click.Choice(COUNTED_BY),
+    help="Instead of the jobs, print how many there are for each value of this field.",
+)
 @click.option("--oldest", is_flag=True, help="Oldest first.")
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
-@click.option("--cursor", metavar="TEXT", help="Go on where an earlier page ended.")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="Print at most this many.")
+@click.option("--cursor", metavar="TEXT", help="Continue after an earlier page, which prints its cursor.")
 @watch_options("Print the list again and again")
 @target_options
 @output_options
@@ -101,7 +105,9 @@ def jobs(
             known, more = (str(count_by), "jobs"), {"complete": tally["complete"], "cursor": tally["cursor"]}
             show_rows(tally["rows"], known, output, empty="No job fits.", known=known, **more)
             if tally["cursor"] and not output.is_for_programs:
-                click.echo(f"(these are the first 20,000; to count on: --cursor {tally['cursor']})", err=True)
+                click.echo(
+                    f"(only the first 20,000 jobs were counted; to continue: --cursor {tally['cursor']})", err=True
+                )
 
         def once() -> None:
             page = views.page(wanted, limit=limit, cursor=cursor)
@@ -267,11 +273,15 @@ def explain(target: Target, output: Output, id: str) -> int:
 
 
 @click.command()
-@click.option("--job", "job_id", metavar="ID", shell_complete=job_ids, help="Of this job.")
-@click.option("--kind", metavar="NAME", help="Of this kind, such as refused, failed or reclaimed.")
-@click.option("--after", default=0, metavar="NUMBER", help="Behind the event of this number.")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
-@click.option("--last", type=click.IntRange(1, 10_000), metavar="N", help="Only the newest N, oldest of them first.")
+@click.option("--job", "job_id", metavar="ID", shell_complete=job_ids, help="Only events of this job.")
+@click.option("--kind", metavar="NAME", help="Only events of this kind, such as refused, failed or reclaimed.")
+@click.option("--after", default=0, metavar="NUMBER", help="Only events after the one with this number.")
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Print at most this many."
+)
+@click.option(
+    "--last", type=click.IntRange(1, 10_000), metavar="N", help="Only the newest N events, printed oldest first."
+)
 @watch_options("Go on printing new events")
 @target_options
 @output_options

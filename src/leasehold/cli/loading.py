@@ -73,7 +73,7 @@ def _check(path: str, name: str, attribute: str) -> None:
     if name.endswith(".py") or "/" in name or os.sep in name:
         module = name.removesuffix(".py").removeprefix("./").replace(os.sep, ".").replace("/", ".").strip(".")
         hint = f"{module}:{attribute}" if attribute else module
-        raise NotLoaded(f"{path!r} names a file. Name the module, as an import would: {hint}")
+        raise NotLoaded(f"{path!r} is the path of a file. Pass the name of the module instead: {hint}")
     parts = [*name.split("."), *(attribute.split(".") if attribute or path.endswith(":") else [])]
     if not all(part.isidentifier() for part in parts):
         raise NotLoaded(f"{path!r} is not a valid import path. Write module:attribute, for instance app:{ATTRIBUTE}.")

@@ -16,15 +16,15 @@ def open_existing(url: str, schema: str = "leasehold") -> Router:
     scheme = url.partition(":")[0]  # not urlsplit, whose errors may repeat the password
     if scheme == "memory":
         raise Unsupported(
-            "a memory store exists only in the process that made it, so this command cannot reach it: "
-            "name a file, such as sqlite:///jobs.db, or a PostgreSQL server."
+            "a memory store exists only in the process that made it, so this command cannot reach it: pass the URL "
+            "of a file, such as sqlite:///jobs.db, or of a PostgreSQL database."
         )
     if scheme in ("postgresql", "postgres"):
         if not _has_schema(router):
             router.close()
             raise StoreUnavailable(
-                f"{shown_url(url)!r} has no store in the schema {schema!r}: `leasehold store migrate URL` makes it, or "
-                "it is in another one (--schema). Nothing was created."
+                f"{shown_url(url)!r} has no store in the schema {schema!r}. If the store is in another schema, pass "
+                "--schema; to create one here, run `leasehold store migrate URL`. Nothing was created."
             )
         return router
     path = unquote(urlsplit(url).path[1:])
@@ -34,7 +34,8 @@ def open_existing(url: str, schema: str = "leasehold") -> Router:
         )
     if not _holds_store(path, schema):
         raise StoreUnavailable(
-            f"the file {path!r} holds no store with the schema {schema!r}: check path and --schema. It was not changed."
+            f"the file {path!r} holds no store with the schema {schema!r}: check the path and --schema. The "
+            "file was not changed."
         )
     return router
 

@@ -62,16 +62,21 @@ def output_options(command: F) -> F:
     """Give *command* the options of its output; it gets an `Output`."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for programs.")
-    @click.option("--jsonl", "as_lines", is_flag=True, help="Print one JSON object a line.")
-    @click.option("--fields", metavar="A,B", default="", help="Only these fields, in this order.")
-    @click.option("--utc", is_flag=True, help="Times in UTC. Default: local, with their offset.")
+    @click.option("--jsonl", "as_lines", is_flag=True, help="Print one JSON object per line.")
+    @click.option("--fields", metavar="A,B", default="", help="Print only these fields, in this order.")
+    @click.option("--utc", is_flag=True, help="Print times in UTC. Default: local time with its offset.")
     @click.option(
-        "--color", type=click.Choice(_COLORS), default="auto", help="Default: on a terminal, unless NO_COLOR is set."
+        "--color",
+        type=click.Choice(_COLORS),
+        default="auto",
+        help="Whether to use colors. Default: on a terminal, unless NO_COLOR is set.",
     )
     @functools.wraps(command)
     def wrapped(as_json: bool, as_lines: bool, fields: str, utc: bool, color: str, **options: Any) -> Any:
         if as_json and as_lines:
-            raise click.UsageError("--json is one document and --jsonl one object a line: pass one of them.")
+            raise click.UsageError(
+                "--json prints one document, and --jsonl one object per line: pass only one of them."
+            )
         named = tuple(field.strip() for field in fields.split(",") if field.strip())
         return command(output=Output(as_json, as_lines, named, utc, _is_colored(color)), **options)
 
@@ -160,7 +165,7 @@ def check_fields(rows: Sequence[dict[str, Any]], fields: Iterable[str], known: I
         if names and field not in names:
             near = difflib.get_close_matches(field, names, 2)
             meant = f" Did you mean {' or '.join(near)}?" if near else ""
-            raise click.UsageError(f"--fields: there is no {field!r}; there are: {', '.join(names)}.{meant}")
+            raise click.UsageError(f"--fields: {field!r} is not a field. The fields are: {', '.join(names)}.{meant}")
 
 
 def _chosen(row: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:

@@ -25,11 +25,11 @@ _AGES = ("--older-than", "--before")
 
 @click.command()
 @filter_options
-@click.option("--older-than", metavar="AGE", help="Jobs that ended longer ago than this: 30d, 12h.")
-@click.option("--before", metavar="TIME", help="Jobs that ended before then, as in 2026-10-18T00:00:00+00:00.")
-@click.option("--apply", is_flag=True, help="Remove them; without it they are only counted.")
-@click.option("--expect", type=int, metavar="N", help="With --apply: how many jobs must fit.")
-@click.option("--note", metavar="TEXT", help="With filters: why; it is recorded.")
+@click.option("--older-than", metavar="AGE", help="Jobs that ended longer ago than this, such as 30d or 12h.")
+@click.option("--before", metavar="TIME", help="Jobs that ended before this time, such as 2026-10-18T00:00:00+00:00.")
+@click.option("--apply", is_flag=True, help="Remove the jobs. Without --apply they are only counted.")
+@click.option("--expect", type=int, metavar="N", help="With --apply: act only if exactly N jobs fit.")
+@click.option("--note", metavar="TEXT", help="With filters: why you remove them; it is recorded.")
 @yes_option
 @actor_option
 @target_options
@@ -64,20 +64,27 @@ def prune(
       leasehold prune --status cancelled --queue imports --apply --expect 812
     """
     if older_than is not None and before is not None:
-        raise click.UsageError("--older-than and --before both say when: pass one of them.")
+        raise click.UsageError("--older-than and --before both say when the jobs ended: pass only one of them.")
     end = _end(older_than, before)
     if has_filter(wanted):
         if wanted.status is None:
-            raise click.UsageError("with filters, say which finished jobs: --status done, failed or cancelled.")
+            raise click.UsageError(
+                "filters need a finished status, since only finished jobs can be pruned: add --status done, "
+                "failed or cancelled."
+            )
         if end is not None and wanted.until_us is not None:
-            raise click.UsageError("--until says when already: leave out --older-than and --before.")
+            raise click.UsageError("--until already says when the jobs ended: leave out --older-than and --before.")
         wanted = wanted if end is None else replace(wanted, until_us=end)
         typed = _typed(end) if older_than is not None else arguments()
         return do_to_many(target, output, "prune", wanted, apply, expect, yes, by, note, typed)
     if end is None:
-        raise click.UsageError("say which: --older-than AGE, --before TIME, or filters such as --status failed.")
+        raise click.UsageError(
+            "say which jobs to prune: pass --older-than AGE, --before TIME, or filters such as --status failed."
+        )
     if note is not None:
-        raise click.UsageError("--note is recorded with filters only: to prune by age makes no record.")
+        raise click.UsageError(
+            "--note is only recorded with filters, and pruning by age records nothing: leave out --note."
+        )
     with target.open() as router:
         return _prune_old(router, output, end, apply, expect, yes)
 
@@ -90,7 +97,7 @@ def _end(older_than: str | None, before: str | None) -> int | None:
     if before is None:
         return None
     if (end := instant_us(before, "--before")) > now:
-        raise click.UsageError(f"--before {before} is in the future.")
+        raise click.UsageError(f"--before {before} is in the future: pass a time in the past.")
     return end
 
 
@@ -109,10 +116,13 @@ def _prune_old(router: Router, output: Output, end: int, apply: bool, expect: in
             click.echo(f"Nothing was removed yet. To remove them:\n  {again}", err=True)
         return 0
     if expect is None and not asks:
-        raise click.UsageError("--apply needs --expect N: how many jobs you saw. Run it without --apply first.")
+        raise click.UsageError(
+            "--apply needs --expect N, the number of jobs that fit: run the command without --apply to see it."
+        )
     if expect is not None and count != expect:
         raise Conflict(
-            f"{counted(count, 'job is', 'jobs are')} that old, not the expected {expect}. Nothing was removed."
+            f"{counted(count, 'job is', 'jobs are')} that old, not the expected {expect}. Nothing was "
+            "removed. Run the command without --apply to count them again."
         )
     if asks and not agrees(f"Remove {counted(count, 'job', 'jobs')} for good?"):
         return declined()

@@ -91,7 +91,7 @@ def _paused(row: dict[str, Any]) -> str | None:
 
 @queues.command()
 @click.argument("name", shell_complete=queue_names)
-@click.option("--note", metavar="TEXT", help="Why; it is shown beside the queue.")
+@click.option("--note", metavar="TEXT", help="Why it is paused; shown beside the queue.")
 @actor_option
 @target_options
 @output_options
@@ -111,7 +111,7 @@ def pause(target: Target, output: Output, by: str, name: str, note: str | None) 
         is_used = _is_used(router, name)  # after the pause, which must not wait for a count
     if not is_used:
         click.echo(
-            f"no job waits in a queue {name!r} or came lately, and no worker names it: check the spelling", err=True
+            f"the queue {name!r} has no waiting or recent jobs, and no worker names it: check the spelling", err=True
         )
     show_sentence({"name": name, "paused": True}, f"queue {name!r} is paused", output)
     return 0

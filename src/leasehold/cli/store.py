@@ -20,7 +20,9 @@ KINDS = ("producer", "worker", "operator", "reader")  # as in stores/postgres/ri
 FAR_AHEAD_US = 10 * 365 * 86_400 * 1_000_000  # ten years: no clock in use is that far ahead
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Change nothing; print what would be done.")
-_new_role = click.option("--role", required=True, metavar="NAME", help="The role; make it first, with CREATE ROLE.")
+_new_role = click.option(
+    "--role", required=True, metavar="NAME", help="The PostgreSQL role, which must exist: CREATE ROLE makes one."
+)
 _old_role = click.option("--role", required=True, metavar="NAME", help="The role.")
 
 SILENT_SECONDS = 2.0
@@ -111,7 +113,9 @@ def stats(target: Target, output: Output) -> int:
 
 
 @store.command()
-@click.option("--above", default=0, metavar="EPOCH", help="Go above this epoch too, for instance a guard's mark.")
+@click.option(
+    "--above", default=0, metavar="EPOCH", help="Go above this epoch too, for instance the epoch of a guard's mark."
+)
 @yes_option
 @store_options
 @output_options
@@ -132,9 +136,9 @@ def advance(target: Target, output: Output, above: int, yes: bool) -> int:
     if not 0 <= above <= SystemClock().now() + FAR_AHEAD_US:
         # A digit too many would use up, for ever, the numbers that are left below 2**53.
         raise InvalidArgument(
-            f"--above {above} is not an epoch that a store has issued: epochs are microseconds since 1970, counting "
-            "up, and this one is below zero or years ahead. Check its digits. If you are sure, call "
-            "router.advance(above=…), which takes it."
+            f"--above {above} cannot be an epoch of a store: epochs are about the microseconds since 1970, and this "
+            "one is negative or years in the future. Check its digits. If it is right, call router.advance(above=…), "
+            "which does not check this."
         )
     with target.open() as router:
         if can_ask(yes) and not agrees(f"Raise the epochs of {shown_url(target.url)}? This cannot be undone."):
@@ -150,7 +154,7 @@ def advance(target: Target, output: Output, above: int, yes: bool) -> int:
 
 @store.command()
 @_dry_run
-@click.option("--wait-seconds", default=300.0, show_default=True, help="How long to wait for locks in all.")
+@click.option("--wait-seconds", default=300.0, show_default=True, help="How long to wait for locks, in total.")
 @store_options
 @output_options
 def migrate(target: Target, output: Output, dry_run: bool, wait_seconds: float) -> int:
@@ -185,7 +189,12 @@ def migrate(target: Target, output: Output, dry_run: bool, wait_seconds: float) 
 @store.command()
 @_new_role
 @click.option(
-    "--kind", "kinds", required=True, multiple=True, type=click.Choice(KINDS), help="What it does; repeatable."
+    "--kind",
+    "kinds",
+    required=True,
+    multiple=True,
+    type=click.Choice(KINDS),
+    help="What the role may do; can be given several times.",
 )
 @_dry_run
 @store_options
@@ -304,14 +313,14 @@ def _migratable(router: Router) -> Any:
 def _measurable(router: Router) -> Any:
     database = getattr(router.store, "database", None)
     if not hasattr(database, "stats"):
-        raise Unsupported("this kind of store does not know how large it is.")
+        raise Unsupported("a memory store has no size to report: pass the URL of a SQLite or PostgreSQL store.")
     return database
 
 
 def _indexable(router: Router) -> Any:
     if not hasattr(router.store, "index_meta"):
         raise Unsupported(
-            "SQLite cannot index a whole JSON object. Index the key that you look for: CREATE INDEX jobs_tenant ON "
+            "SQLite cannot index a whole JSON object. Index the key that you search for: CREATE INDEX jobs_tenant ON "
             "leasehold_jobs (json_extract(meta, '$.tenant')) WHERE meta IS NOT NULL."
         )
     return router.store

@@ -58,13 +58,15 @@ def target_options(command: F) -> F:
     """Give *command* the options that name a store; it gets a `Target`."""
 
     @click.option("--store", "url", metavar="URL", help="The store. Default: $LEASEHOLD_STORE, or leasehold.toml.")
-    @click.option("--profile", metavar="NAME", help=f"A section of {FILE} in this folder or above it.")
+    @click.option("--profile", metavar="NAME", help=f"Use this section of {FILE}, which is in this folder or above it.")
     @click.option("--schema", metavar="NAME", help="The store's schema; on SQLite, the prefix of its tables.")
     @click.option(
         "--app", metavar="MODULE:ROUTER", help="Use this Router of an application, with its store and guards."
     )
     @click.option(
-        "--reveal", is_flag=True, help="Show what Router(redact=…), $LEASEHOLD_REDACT or leasehold.toml hides."
+        "--reveal",
+        is_flag=True,
+        help="Show the values that Router(redact=…), $LEASEHOLD_REDACT or leasehold.toml hides.",
     )
     @functools.wraps(command)
     def wrapped(
@@ -90,12 +92,12 @@ def store_options(command: F) -> F:
     @click.option(
         "--store", "url", metavar="URL", help="The same as URL. Default: $LEASEHOLD_STORE, or leasehold.toml."
     )
-    @click.option("--profile", metavar="NAME", help=f"A section of {FILE} in this folder or above it.")
+    @click.option("--profile", metavar="NAME", help=f"Use this section of {FILE}, which is in this folder or above it.")
     @click.option("--schema", metavar="NAME", help="The store's schema; on SQLite, the prefix of its tables.")
     @functools.wraps(command)
     def wrapped(located: str | None, url: str | None, profile: str | None, schema: str | None, **options: Any) -> Any:
         if located and url:
-            raise click.UsageError("URL and --store both name the store: pass one of them.")
+            raise click.UsageError("URL and --store both name the store: pass only one of them.")
         return command(target=find(located or url, profile, schema), **options)
 
     return wrapped  # type: ignore[return-value]  # the same command with more options
@@ -107,7 +109,7 @@ def find(
     """Return the store that these options name; raise `click.UsageError` if they name none."""
     settings = _profile(profile)
     if app is not None and (url or schema):
-        raise click.UsageError("--app brings its store along: leave out --store and --schema.")
+        raise click.UsageError("--app uses the store of the application: leave out --store and --schema.")
     url = url or os.environ.get("LEASEHOLD_STORE") or settings.get("store")
     if not url and app is None:
         raise click.UsageError(
@@ -127,7 +129,7 @@ def _profile(name: str | None) -> dict[str, Any]:
     path = next((folder / FILE for folder in (Path.cwd(), *Path.cwd().parents) if (folder / FILE).is_file()), None)
     if path is None:
         if name is not None:
-            raise click.UsageError(f"--profile {name}: there is no {FILE} in this folder or above it.")
+            raise click.UsageError(f"--profile {name}: no {FILE} was found in this folder or above it.")
         return {}
     try:
         sections = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -142,7 +144,8 @@ def _profile(name: str | None) -> dict[str, Any]:
         )
     if unknown := found.keys() - _KNOWN:
         raise click.UsageError(
-            f"{path}: [{name or 'default'}] has {min(unknown)!r}; it takes {', '.join(sorted(_KNOWN))}."
+            f"{path}: [{name or 'default'}] has the unknown setting {min(unknown)!r}. "
+            f"It can have: {', '.join(sorted(_KNOWN))}."
         )
     return found
 
@@ -150,7 +153,7 @@ def _profile(name: str | None) -> dict[str, Any]:
 def actor_option(command: F) -> F:
     """Give *command* the option that says who acts; it gets `by`."""
 
-    @click.option("--as", "by", metavar="NAME", help="Who acts; it is recorded. Default: the system user.")
+    @click.option("--as", "by", metavar="NAME", help="Record this name as the one who acts. Default: the system user.")
     @functools.wraps(command)
     def wrapped(by: str | None, **options: Any) -> Any:
         return command(by=by or system_user(), **options)

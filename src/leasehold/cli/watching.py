@@ -64,7 +64,7 @@ def watch_options(what: str) -> Callable[[F], F]:
             type=click.FloatRange(0.1, 3600),
             default=WATCH_SECONDS,
             show_default=True,
-            help="How often, with --watch.",
+            help="With --watch: print again after this many seconds.",
         )
         @functools.wraps(command)
         def wrapped(watch: bool, every: float, **options: Any) -> Any:

@@ -35,7 +35,7 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str
         return None
     queues = [queue.strip() for queue in value.split(",")]
     if not all(queues):
-        raise click.BadParameter(f"{value!r} has an empty queue name in it; write for instance images,mail.")
+        raise click.BadParameter(f"{value!r} contains an empty queue name: write, for instance, images,mail.")
     return queues
 
 
@@ -43,7 +43,12 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str
 @click.argument("path", metavar="APP")
 @click.option("--queues", callback=_split, metavar="A,B", help="Claim only from these queues; default: all.")
 @click.option(
-    "--concurrency", metavar="N", type=click.IntRange(1, MOST), default=16, show_default=True, help="Jobs run at once."
+    "--concurrency",
+    metavar="N",
+    type=click.IntRange(1, MOST),
+    default=16,
+    show_default=True,
+    help="How many jobs to run at once.",
 )
 @click.option(
     "--processes",
@@ -51,12 +56,12 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str
     type=click.IntRange(1, 1_000),
     default=1,
     show_default=True,
-    help="Worker processes, each with that concurrency.",
+    help="How many worker processes to run, each with that concurrency.",
 )
 @click.option(
     "--name",
     metavar="NAME",
-    help="Prefix of its owner name; jobs can be transferred to it. Default: the host's name.",
+    help="The worker's name for `leasehold transfer --to`; its full name begins with it. Default: the host's name.",
 )
 @click.option(
     "--grace-seconds",
@@ -66,8 +71,8 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str
     show_default=True,
     help="At SIGTERM or Ctrl-C, how long to wait for running handlers.",
 )
-@click.option("--until-empty", is_flag=True, help="End when nothing is pending or running in its queues.")
-@click.option("--app-dir", default=".", metavar="FOLDER", help="The folder to import modules from first.")
+@click.option("--until-empty", is_flag=True, help="End when nothing that this worker could take is pending or running.")
+@click.option("--app-dir", default=".", metavar="FOLDER", help="Import modules from this folder first.")
 @click.option(
     "--log-level",
     type=click.Choice(logs.LEVELS, case_sensitive=False),
@@ -80,7 +85,7 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str
     type=click.Choice(logs.FORMATS),
     default="text",
     show_default=True,
-    help="Lines for people, or one JSON object per line; both on stderr.",
+    help="Plain text, or one JSON object per line; both on stderr.",
 )
 @click.option("--health-file", metavar="FILE", help="Touch this file each second while the worker is healthy.")
 @click.option(
@@ -216,7 +221,7 @@ def _introduce(made: Worker, router: Router) -> None:
     log.info("%s: store %s, %s: %s", made.owner, _located(router), tasks, shown or "none")
     if not names:
         log.warning(
-            "this router has no tasks, so the worker will run no job. Does its module import the modules with "
+            "this router has no tasks, so the worker will not run any job. Does its module import the modules with "
             "@router.task? Name them in Router(imports=[…]).%s",
             others(router),
         )

@@ -66,7 +66,7 @@ def _find(connection: Any) -> Connection | None:
 
 def _unsupported(connection: Any) -> Unsupported:
     return Unsupported(
-        f"connection is a {type(connection).__module__}.{type(connection).__qualname__}, and what can be joined are "
-        "sqlite3 connections, psycopg connections, Django's, and SQLAlchemy connections and sessions (async ones "
+        f"connection is a {type(connection).__module__}.{type(connection).__qualname__}, which leasehold cannot join. "
+        "Pass a connection of sqlite3, psycopg or Django, or a connection or session of SQLAlchemy (async ones "
         "through .aio)."
     )

@@ -92,16 +92,16 @@ class Connection:
         """Raise `InvalidArgument` if it is to another kind of database."""
         if self.vendor != vendor:
             raise InvalidArgument(
-                f"that connection is to {self.vendor}, and {vendor} is needed: only rows in the same database can "
-                "commit together."
+                f"that connection is to {self.vendor}, and this needs one to {vendor}: only rows in the same database "
+                "can commit together."
             )
 
     def require_transaction(self) -> None:
         """Raise `NotInTransaction` if each statement would commit by itself."""
         if not self.in_transaction() and not self.begins():
             raise NotInTransaction(
-                "that connection has no transaction open, so each statement commits by itself, and nothing would "
-                f"commit or roll back together with this: begin one first ({self.library}: {self.how_to_begin})."
+                "that connection has no open transaction, so each statement would commit by itself: begin one first "
+                f"({self.library}: {self.how_to_begin})."
             )
 
     def require_no_savepoint(self) -> None:

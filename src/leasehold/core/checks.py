@@ -72,7 +72,7 @@ def exception_classes(value: object, what: str) -> tuple[type[BaseException], ..
     """Return *value*, a tuple of exception classes."""
     if not isinstance(value, tuple) or not all(isinstance(k, type) and issubclass(k, BaseException) for k in value):
         got = f"{shown(value)} ({type(value).__name__})"
-        raise InvalidArgument(f"{what} is a tuple of exception classes, such as (ValueError,), not {got}.")
+        raise InvalidArgument(f"{what} must be a tuple of exception classes, such as (ValueError,), not {got}.")
     return value
 
 
@@ -82,5 +82,6 @@ def encodable(value: str, what: str) -> bytes:
         return value.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument(
-            f"{what} contains half a character (a lone surrogate) at position {error.start}."
+            f"{what} contains half a character (a lone surrogate) at position {error.start}, which cannot be "
+            "stored: remove it."
         ) from None

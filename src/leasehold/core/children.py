@@ -52,7 +52,9 @@ def as_child(item: Child) -> tuple[NewJob, str]:
         name = item.id or child_name(item.task, item.document)
         return item.like(name, item.document), name
     if not isinstance(item, Mapping):
-        raise InvalidArgument(f"a child is a mapping with the names of add()'s arguments, or a NewJob, not {item!r}.")
+        raise InvalidArgument(
+            f"a child must be a mapping with the names of add()'s arguments, or a NewJob, not {item!r}."
+        )
     wish = dict(item)
     named = wish.pop("id", None) is not None
     child = as_new_job({**wish, "id": item["id"] if named else "child"})

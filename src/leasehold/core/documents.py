@@ -32,13 +32,13 @@ def encode(value: object, what: str) -> str:
     except RecursionError:
         raise InvalidArgument(f"{what} is nested too deeply, or contains itself.") from None
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{what} cannot be kept as JSON: {error}. Got {shown(value)}.") from None
+        raise InvalidArgument(f"{what} cannot be stored as JSON: {error}. Got {shown(value)}.") from None
     if not encoded.isascii() or len(encoded) > DOCUMENT_LIMIT:
         size = len(encodable(encoded, what))
         if size > DOCUMENT_LIMIT:
             raise InvalidArgument(
-                f"{what} has {size:,} bytes as JSON, and at most {DOCUMENT_LIMIT:,} are kept: "
-                "store it elsewhere and pass its name."
+                f"{what} has {size:,} bytes as JSON, and the limit is {DOCUMENT_LIMIT:,}: store it elsewhere and pass "
+                "its name."
             )
     return encoded
 
@@ -54,8 +54,8 @@ def _only_string_keys(value: object, what: str) -> None:
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise InvalidArgument(
-                    f"{what} has the key {shown(key)} ({type(key).__name__}): "
-                    "keys in JSON are strings, so it would not come back as it was."
+                    f"{what} has the key {shown(key)} ({type(key).__name__}): keys in JSON are strings, so this key "
+                    "would come back as one. Make it a string."
                 )
             if isinstance(inner, _NESTS):
                 _only_string_keys(inner, what)

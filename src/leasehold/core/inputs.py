@@ -14,17 +14,19 @@ from .retention import Retention
 def modules(names: Sequence[str]) -> tuple[str, ...]:
     """Return the modules that a worker is to import."""
     if isinstance(names, str):
-        raise InvalidArgument(f"imports is a list of modules: write [{names!r}].")
+        raise InvalidArgument(f"imports must be a list of modules: write [{names!r}].")
     return tuple(checks.name(name, "a module's name") for name in names)
 
 
 def queues(names: Sequence[str]) -> list[str]:
     """Return the queues to claim from: one at least."""
     if isinstance(names, str):
-        raise InvalidArgument(f"queues is a list of names: write [{names!r}].")
+        raise InvalidArgument(f"queues must be a list of names: write [{names!r}].")
     named = [checks.name(queue, "queue") for queue in names]
     if not named:
-        raise InvalidArgument("queues is empty, so no job could ever be claimed: name some, or pass None for all.")
+        raise InvalidArgument(
+            "queues is empty, so no job could ever be claimed: name at least one, or pass None for all."
+        )
     return named
 
 
@@ -34,8 +36,8 @@ def seen(job: Job | str, epoch: int | None) -> tuple[str, int]:
         return job.id, job.epoch if epoch is None else checks.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
     if epoch is None:
         raise InvalidArgument(
-            f"say which epoch of job {job!r} you saw: pass epoch=…, or the Job that router.job({job!r}) returns. "
-            "A job that has moved since must not be moved again by mistake."
+            f"say at which epoch you saw job {job!r}: pass epoch=…, or the Job that router.job({job!r}) returns. The "
+            "call is refused if the epoch has changed since then."
         )
     return checks.name(job, "a job's id"), checks.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
 
@@ -69,11 +71,11 @@ def effect(name: object, call: object, in_doubt: object, undone: object) -> bool
     """Check the arguments of `Lease.once`; return whether an effect in doubt is brought about again."""
     checks.name(name, "the name of an effect")
     if not callable(call):
-        raise InvalidArgument(f"once() calls a function with the effect's key, and {call!r} is not callable.")
+        raise InvalidArgument(f"once() takes a function, which it calls with the effect's key, not {call!r}.")
     if not isinstance(undone, tuple) or not all(isinstance(k, type) and issubclass(k, BaseException) for k in undone):
-        raise InvalidArgument(f"undone is a tuple of exception classes, such as (CardDeclined,), not {undone!r}.")
+        raise InvalidArgument(f"undone must be a tuple of exception classes, such as (CardDeclined,), not {undone!r}.")
     if in_doubt not in ("raise", "retry"):
-        raise InvalidArgument(f'in_doubt is "raise" or "retry", not {in_doubt!r}.')
+        raise InvalidArgument(f'in_doubt must be "raise" or "retry", not {in_doubt!r}.')
     return in_doubt == "retry"
 
 
@@ -82,7 +84,7 @@ def fraction(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise InvalidArgument(f"progress is a number from 0 to 1, not {value!r}.")
+        raise InvalidArgument(f"progress must be a number from 0 to 1, not {value!r}.")
     return float(value)
 
 

@@ -20,8 +20,8 @@ def instant(value: object, what: str) -> int:
         raise InvalidArgument(f"{what} must be a datetime, not {shown(value)} ({type(value).__name__}).")
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidArgument(
-            f"{what} must say its time zone, and {value.isoformat()} does not: "
-            "use datetime.now(UTC) or .replace(tzinfo=…)."
+            f"{what} must have a time zone, and {value.isoformat()} has none: use datetime.now(UTC) or "
+            ".replace(tzinfo=…)."
         )
     return (value - _EPOCH_START) // timedelta(microseconds=1)
 

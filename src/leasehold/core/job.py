@@ -116,8 +116,8 @@ def new_job(
         raise InvalidArgument(f"retry must be a Retry(…), not {retry!r}.")
     if retry is not None and retry.only:
         raise InvalidArgument(
-            "Retry(only=…) is for @router.task(retry=…): exception classes cannot be stored with a job. The task's own "
-            "`only` holds for all of its jobs."
+            "Retry(only=…) is for @router.task(retry=…): exception classes cannot be stored with a job. The `only` "
+            "of the task applies to all of its jobs."
         )
     options = DEFAULT_OPTIONS if retry is None else Options(retry)
     if run_seconds is not None:

@@ -60,8 +60,8 @@ def sane(now: int) -> int:
 def wrong_clock(now: int) -> StoreUnavailable:
     """Return the refusal of a verb at such a time."""
     return StoreUnavailable(
-        f"the store's clock says {now} microseconds since 1970, after the year 2112. Set it right: "
-        "epochs follow the clock and are never taken back. Nothing was changed."
+        f"the store's clock says {now} microseconds since 1970, after the year 2112. Correct the clock: epochs follow "
+        "it and never go back. Nothing was changed."
     )
 
 

@@ -52,14 +52,14 @@ class Redaction:
 
     def __init__(self, paths: Iterable[str] = ()) -> None:
         if isinstance(paths, str):
-            raise InvalidArgument(f"redact is a list of paths: write [{paths!r}].")
+            raise InvalidArgument(f"redact must be a list of paths: write [{paths!r}].")
         self.paths = tuple(dict.fromkeys(path.strip() for path in paths if path.strip()))
         self._split = [tuple(path.split(".")) for path in self.paths]
         for path in self._split:
             if path[0] not in _DATA or "" in path:
                 raise InvalidArgument(
-                    f"{'.'.join(path)!r} cannot be redacted: a path begins with one of {', '.join(_DATA)}, as in "
-                    "payload.card.number."
+                    f"{'.'.join(path)!r} cannot be redacted: a path has no empty part and begins with one of "
+                    f"{', '.join(_DATA)}, such as payload.card.number."
                 )
 
     @classmethod

@@ -158,7 +158,7 @@ def checked(
     for key in fields["meta"]:
         if '"' in key or "\0" in key:
             raise InvalidArgument(
-                f"meta cannot be searched by {key!r}: a key with a quotation mark or NUL has no index."
+                f"meta cannot be searched by the key {key!r}, since it contains a quotation mark or NUL."
             )
     return Search(found, newest=bool(newest), since_us=since_us, until_us=until_us, **names, **fields)  # type: ignore[arg-type]  # by name
 
@@ -169,7 +169,8 @@ def _scalars(given: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
         checks.text(key, f"a key of {what}")
         if not isinstance(value, _SCALARS):
             raise InvalidArgument(
-                f"{what} is compared with a string, number, bool or None at {key!r}, not {shown(value)}."
+                f"the value that {what} is searched for at {key!r} must be a string, number, bool or None, "
+                f"not {shown(value)}."
             )
         documents.encode(value, f"{what} at {key!r}")
     return found
@@ -219,5 +220,5 @@ def decode_cursor(cursor: str | None, order: Order) -> Key | None:
         if len(parts) == (2 if order is Order.END else 1) and all(map(_NUMBER.fullmatch, parts)):
             return tuple(map(int, parts))
     raise InvalidArgument(
-        f"{shown(cursor)} is not a cursor of this search: pass the one that a page of the same search has returned."
+        f"{shown(cursor)} is not a cursor of this search: pass the cursor that a page of the same search returned."
     )

@@ -82,6 +82,6 @@ def recipient(job_id: str, to: str, named: Sequence[str]) -> str:
 def several_workers(job_id: str, to: str, named: Sequence[str]) -> Conflict:
     """Return the refusal of a transfer to a name that several live workers were given."""
     return Conflict(
-        f"job {job_id!r} cannot be transferred to {to!r}: {len(named)} live workers were given that name. Pass the "
+        f"job {job_id!r} cannot be transferred to {to!r}: {len(named)} live workers have that name. Pass the full "
         f"name of one of them: {', '.join(map(repr, sorted(named)))}. Nothing was changed."
     )

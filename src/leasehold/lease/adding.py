@@ -41,5 +41,5 @@ def added_in(lease: Lease, verbs: Transactions, name: str, child: NewJob, within
 
 def _checked(lease: Lease, added: Added, child: NewJob) -> Added:
     if child.parent is not None and added.job.parent != child.parent and not added.job.unique:
-        log.warning("job %r exists and is not a child of %r; it is left as it is", added.job.id, lease.job_id)
+        log.warning("job %r exists already and is not a child of %r; it was not changed", added.job.id, lease.job_id)
     return added

@@ -23,8 +23,8 @@ def current_lease() -> Lease:
         return _current.get()
     except LookupError:
         raise NoLease(
-            "no lease is active here: call this from a handler, or inside `with lease.active():`. "
-            "A thread of your own does not inherit its starter's lease; hand the lease to it."
+            "no lease is active here: call this from a handler, or inside `with lease.active():`. A thread of your "
+            "own does not inherit the lease of the thread that started it: pass the lease to it."
         ) from None
 
 

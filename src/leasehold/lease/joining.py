@@ -119,8 +119,8 @@ def refuse_beside(lease: Lease) -> Store:
     if alone(lease.store) and has_open_transaction(lease):
         raise Conflict(
             f"job {lease.job_id!r} is part of a transaction of yours that is still open: pass connection=… to make "
-            "this call part of it, or end it first. By itself this call would commit at once, and that "
-            "transaction could still roll back, or be refused. Nothing was changed."
+            "this call part of it, or end it first. Without connection=…, this call would commit at once, and the "
+            "transaction could still roll back or be refused. Nothing was changed."
         )
     return lease.store
 

@@ -53,7 +53,7 @@ class Keeping(Reporting):
 def checked(on_lost: Any) -> Any:
     """Return *on_lost* if it is a plain function, or None."""
     if on_lost is not None and (not callable(on_lost) or inspect.iscoroutinefunction(on_lost)):
-        raise InvalidArgument(f"on_lost is a plain function that takes the lease, not {on_lost!r}.")
+        raise InvalidArgument(f"on_lost must be a plain function that takes the lease, not {on_lost!r}.")
     return on_lost
 
 

@@ -212,7 +212,7 @@ class Lease(Minting, Keeping):
         With *connection*, it raises what `fence` raises.
         """
         if isinstance(name, NewJob) and (payload is not None or options):
-            raise InvalidArgument("a NewJob brings its payload and options along: pass it alone.")
+            raise InvalidArgument("a NewJob already has a payload and options: pass no others with it.")
         child, name = as_child(name if isinstance(name, NewJob) else {"id": name, "payload": payload, **options})
         within = joining.within(self, connection)
         return self._write(

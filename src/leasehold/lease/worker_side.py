@@ -83,9 +83,9 @@ def leave_transactions(lease: Lease) -> None:
     lease._joined = ()
     if is_open:
         raise Conflict(
-            f"the handler of job {lease.job_id!r} returned while a transaction that it has joined with connection=… "
-            "is still open: commit it, or roll it back, before the handler returns. What it wrote there will be "
-            "refused at its COMMIT."
+            f"the handler of job {lease.job_id!r} returned while a transaction that it had joined with connection=… "
+            "was still open: commit it, or roll it back, before the handler returns. The COMMIT of that transaction "
+            "will be refused."
         )
 
 

@@ -87,9 +87,9 @@ def bulk(
     filter, `Conflict` if the count is not *expect*, and `StoreUnavailable`; what was done before stays done.
     """
     if verb not in VERBS:
-        raise InvalidArgument(f"bulk does one of {', '.join(VERBS)}, not {verb!r}.")
+        raise InvalidArgument(f"the verb of bulk must be one of {', '.join(VERBS)}, not {verb!r}.")
     if wanted == replace(Search(), newest=wanted.newest):
-        raise InvalidArgument("a bulk action needs a filter: without one it would be done to every job there is.")
+        raise InvalidArgument("a bulk action needs a filter: without one it would change every job.")
     checks.whole(expect, "expect", least=0, most=2**53)
     by, note = checks.name(by, "by"), inputs.note(note)
     jobs = matching(router, wanted)

@@ -197,7 +197,9 @@ class Router:
         if isinstance(job, NewJob):
             return job if job.id else job.made(self._adder.new_id())
         if not isinstance(job, Mapping):
-            raise InvalidArgument(f"add_many takes mappings with the names of add()'s arguments, not {job!r}.")
+            raise InvalidArgument(
+                f"add_many takes mappings with the names of add()'s arguments, or NewJobs, not {job!r}."
+            )
         return as_new_job(job) if job.get("id") is not None else as_new_job({**job, "id": self._adder.new_id()}).made()
 
     # Tasks

@@ -50,8 +50,8 @@ def seal(router: Router, job: Job | str, *, by: str) -> Sealed:
     found = router.job(job if isinstance(job, str) else job.id)
     if found.finished_us is None:
         raise Conflict(
-            f"job {found.id!r} is {found.status.value}: only the keys of a finished job are sealed by hand. Its next "
-            "owner seals them."
+            f"job {found.id!r} is {found.status.value}: only the keys of a finished job are sealed by hand. Those of "
+            "an unfinished job are sealed by its next owner."
         )
     return router._registry.guards.seal_ended(found, by=checks.name(by, "by"))
 

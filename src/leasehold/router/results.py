@@ -37,7 +37,7 @@ def result_of(job: Job, tasks: Mapping[str, AnyTask], why: Callable[[Job], str] 
 
 def waited(error: NoLease, wait_seconds: float) -> NoLease:
     """Return *error* as that of a caller who has waited for the lease so long."""
-    return NoLease(f"{error} No lease came within {wait_seconds:g} s.") if wait_seconds else error
+    return NoLease(f"{error} No lease was granted within {wait_seconds:g} s.") if wait_seconds else error
 
 
 def id_of(job: str | Added | Job) -> str:

@@ -42,7 +42,7 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
     _check_spelling(url)
     scheme, colon, _ = url.partition(":")
     if not colon and url.endswith((".db", ".sqlite", ".sqlite3")) and not set("@=") & set(url):
-        raise InvalidArgument(f"no store is known by {url!r}, which is a file: did you mean 'sqlite:///{url}'?")
+        raise InvalidArgument(f"{url!r} is the path of a file, not the URL of a store: did you mean 'sqlite:///{url}'?")
     if not colon or scheme not in SCHEMES:
         raise InvalidArgument(_unknown(url))
     if scheme in ("postgresql", "postgres"):
@@ -91,16 +91,18 @@ def _check_spelling(url: object) -> None:
         shown = f"{url!r} ({type(url).__name__})" if isinstance(url, int | float | os.PathLike) else _kind(url)
         path = os.fspath(url) if isinstance(url, os.PathLike) else None
         meant = f" Did you mean 'sqlite:///{path}'?" if isinstance(path, str) else ""
-        raise InvalidArgument(f"a store is named by a URL such as 'sqlite:///jobs.db', or None, not {shown}.{meant}")
+        raise InvalidArgument(
+            f"the store must be a URL such as 'sqlite:///jobs.db', or None for one in memory, not {shown}.{meant}"
+        )
     if not url.strip():
         raise InvalidArgument(
-            "the URL of the store is empty (an environment variable that is not set?). For a store in this process "
-            "write Router(); for a file, Router('sqlite:///jobs.db')."
+            "the URL of the store is empty (an environment variable that is not set?). For a store in the memory of "
+            "this process, write Router(); for a file, Router('sqlite:///jobs.db')."
         )
     if url != url.strip() or set("\t\r\n") & set(url):
         raise InvalidArgument(
-            "the URL of the store begins or ends with a blank, or has a tab or a line break in it: remove it. "
-            "A blank in a file's name is written %20."
+            "the URL of the store begins or ends with a space, or contains a tab or a line break: remove it. Write "
+            "%20 for a space in a file's name."
         )
     if url == ":memory:":
         raise InvalidArgument(f"':memory:' {_NOT_SHARED}")
@@ -134,13 +136,13 @@ def _unknown(url: str) -> str:
     first = url[: len(url) - len(url.lstrip(_WORD))]
     rest = url[len(first) :]
     word = first + rest[: len(rest) - len(rest.lstrip(":/"))]
-    why = f"its URL begins with {first!r}"
+    why = f"it begins with {first!r}"
     if rest.lstrip().startswith("="):
-        why = "that is no URL, but a setting"
+        why = "that is a setting, not a URL"
     elif first in SCHEMES:
-        why = f"behind {first!r} there is no ':'"
+        why = f"there is no ':' after {first!r}"
     shown = word if word == url else f"{word}…"
-    return f"no store is known by {shown!r}: {why}. The known ones are {'; '.join(SCHEMES.values())}."
+    return f"{shown!r} is not the URL of a store: {why}. A URL is one of these: {'; '.join(SCHEMES.values())}."
 
 
 def _open_postgres(url: str, clock: Clock | None, trace: bool, schema: str) -> Store:
@@ -154,7 +156,7 @@ def _open_postgres(url: str, clock: Clock | None, trace: bool, schema: str) -> S
     except ImportError as error:
         why = str(error).strip().partition("\n")[0].rstrip(".:")
         raise Unsupported(
-            f"the driver of PostgreSQL is installed and cannot be loaded ({why}). If libpq is missing: pip install "
+            f"the PostgreSQL driver is installed, but cannot be loaded ({why}). If libpq is missing: pip install "
             "'psycopg[binary]', which brings its own, or install libpq (Debian and Ubuntu: libpq5)."
         ) from error
     bare, own = split_url(url)
@@ -169,7 +171,5 @@ def _settings(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
             meant = f" Did you mean {near[0]!r}?" if near else ""
             takes = ", ".join(known) or "none"
             shown = redaction.shown_url(url)
-            raise InvalidArgument(
-                f"{shown!r} has the setting {name!r}, which this store does not take ({takes}).{meant}"
-            )
+            raise InvalidArgument(f"{shown!r}: {name!r} is not a setting of this store. Its settings: {takes}.{meant}")
     return settings

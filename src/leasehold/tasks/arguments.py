@@ -102,7 +102,8 @@ class Arguments:
                 "at its top level and not under TYPE_CHECKING."
             )
         return InvalidArgument(
-            f"{annotated}, and there is no way to keep {error}: pass what it can be made from again, such as an id."
+            f"{annotated}, and a payload cannot hold {error}: pass something that it can be rebuilt from, "
+            "such as an id."
         )
 
     def _blame(self, kept: dict[str, Any], error: InvalidArgument) -> InvalidArgument:
@@ -124,7 +125,7 @@ class Arguments:
         if type(given) is not dict:
             if given is not None:
                 raise Unbindable(
-                    f"task {self._task!r} takes its arguments from a JSON object by their names, and the payload is "
+                    f"task {self._task!r} takes its arguments by name from a JSON object, and the payload is "
                     f"{document[:60]}."
                 )
             given = {}
@@ -138,13 +139,13 @@ class Arguments:
     def _fits(self, given: dict[str, Any]) -> None:
         if unknown := [name for name in given if name not in self._names]:
             raise Unbindable(
-                f"the payload has {', '.join(map(repr, unknown))}, and task {self._task!r} here takes "
-                f"({self._shown()})."
+                f"the payload has {', '.join(map(repr, unknown))}, which task {self._task!r} in this process does not "
+                f"take: its arguments are ({self._shown()})."
             )
         if missing := [name for name in self._names if name in self._required and name not in given]:
             raise Unbindable(
-                f"the payload has no {', '.join(map(repr, missing))}, and task {self._task!r} here takes "
-                f"({self._shown()})."
+                f"the payload has no {', '.join(map(repr, missing))}, which task {self._task!r} in this process "
+                f"needs: its arguments are ({self._shown()})."
             )
 
     def _load(self, given: dict[str, Any], loaders: Iterable[tuple[str, Half]]) -> None:
@@ -172,7 +173,8 @@ class Arguments:
                 each = self._converter(name)
             except (Unresolved, UnsupportedAnnotation) as error:
                 raise Unbindable(
-                    f"argument {name!r} of task {self._task!r} here is annotated as {self._annotation(name)}: {error}."
+                    f"argument {name!r} of task {self._task!r} in this process is annotated as "
+                    f"{self._annotation(name)}: {error}."
                 ) from None
             if each.load is not None:
                 found.append((name, each.load))

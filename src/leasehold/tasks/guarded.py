@@ -91,7 +91,10 @@ class Guards:
         if not isinstance(guard, Guard):
             raise InvalidArgument(f"router.guard takes a Guard, not {guard!r}.")
         if self._named.get(name, guard) is not guard:
-            raise InvalidArgument(f"two guards are called {name!r}: a job's record finds its guard by that name.")
+            raise InvalidArgument(
+                f"two guards are called {name!r}: register one of them under another name, by which a job's "
+                "record finds it."
+            )
         if guard.name not in (None, name):
             raise InvalidArgument(f"{guard!r} is already registered as {guard.name!r}.")
         guard.name, guard.on_refusal = name, self._refused
@@ -106,8 +109,8 @@ class Guards:
         for one in keys:
             if self._named.get(one.guard.name or "") is not one.guard:
                 raise InvalidArgument(
-                    f"{one.guard!r} is not a guard of this router, so its key {one.key!r} could not be found again at "
-                    "the job's end: register it with router.guard(name, guard)."
+                    f"{one.guard!r} is not a guard of this router, so its key {one.key!r} could not be sealed at the "
+                    "job's end: register it with router.guard(name, guard)."
                 )
         recorded = sorted({(str(one.guard.name), one.key) for one in keys})
         store = lease.store
@@ -117,7 +120,9 @@ class Guards:
         except StaleEpoch as refusal:
             # The job has moved on; or an owner of another job has been there, and only a newer epoch can pass.
             lease.check()
-            raise Unsealed(f"{refusal} The job goes back, and comes with a newer epoch.") from refusal
+            raise Unsealed(
+                f"{refusal} The job is released, and will be claimed again under a newer epoch."
+            ) from refusal
         except LeaseholdError as error:
             raise Unsealed(f"a key could not be sealed, so the handler was not called: {error}") from error
         doubts = [{"guard": one.guard.name, **doubt._asdict()} for one, seal in seals.items() for doubt in seal.doubts]
@@ -281,7 +286,8 @@ class Guards:
             try:
                 store.record(note)
             except LeaseholdError as error:
-                log.warning("could not record a %r event of job %r: %s", note.kind.value, note.job_id, error)
+                of = "" if note.job_id is None else f" of job {note.job_id!r}"
+                log.warning("could not record a %r event%s: %s", note.kind.value, of, error)
 
     # Proof
 
@@ -310,7 +316,7 @@ class Guards:
             try:
                 self.prove()
             except Unfenced as error:
-                log.error("a guard protects nothing any more: %s", error)
+                log.error("a guard no longer protects its keys: %s", error)
             except Exception as error:
                 log.warning("a guard could not be proved; trying again in %d seconds: %s", PROVE_SECONDS, error)
 
@@ -332,5 +338,5 @@ def keys_of(seals: Keys, arguments: Mapping[str, Any]) -> list[GuardKey]:
                 f"seals returned {key!r}, which is not a key of a guard: return [guard.key(name), …]."
             )
     if len(keys) > _MOST_KEYS:
-        raise InvalidArgument(f"seals returned {len(keys)} keys, and a job has at most {_MOST_KEYS}.")
+        raise InvalidArgument(f"seals returned {len(keys)} keys, and a job can have at most {_MOST_KEYS}.")
     return keys

@@ -77,13 +77,18 @@ def _entered(hook: Callable[..., Any], what: str, *, parameters: int) -> Callabl
     try:
         inspect.signature(hook).bind(*[None] * parameters)
     except TypeError:
-        raise InvalidArgument(f"the function that @router.{what} takes is called with {takes}: {hook!r}.") from None
+        raise InvalidArgument(
+            f"@router.{what} calls its function with {takes}, and {hook!r} cannot be called like that."
+        ) from None
     if inspect.isasyncgenfunction(hook):
         return asynccontextmanager(hook)
     if inspect.isgeneratorfunction(hook):
         return contextmanager(hook)
     if inspect.iscoroutinefunction(hook):
-        raise InvalidArgument(f"{hook!r} does not yield: @router.{what} runs what is before the yield, then after it.")
+        raise InvalidArgument(
+            f"{hook!r} does not yield: @router.{what} runs the code before the `yield` first, and the code after "
+            "it last."
+        )
     return hook
 
 

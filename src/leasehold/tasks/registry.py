@@ -51,12 +51,12 @@ class Registry:
         from .task import Task
 
         if isinstance(function, Task):
-            raise InvalidArgument(f"{function!r} is a task already.")
+            raise InvalidArgument(f"{function!r} is already a task.")
         task: AnyTask = Task(self, function, settings)
         taken = self.tasks.setdefault(task.name, task)
         if taken is not task:
             raise InvalidArgument(
-                f"two tasks are called {task.name!r}: {location(taken.function)} and {location(task.function)}. "
-                "A job finds its task by that name: give one of them another with name=…."
+                f"two tasks are called {task.name!r}: {location(taken.function)} and {location(task.function)}. A job "
+                "finds its task by name: give one of them another name with name=…."
             )
         return task

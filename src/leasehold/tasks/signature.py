@@ -92,16 +92,22 @@ def checked_function(function: Any) -> Any:
     if isinstance(function, staticmethod):
         function = function.__func__
     if isinstance(function, classmethod):
-        raise _refuse(function, "a class is not part of a payload. Make it a function, or a staticmethod.")
+        raise _refuse(
+            function,
+            "it is a classmethod, and a payload has no class to pass. Make it a plain function or a staticmethod.",
+        )
     if isinstance(function, type):
         raise _refuse(function, "it is a class. A task is a function.")
     if not callable(function):
         raise _refuse(function, "it cannot be called. Options are given by name: @router.task(queue=…).")
     if not isinstance(getattr(function, "__name__", None), str) or not hasattr(function, "__qualname__"):
-        raise _refuse(function, "it has no __name__. Call it from a function of your own, and make that the task.")
+        raise _refuse(
+            function, "it has no __name__. Call it from a function of your own, and make that function the task."
+        )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise _refuse(
-            function, "it is a generator, so a call would run none of it. Use lease.progress(…) to report on the way."
+            function,
+            "it is a generator, so calling it would not run its code. To report progress, use lease.progress(…).",
         )
     return function
 
@@ -111,7 +117,7 @@ def checked_signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return signature_of(function)
     except (ValueError, TypeError) as error:
-        raise _refuse(function, f"Python does not tell its parameters ({error}).") from None
+        raise _refuse(function, f"its parameters cannot be determined ({error}).") from None
 
 
 def name_of(function: Any, settings: TaskSettings) -> str:
@@ -138,7 +144,7 @@ def kind_of(function: Any, settings: TaskSettings) -> Kind:
     if "<" in function.__qualname__ or isinstance(function, types.MethodType):
         raise _refuse(
             function,
-            "process=True imports the function in another process, so it must stand at the top level of a module.",
+            "process=True imports the function in another process, so it must be defined at the top level of a module.",
         )
     return Kind.PROCESS
 
@@ -151,16 +157,16 @@ def takes_lease(function: Any, signature: inspect.Signature) -> bool:
         if first and is_lease is False:
             raise _refuse(
                 function,
-                f"its first parameter is called `lease` and annotated as {shown_annotation(parameter.annotation)}. The "
-                "worker passes its Lease there: annotate it as Lease, or call it something else.",
+                f"its first parameter is called `lease` and annotated as {shown_annotation(parameter.annotation)}. "
+                "The worker passes its Lease there: annotate the parameter as Lease, or rename it.",
             )
         if first and parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
             raise _refuse(function, "`lease` is passed by position: write it as an ordinary first parameter.")
         if not first and is_lease:
             raise _refuse(
                 function,
-                f"parameter {parameter.name!r} is annotated as Lease, and a lease is passed as the first parameter "
-                "only, which must be called `lease`.",
+                f"parameter {parameter.name!r} is annotated as Lease, and a lease is only passed as the first "
+                "parameter, which must be called `lease`.",
             )
     return next(iter(signature.parameters), None) == "lease"
 
@@ -182,8 +188,8 @@ def check_parameters(function: Any, parameters: list[inspect.Parameter]) -> None
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             raise _refuse(
                 function,
-                f"a payload holds arguments by name, and {str(parameter).partition(':')[0]} has none. "
-                "Name them, or take one list or dict. (A decorator without functools.wraps hides the names.)",
+                f"a payload holds arguments by name, so {str(parameter).partition(':')[0]} is not possible. Write "
+                "each parameter out, or take one list or dict. (A decorator without functools.wraps hides the names.)",
             )
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
             raise _refuse(
@@ -198,7 +204,9 @@ def check_parameters(function: Any, parameters: list[inspect.Parameter]) -> None
     first, within = parameters[0], bool(outer) and not outer.endswith("<locals>")
     forgotten = first.name == "self" and first.annotation is inspect.Parameter.empty  # moved out of its class
     if forgotten or (first.name in ("self", "cls") and within):
-        raise _refuse(function, f"{first.name!r} is not part of a payload. Make it a function, or a staticmethod.")
+        raise _refuse(
+            function, f"a payload has no value for {first.name!r}. Make this a plain function or a staticmethod."
+        )
 
 
 def final_of(settings: TaskSettings) -> tuple[type[BaseException], ...]:
@@ -212,11 +220,15 @@ def seals_of(settings: TaskSettings, arguments: list[inspect.Parameter]) -> Call
     if seals is None:
         return None
     if not callable(seals) or inspect.iscoroutinefunction(seals):
-        raise InvalidArgument(f"seals is a plain function of the handler's arguments that returns keys, not {seals!r}.")
+        raise InvalidArgument(
+            f"seals must be a plain function of the handler's arguments that returns keys, not {seals!r}."
+        )
     known = {parameter.name for parameter in arguments}
     for parameter in inspect.signature(seals).parameters.values():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
-            raise InvalidArgument(f"seals is called with arguments by name, and {parameter} has none.")
+            raise InvalidArgument(
+                f"seals is called with arguments by name, so its parameter {parameter} is not possible."
+            )
         if parameter.kind is inspect.Parameter.VAR_KEYWORD or parameter.name in known:
             continue
         if parameter.default is inspect.Parameter.empty:
@@ -233,12 +245,14 @@ def delay_of(settings: TaskSettings) -> Callable[[int, Any], float] | None:
     if delay is None:
         return None
     if not callable(delay) or inspect.iscoroutinefunction(delay):
-        raise InvalidArgument(f"delay is a plain function of (errors, error) that returns seconds, not {shown(delay)}.")
+        raise InvalidArgument(
+            f"delay must be a plain function of (errors, error) that returns seconds, not {shown(delay)}."
+        )
     try:
         inspect.signature(delay).bind(1, ValueError())
     except TypeError as error:
         raise InvalidArgument(
-            f"delay is called as delay(errors, error), and {shown(delay)} does not fit: {error}."
+            f"delay is called as delay(errors, error), and {shown(delay)} cannot be called like that: {error}."
         ) from None
     except ValueError:
         pass  # a builtin that does not tell

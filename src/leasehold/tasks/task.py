@@ -124,7 +124,7 @@ class TaskOptions(Generic[P]):
         Raises `InvalidArgument` for arguments that do not fit, and for options that only `add` can use.
         """
         if self._connection is not None or isinstance(self._parent, Lease):
-            raise InvalidArgument("job(…) adds nothing: pass connection= and parent= where the job is added.")
+            raise InvalidArgument("job(…) only describes a job: pass connection= and parent= to the call that adds it.")
         job = self._job("", args, kwargs)
         return job._replace(parent=DETACHED) if self._parent is None else job
 
@@ -256,9 +256,9 @@ class Task(Generic[C, P, R_co]):
         """
         if parent is not _CURRENT and parent is not None:
             if not isinstance(parent, Lease):
-                raise InvalidArgument(f"parent is a Lease, or None for no parent, not {shown(parent)}.")
+                raise InvalidArgument(f"parent must be a Lease, or None for no parent, not {shown(parent)}.")
             if parent.store is not self.registry.adder.store:
-                raise InvalidArgument(f"parent {parent!r} belongs to another store than task {self.name!r}.")
+                raise InvalidArgument(f"parent {parent!r} does not belong to the store of task {self.name!r}.")
         unknown = [key for key in options if key not in JobSettings.__annotations__]
         if unknown:
             raise InvalidArgument(
@@ -292,7 +292,7 @@ class Task(Generic[C, P, R_co]):
             return documents.encode(self._dump_result(value), what)
         except Mismatch as mismatch:
             at = f" at {mismatch.where}" if mismatch.where else ""
-            raise Unstorable(f"{what} is {shown(value)} and cannot be kept{at}: {mismatch}. {_RETURN}") from None
+            raise Unstorable(f"{what} is {shown(value)} and cannot be stored{at}: {mismatch}. {_RETURN}") from None
         except RecursionError:
             raise Unstorable(f"{what} is nested too deeply, or contains itself. {_RETURN}") from None
         except InvalidArgument as error:

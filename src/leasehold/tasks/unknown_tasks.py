@@ -31,7 +31,7 @@ class UnknownTasks:
             self._seen.add(task)
             if found := near(task, self._tasks, cutoff=_NEAR):
                 log.warning(
-                    "job %r is added for the task %r, which this router does not know: did you mean %r?",
+                    "job %r was added for the task %r, which this router does not have: did you mean %r?",
                     job.id,
                     task,
                     found,

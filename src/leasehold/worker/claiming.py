@@ -138,7 +138,7 @@ class Claimer(threading.Thread):
             self._over(None)
         except BaseException as error:
             known = isinstance(error, LeaseholdError)  # its message is enough
-            log.critical("%s cannot claim any more: %s", self._owner, error, exc_info=None if known else error)
+            log.critical("worker %s can no longer claim: %s", self._owner, error, exc_info=None if known else error)
             self._over(error)
 
     def _wait_for_room(self) -> int:

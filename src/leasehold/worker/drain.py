@@ -157,7 +157,7 @@ class Drain:
     def _refuse(self, grant: Grant, why: str, cause: Exception | None = None) -> NoReturn:
         """Hand the job back, and raise: a worker would leave it to others, and in a test there are none."""
         self._store.settle([released(grant)])
-        raise Conflict(f"job {grant.spec.id!r} {why}. It was handed back.") from cause
+        raise Conflict(f"job {grant.spec.id!r} {why}. It was released.") from cause
 
     def _after(self, grant: Grant) -> Job:
         job = self._store.job(grant.spec.id)
@@ -165,8 +165,8 @@ class Drain:
             self._free_runs[job.id] += 1
             if self._free_runs[job.id] >= _MOST_FREE_RUNS:
                 raise Conflict(
-                    f"job {job.id!r} has gone back {_MOST_FREE_RUNS} times in this drain without spending a budget, "
-                    "and might go on for ever: what its handler waits for does not come."
+                    f"job {job.id!r} went back to pending {_MOST_FREE_RUNS} times in this drain without using up a "
+                    "retry, so the drain might never end: check what its handler waits for."
                 )
         return job
 
@@ -184,7 +184,7 @@ class Drain:
             return False  # what is due and cannot be claimed waits for a key that another owner holds
         clock.advance((min(later) - now) / 1_000_000)
         if clock.now() < min(later):
-            raise InvalidArgument(f"{clock!r} did not move: after advance() it is still before the next job is due.")
+            raise InvalidArgument(f"{clock!r} did not move far enough: after advance(), the next job is still not due.")
         return True
 
 
@@ -196,7 +196,7 @@ def _stops(error: BaseException) -> bool:
 def _advancing(clock: Clock) -> Advancing:
     if not callable(getattr(clock, "advance", None)):
         raise Unsupported(
-            f"drain(advance=True) moves the clock to what is due next, and {type(clock).__name__} has no advance(): "
-            "use a router with Router(clock=ManualClock()), or router.override(clock=ManualClock())."
+            f"drain(advance=True) moves the clock to the time of the next job, and {type(clock).__name__} has no "
+            "advance(): use Router(clock=ManualClock()), or router.override(clock=ManualClock())."
         )
     return clock  # type: ignore[return-value]  # as was just seen

@@ -99,7 +99,7 @@ NAMES: dict[type[Event], str] = {
 def listen(listeners: dict[str, list[Listener]], event: str, listener: Listener) -> None:
     """Have *listener* called with each *event*; raise `InvalidArgument` for one that cannot be."""
     if event not in NAMES.values():
-        raise InvalidArgument(f"no event is called {event!r}: there are {', '.join(NAMES.values())}.")
+        raise InvalidArgument(f"{event!r} is not an event. The events are: {', '.join(NAMES.values())}.")
     if not callable(listener):
         raise InvalidArgument(f"@router.on({event!r}) takes a function, not {listener!r}.")
     if inspect.iscoroutinefunction(listener):
@@ -108,8 +108,8 @@ def listen(listeners: dict[str, list[Listener]], event: str, listener: Listener)
         inspect.signature(listener).bind(None)
     except TypeError:
         raise InvalidArgument(
-            f"@router.on({event!r}) calls its function with one argument, the event, and {listener!r} cannot be called "
-            "so."
+            f"@router.on({event!r}) calls its function with one argument, the event, and {listener!r} cannot be "
+            "called like that."
         ) from None
     listeners.setdefault(event, []).append(listener)
 
@@ -178,7 +178,9 @@ class Observers:
     def _put(self, item: Event | _Ended) -> None:
         if self._queue.qsize() >= _MOST:
             if not self._dropping:
-                log.error("the listeners of @router.on are %d events behind; dropping further events", _MOST)
+                log.error(
+                    "the listeners of @router.on are %d events behind; dropping events until they catch up", _MOST
+                )
             self._dropping = True
             return
         self._dropping = False

@@ -93,7 +93,9 @@ class Presence(threading.Thread):
             step()
         except LeaseholdError as error:
             if not (self._failing or self._ended.is_set()):
-                log.warning("could not report or look for transfers; retrying until the store answers: %s", error)
+                log.warning(
+                    "could not report this worker or look for transfers; retrying until the store answers: %s", error
+                )
             self._failing = True
         except Exception:
             log.exception("could not report or look for transfers")

@@ -137,10 +137,10 @@ class Reporter:
     def unhandled(self, lease: Lease, tasks: Iterable[str]) -> None:
         """Report a job that goes back because its task is unknown here."""
         if self._is_new(lease.task):
-            what = "names no task" if lease.task is None else f"is for the task {lease.task!r}, which is not known here"
+            what = "has no task" if lease.task is None else f"is for the task {lease.task!r}, which is not known here"
             known = ", ".join(sorted(tasks)) or "none"
             log.warning(
-                "job %r %s, so it is handed back for other workers; this worker knows: %s",
+                "job %r %s, so it is released for other workers; the tasks of this worker: %s",
                 lease.job_id,
                 what,
                 known,
@@ -175,7 +175,7 @@ class Reporter:
     def outlived(self, run: Run) -> None:
         """Report a handler that goes on although its job is settled."""
         log.warning(
-            "the handler of job %s cannot be stopped, keeps its slot, and is refused from now on",
+            "the handler of job %s cannot be stopped; it keeps its slot, and what it writes is refused from now on",
             _named(run.lease),
             extra=_of(run.lease),
         )
@@ -198,9 +198,9 @@ class Reporter:
         why = HIDDEN if self._hides_errors else error
         facts = _of(lease, "released", error=str(why))
         if isinstance(error, Unready):
-            log.error("job %s goes back: %s", _named(lease), why, extra=facts)
+            log.error("job %s was released: %s", _named(lease), why, extra=facts)
         elif self._is_new(lease.task):
-            log.warning("job %s goes back, since its arguments do not fit: %s", _named(lease), why, extra=facts)
+            log.warning("job %s was released, since its arguments do not fit: %s", _named(lease), why, extra=facts)
 
 
 def _outcome(grant: Grant, settlement: Settlement | None) -> events.Outcome:
@@ -225,12 +225,12 @@ def _write(event: events.Event, hides_errors: bool) -> None:
             text = "job %s: its result was refused: %s"
             _log(logging.WARNING, _of(lease, "refused"), error, hides_errors, text, _named(lease), refusal)
         case events.Lost(lease, None):
-            text = "the lease of job %s was not renewed in time; others may take it"
+            text = "the lease of job %s was not renewed in time; another worker may take the job"
             log.warning(text, _named(lease), extra=_of(lease, "lost"))
         case events.Lost(lease, refusal):
             log.warning("the lease of job %s is lost: %s", _named(lease), refusal, extra=_of(lease, "lost"))
         case events.Started(lease):
-            log.debug("job %s begins, attempt %d", _named(lease), lease.attempt, extra=_of(lease, "started"))
+            log.debug("job %s started, attempt %d", _named(lease), lease.attempt, extra=_of(lease, "started"))
 
 
 def _write_settled(
@@ -245,7 +245,7 @@ def _write_settled(
         log.debug("job %s is done", _named(lease), extra=_of(lease, "done"))
     elif outcome == "crashed":
         facts = _of(lease, "reclaimed", error=str(error))
-        log.error("job %s goes back, and counts a reclaim: %s", _named(lease), error, extra=facts)
+        log.error("the handler of job %s crashed, which counts as a reclaim: %s", _named(lease), error, extra=facts)
     elif outcome == "settled" and error is not None:
         text = "the handler of job %s raised after it had settled the job"
         _log(logging.WARNING, _of(lease), error, hides_errors, text, _named(lease))

@@ -135,7 +135,7 @@ class Runner:
         runs = self.runs.undecided()
         some = ", ".join(run.grant.spec.id for run in runs[:10])
         jobs = counted(len(runs), "job", "jobs")
-        log.warning("handing back %s whose handlers have not ended: %s%s", jobs, some, " …" if len(runs) > 10 else "")
+        log.warning("releasing %s whose handlers have not ended: %s%s", jobs, some, " …" if len(runs) > 10 else "")
         for run in runs:
             self._stop_run(run, released(run.grant))
         self._hurried = False
@@ -213,7 +213,9 @@ class Runner:
             try:
                 decided = settlement(run.task, run.grant, run.lease, end)
             except BaseException as error:
-                log.exception("could not determine how %r ended", run)
+                log.exception(
+                    "could not determine how the handler of job %r ended; recording it as an error", run.lease.job_id
+                )
                 decided = failed(run.task, run.grant, error, text="the error of the handler cannot be recorded")
         if run.transition(EXECUTING, SETTLING):
             self.settler.put(Ending(run, decided, end.error))

@@ -130,7 +130,7 @@ class Settler(threading.Thread):
             if len(batch) > 1:  # one that cannot be settled must not keep the others
                 self._parts.extend([ending] for ending in batch)
                 return
-            log.error("could not settle %r; it will be reclaimed", batch[0].run, exc_info=error)
+            log.error("could not settle job %r; it will be reclaimed", batch[0].run.lease.job_id, exc_info=error)
             answers = [error]
         self._over(batch, answers)
 

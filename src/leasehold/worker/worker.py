@@ -92,7 +92,7 @@ class Worker:
     def start(self, *, loop: asyncio.AbstractEventLoop | None = None, until_empty: bool = False) -> None:
         """Begin to work, in the background; async handlers run on *loop*, or on a loop of the worker's own."""
         if self._started:
-            raise Conflict("this worker has been started before: make another one.")
+            raise Conflict("this worker was already started, and works only once: make another one.")
         self._started_us = self._steady.now()
         store, runner, shop, steady = self._store, self.runner, self._shop, self._steady
         self._presence = Presence(store, self.owner, runner, self._report, steady)
@@ -176,7 +176,7 @@ class Worker:
             reason = self._wait()
             if reason in ("signal", "end"):
                 running = self.runner.runs.count_undecided
-                log.info("finishing what runs (%d); a second signal hands it back now", running)
+                log.info("stopping: waiting for running jobs (%d); a second signal releases them now", running)
             signalled = reason == "signal"
             stopping = threading.Thread(target=self._stop_beside, name="leasehold-stop", daemon=True)
             stopping.start()
@@ -184,7 +184,7 @@ class Worker:
                 with suppress(Empty):
                     if self._desk.get(timeout=0.1) == "signal":
                         if signalled:
-                            log.warning("second signal: handing back what still runs")
+                            log.warning("second signal: releasing running jobs now")
                             self.hurry()
                         signalled = True
         if self._failure is not None:

@@ -24,7 +24,7 @@ from ..help import Group
     "--store",
     "url",
     metavar="URL",
-    help="Play in this store, for instance sqlite:///demo.db or postgresql://host/database.",
+    help="Run the demo in this store, for instance sqlite:///demo.db or postgresql://host/database.",
 )
 @click.option("--plain", is_flag=True, help="Plain ASCII lines, as when the output is not a terminal.")
 @click.pass_context

@@ -116,5 +116,5 @@ class Venue:
                     if tries_left and getattr(error.__cause__, "sqlstate", None) == DEADLOCK:
                         continue  # with a claim that was under way; it is over now
                     raise StoreUnavailable(
-                        f"the demo's schema is still there, and could not be dropped: {error} Then run: {drop}"
+                        f"the demo's schema could not be dropped, so it still exists: {error} Then run: {drop}"
                     ) from error

@@ -170,7 +170,9 @@ class FileGuard(Guard):
     @contextmanager
     def _open(self, key: str, mode: str, encoding: str | None, presented: Presented) -> Iterator[IO[Any]]:
         if mode not in ("wb", "w"):
-            raise InvalidArgument(f"mode is 'wb' or 'w', not {mode!r}: a guarded file is replaced, not changed.")
+            raise InvalidArgument(
+                f"mode must be 'wb' or 'w', not {mode!r}: a guarded file is replaced as a whole, not changed in place."
+            )
         key = self.canonical(key)
         with self._attempt(key, "write", presented) as writer, self._temporary(key, writer, "write") as new:
             with _opened(new, mode, encoding) as file:
@@ -262,8 +264,8 @@ class FileGuard(Guard):
             if old is not None:
                 old.close()
             raise InvalidArgument(
-                f"{self.resource(key)} has {size:,} bytes, and with {len(content):,} more it would be above the "
-                f"{APPEND_LIMIT:,} up to which append copies a file. Begin another file, or write it with open()."
+                f"{self.resource(key)} has {size:,} bytes and cannot grow by {len(content):,}: append copies the "
+                f"file, so it stops at {APPEND_LIMIT:,} bytes. Begin another file, or write this one with open()."
             )
         with _opened(new, "wb", None) as file:
             if old is not None:
@@ -339,13 +341,13 @@ class FileGuard(Guard):
                 elif not os.path.isdir(self._root):
                     raise GuardUnavailable(
                         f"{self._root} is not a folder, so {self.resource(key)} cannot be guarded. Create it, mount "
-                        "what belongs there, or pass create=True."
+                        "its file system, or pass create=True."
                     )
                 self._refuse_shared_file_system()
                 if outer := names.guarded_above(self._root):
                     raise InvalidArgument(
-                        f"{self._root} is inside of {outer}, which has a file guard already: two guards of one file "
-                        f"would not see each other's marks. Use that one, with keys that begin with "
+                        f"{self._root} is inside {outer}, which already has a file guard: two guards of one file "
+                        f"would not see each other's marks. Use the guard of {outer}, with keys that begin with "
                         f"{os.path.relpath(self._root, outer)!r}."
                     )
                 for folder in ("marks", "locks", "tmp"):
@@ -362,13 +364,14 @@ class FileGuard(Guard):
         kind = file_systems.type_of(self._root)
         if kind is not None and file_systems.is_shared(kind):
             raise Unfenced(
-                f"{self._root} is on a file system of type {kind}, where other machines may write without meeting the "
-                "locks of this one: a file guard there would protect nothing. Use a local disk, or an ObjectGuard."
+                f"{self._root} is on a file system of type {kind}, where other machines may write without respecting "
+                "the locks of this one: a file guard there would protect nothing. Use a local disk, or an "
+                "ObjectGuard."
             )
         if kind is not None and kind not in file_systems.LOCAL:
             log.warning(
-                "%s is on a file system of type %s, on which the file guard has not been tried: it needs locks (flock) "
-                "that hold for every writer, and atomic renames",
+                "%s is on a file system of type %s, on which the file guard has not been tested: it needs locks "
+                "(flock) that hold for every writer, and atomic renames",
                 self._root,
                 kind,
             )
@@ -431,7 +434,7 @@ def _encoded(data: object) -> bytes:
         return data
     if isinstance(data, bytearray | memoryview):
         return bytes(data)
-    raise InvalidArgument(f"data is bytes or a string, not {type(data).__name__}: encode it first, or use open().")
+    raise InvalidArgument(f"data must be bytes or a string, not {type(data).__name__}: encode it first, or use open().")
 
 
 @contextmanager

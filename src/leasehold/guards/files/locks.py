@@ -63,8 +63,8 @@ class KeyLock:
         """Raise `GuardUnavailable` if the lock excludes no one: after a fork, and if its file was removed."""
         if self._process != os.getpid():
             raise GuardUnavailable(
-                f"{self._resource}: this process was forked inside a write, whose lock belongs to process "
-                f"{self._process}. Nothing was written by this one."
+                f"{self._resource}: this process was forked during a write, and the lock of that write belongs to "
+                f"process {self._process}. This process wrote nothing. Begin a new write here."
             )
         if not self._is_at_its_path():
             raise GuardUnavailable(

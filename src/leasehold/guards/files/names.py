@@ -23,7 +23,7 @@ def canonical(root: str, key: object) -> str:
     if isinstance(key, os.PathLike):
         key = os.fspath(key)
     if not isinstance(key, str) or not key:
-        raise _refused(key, "the name of a file is a string that is not empty")
+        raise _refused(key, "the name of a file must be a string that is not empty")
     if "\0" in key:
         raise _refused(key, "it contains NUL")
     encodable(key, "the name of a file")
@@ -53,7 +53,7 @@ def _refuse_links(root: str, key: str, parts: list[str]) -> None:
             raise _refused(key, f"{os.path.dirname(path)} is not a folder") from None
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
-                raise _refused(key, "it is longer than the file system takes") from None
+                raise _refused(key, "it is longer than the file system allows") from None
             raise
         if stat.S_ISLNK(mode):
             target = os.path.realpath(path)

@@ -291,13 +291,22 @@ class Gate(Guard):
         self._home.seal(key, partial(self._admit, key, writer=new, verb="prove"))
         found = self._home.mark(key)
         if found is None or found.epoch != new.epoch:
-            raise Unfenced(f"{self!r}: a seal at epoch {new.epoch} was not kept: the mark is {found}.")
+            raise Unfenced(
+                f"{self!r}: a seal at epoch {new.epoch} was not recorded: the mark is {found}. Do not rely on "
+                "this gate."
+            )
         if [one.id for one in self._home.running(key, new.epoch)] != [use.id]:
-            raise Unfenced(f"{self!r}: a seal does not see a use that began before it: nothing would wait for it.")
+            raise Unfenced(
+                f"{self!r}: a seal does not see a use that began before it, and would not wait for its end. Do "
+                "not rely on this gate."
+            )
         self._home.end(use)
         with suppress(StaleEpoch):
             self._home.end(self._home_use(key, old))
-            raise Unfenced(f"{self!r}: a use under epoch {old.epoch} was admitted after a seal at {new.epoch}.")
+            raise Unfenced(
+                f"{self!r}: a use under epoch {old.epoch} was admitted after a seal at epoch {new.epoch}. Do not "
+                "rely on this gate."
+            )
 
     def _home_use(self, key: str, writer: Writer) -> Running:
         running, admit = self._running(key, writer), partial(self._admit, key, writer=writer, verb="prove")

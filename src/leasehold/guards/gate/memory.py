@@ -254,7 +254,7 @@ class MemoryHome(Home):
 
     def _check(self) -> None:
         if self._closed:
-            raise Conflict(f"the gate at {self._database.path} is closed.")
+            raise Conflict(f"the gate at {self._database.path} is closed: open another one.")
         self._database.check_process()
 
 

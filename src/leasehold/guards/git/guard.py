@@ -175,7 +175,7 @@ class GitGuard(Guard):
                 self._known[branch] = now
                 return mark
             if now.mark is None and before.mark is not None:
-                raise unreadable(resource, "it was there, and has been removed")
+                raise unreadable(resource, "it existed earlier, and has been removed")
             if now.mark_id != before.mark_id:
                 # None of our pushes expects this mark, so none of them can arrive any more.
                 if unknown and now.mark is not None and now.mark.mark.counter - mark.counter >= RECENT:
@@ -192,7 +192,7 @@ class GitGuard(Guard):
             # Otherwise again: if a lost push is still under way, only one of the two finds the mark that both expect.
             before, is_fresh = now, True
         raise GuardUnavailable(
-            f"{resource}: other writes were in between {_ATTEMPTS} times. Nothing was written by this one; try again."
+            f"{resource}: another write came first in each of {_ATTEMPTS} attempts. This one wrote nothing; try again."
         )
 
     def _expected_tip(self, branch: str, before: Standing, wish: _Wish) -> str | None:
@@ -202,20 +202,20 @@ class GitGuard(Guard):
             return guarded  # as the last write left it, so that a push past the guard is still seen after a seal
         if wish.expected is not None and wish.expected != before.tip:
             raise Conflict(
-                f"{self.resource(branch)} is at {before.tip}, not at the expected {wish.expected}. Fetch it, and push "
-                "commits that build on it."
+                f"{self.resource(branch)} is at {before.tip}, not at the expected {wish.expected}. Fetch the branch, "
+                "and push commits that build on it."
             )
         if wish.expected is None and before.is_bypassed:
             raise Conflict(
                 f"{self.resource(branch)} is at {before.tip}, and the last write through the guard left it at "
-                f"{guarded}: a push went past the guard. Look at it; then pass expected={before.tip!r} to accept it."
+                f"{guarded}: a push bypassed the guard. Check that push; to accept it, pass expected={before.tip!r}."
             )
         tip = before.tip
         if tip is not None and wish.source is not None and not wish.force and not self._follows(wish.source, tip):
             raise Conflict(
-                f"{self.resource(branch)} is at {tip}, which commit {wish.source.commit} does not follow: another "
-                "write under this epoch was first, or the commit was made from an older state. Fetch, merge or rebase, "
-                "and push again; force=True replaces the branch."
+                f"{self.resource(branch)} is at {tip}, and commit {wish.source.commit} does not build on that: "
+                "another write under this epoch came first, or the commit was made from an older state. Fetch, merge "
+                "or rebase, and push again; force=True replaces the branch."
             )
         return tip
 
@@ -254,7 +254,7 @@ class GitGuard(Guard):
     def _source(self, folder: str, commit: str) -> _Source:
         """Return what is to be pushed; raise `InvalidArgument` if there is no such repository or commit."""
         if not os.path.isdir(folder):
-            raise InvalidArgument(f"{folder} is not a folder; push takes the path of a repository.")
+            raise InvalidArgument(f"{folder} is not a folder: pass the path of a repository.")
         facts = ("--show-object-format", "--git-path", "objects", f"{commit}^{{commit}}", f"{commit}^@")
         ran = self._git("rev-parse", *facts, cwd=folder)
         if ran.code != 0:

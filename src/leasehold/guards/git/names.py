@@ -28,8 +28,8 @@ def checked_prefix(prefix: object) -> str:
     name = _checked(prefix.rstrip("/") if isinstance(prefix, str) else prefix, "the prefix of the marks")
     if not name.startswith("refs/") or name.startswith(HEADS[:-1]) or name == "refs/":
         raise InvalidArgument(
-            f"the prefix of the marks must begin with refs/ and be outside of {HEADS}, not {shown(prefix)}: a mark is "
-            "not a branch."
+            f"the prefix of the marks must begin with refs/ but not with {HEADS}, not {shown(prefix)}: a mark is not "
+            "a branch."
         )
     return name + "/"
 
@@ -51,11 +51,12 @@ def checked_remote(remote: object) -> str:
     """Return the URL or path of a repository; refuse the name of a remote, which means something in one clone only."""
     text = checks.text(remote, "remote")
     if not text or text.startswith("-") or "\n" in text or "\0" in text:
-        raise InvalidArgument(f"remote is the URL or the path of a repository, not {shown(remote)}.")
+        raise InvalidArgument(f"remote must be the URL or path of a repository, not {shown(remote)}.")
     if "/" not in text and ":" not in text:
         raise InvalidArgument(
-            f"remote is the URL or the path of a repository, not {shown(remote)}: the name of a remote means something "
-            "in one clone only. `git remote get-url NAME` shows its URL; a folder beside this one is ./NAME."
+            f"remote must be the URL or path of a repository, not {shown(remote)}: the name of a remote is known only "
+            "in the clone that defines it. `git remote get-url NAME` shows its URL; for a folder inside the current "
+            "one, write ./NAME."
         )
     return text
 
@@ -64,5 +65,5 @@ def checked_commit(commit: object) -> str:
     """Return how a caller names a commit, if git cannot take it for an option or a range."""
     text = checks.name(commit, "commit")
     if text.startswith(("-", "^")) or ".." in text or "\n" in text:
-        raise InvalidArgument(f"commit names one commit (HEAD, a branch, an id), not {shown(commit)}.")
+        raise InvalidArgument(f"commit must name one commit (HEAD, a branch, an id), not {shown(commit)}.")
     return text

@@ -71,7 +71,7 @@ class HttpGuard(Guard):
         if any(part in ("", ".", "..") for part in key.split("/")):
             raise InvalidArgument(
                 f"the key {key!r} cannot be part of a URL: clients and servers rewrite empty parts, '.' and '..', so "
-                "it would reach another key. Use a key without them."
+                "the request would reach another key. Use a key without them."
             )
         return key
 
@@ -186,7 +186,7 @@ class HttpGuard(Guard):
             try:
                 seal = sealed(key, self._send("POST", key, headers, None, writer).content)
             except InDoubt as error:  # a seal may be repeated
-                raise GuardUnavailable(f"{self.resource(key)}: the seal got no answer. Seal again. {error}") from error
+                raise GuardUnavailable(f"{self.resource(key)}: the seal got no reply. Seal again. {error}") from error
             assert isinstance(seal, Seal)
             return seal
 

@@ -40,7 +40,9 @@ class Policy(Generic[Request]):
         self, key: Callable[[Request], str | None], safe_methods: Iterable[str], *, public_marks: bool = False
     ) -> None:
         if not callable(key):
-            raise InvalidArgument(f"key is a function of the request that returns a key or None, not {key!r}.")
+            raise InvalidArgument(
+                f"key must be a function that takes the request and returns a key or None, not {key!r}."
+            )
         self._key = key
         self._safe = frozenset(method.upper() for method in safe_methods)
         self.public_marks = public_marks
@@ -61,16 +63,17 @@ class Policy(Generic[Request]):
             return None
         if action is not None and (action not in _ACTIONS or not acts):
             raise InvalidArgument(
-                f"{ACTION} must be {' or '.join(_ACTIONS)} where there is a gate, not {action!r:.80}."
+                f"the header {ACTION} must be {' or '.join(_ACTIONS)}, and is only for a service with a gate. "
+                f"It was {action!r:.80}."
             )
         if len(credentials) > 1:
-            raise CredentialRefused(f"the header {HEADER} is there {len(credentials)} times: send one.")
+            raise CredentialRefused(f"the header {HEADER} was sent {len(credentials)} times: send it once.")
         return Asked(key, credentials[0].strip() if credentials else None, action)
 
 
 def _single(values: Sequence[str], name: str) -> str | None:
     if len(values) > 1:
-        raise InvalidArgument(f"the header {name} is there {len(values)} times: send one.")
+        raise InvalidArgument(f"the header {name} was sent {len(values)} times: send it once.")
     return values[0].strip() if values else None
 
 

@@ -85,7 +85,8 @@ class Bucket:
             )
         if not isinstance(store, S3Store | GCSStore | AzureStore | MemoryStore):
             raise InvalidArgument(
-                f"store is an S3Store, GCSStore, AzureStore or MemoryStore of obstore, or a URL, not {shown(store)}."
+                "store must be an S3Store, GCSStore, AzureStore or MemoryStore of obstore, or a URL, not "
+                f"{shown(store)}."
             )
         self._store: ObjectStore = store
         self._once = _sending_once(store)
@@ -106,7 +107,11 @@ class Bucket:
         except ERRORS as error:
             raise unreadable(resource, brief(error)) from error
         if meta["size"] > LIMIT:
-            raise unreadable(resource, f"the object at the key has {meta['size']} bytes, and is not a pointer")
+            raise unreadable(
+                resource,
+                f"the object at the key has {meta['size']} bytes, so the guard did not write it (its objects are "
+                "small, and point to the data)",
+            )
         return Found(Pointer.decode(content, key, resource), _version(meta))
 
     def replace(self, key: str, content: bytes, seen: Version | None) -> Version:
@@ -121,7 +126,9 @@ class Bucket:
         except (AlreadyExistsError, PreconditionError) as error:
             raise Refused(brief(error)) from error
         except _NOT_DONE as error:
-            raise GuardUnavailable(f"{self!r} did not take the pointer {key!r}: {brief(error)}") from error
+            raise GuardUnavailable(
+                f"{self!r} did not accept the object {key!r}: {brief(error)}. Nothing was written."
+            ) from error
         except ERRORS as error:
             raise Unknown(brief(error)) from error
 
@@ -181,7 +188,7 @@ class _Failing(NamedTuple):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, ERRORS):
             why = f"{self.bucket!r} did not {self.verb} {shown(self.what)}: {brief(error)}"
-            raise GuardUnavailable(f"{why}. The key is as it was; try again.") from error
+            raise GuardUnavailable(f"{why}. The key was not changed; try again.") from error
 
 
 def brief(error: BaseException) -> str:

@@ -102,7 +102,10 @@ class ObjectGuard(Guard):
                 "no name is '.' or '..', and every character is printable."
             )
         if parts[0] == FOLDER:
-            raise InvalidArgument(f"{shown(key)} cannot be a key: below {FOLDER}/ is the data of other keys.")
+            raise InvalidArgument(
+                f"{shown(key)} cannot be a key: the guard keeps the data of other keys below {FOLDER}/. Choose "
+                "another name."
+            )
         if len(checks.encodable(key, "key")) > KEY_LIMIT:
             raise InvalidArgument(f"a key has at most {KEY_LIMIT} bytes, and this one is longer: {shown(key)}.")
         return key
@@ -261,15 +264,16 @@ class ObjectGuard(Guard):
             if now is None:
                 self._forget(key)
                 raise GuardUnavailable(
-                    f"{self.resource(key)}: its pointer was deleted without the guard, and its mark with it. Nothing "
-                    "was written. Seal the key again once you know that no older owner is at work."
+                    f"{self.resource(key)}: its object was deleted without the guard, and its mark with it. Nothing "
+                    "was written. Seal the key again once you know that no older owner is still running."
                 ) from failure
             conflicts, pending, found = conflicts + 1, None, now
         if pending is not None:
             raise self._doubt(key, writer, verb, failure) from failure
         raise GuardUnavailable(
-            f"{self.resource(key)}: {verb} with epoch {writer.epoch} met {conflicts} other changes and was refused "
-            f"{repeats} times without one ({failure}). Nothing was written: try again, from fewer threads at once."
+            f"{self.resource(key)}: {verb} with epoch {writer.epoch} met {conflicts} changes by other writers, and "
+            f"was refused {repeats} times although nothing had changed ({failure}). Nothing was written: try again, "
+            "with fewer writers at once."
         ) from failure
 
     def _start(self, key: str, writer: Writer, verb: str) -> tuple[Found | None, Mark]:
@@ -345,8 +349,8 @@ class ObjectGuard(Guard):
             earlier, found = found, self._fetch(key)
             if found is not None and found.pointer == earlier.pointer:
                 raise GuardUnavailable(
-                    f"{self.resource(key)}: its data {found.pointer.data!r} is not there: it was deleted without "
-                    "the guard. Write the key anew, or restore the object."
+                    f"{self.resource(key)}: its data {found.pointer.data!r} is missing: it was deleted without the "
+                    "guard. Write the key again, or restore the object."
                 )
         raise GuardUnavailable(
             f"{self.resource(key)}: its data was replaced and removed {_READS} times while it was read. Try again, or "
@@ -370,8 +374,8 @@ def _opened(data: Data) -> AbstractContextManager[bytes | Iterable[Piece]]:
     if isinstance(data, Iterable) and not isinstance(data, str):
         return nullcontext(data)
     raise InvalidArgument(
-        f"data is bytes, a path, an open binary file or an iterable of bytes, not {shown(data)} "
-        f"({type(data).__name__}). Encode a text first."
+        f"data must be bytes, a path, an open binary file or an iterable of bytes, not {shown(data)} "
+        f"({type(data).__name__}). Encode a string first."
     )
 
 
@@ -384,5 +388,5 @@ def _file(path: PathLike[str]) -> Iterator[Iterable[Piece]]:
 def _chunks(file: IO[bytes]) -> Iterator[bytes]:
     while chunk := file.read(CHUNK_BYTES):
         if not isinstance(chunk, bytes):
-            raise InvalidArgument(f"data is a file opened in binary mode, not one that returns {shown(chunk)}.")
+            raise InvalidArgument(f"data must be a file opened in binary mode, not one that returns {shown(chunk)}.")
         yield chunk

@@ -45,7 +45,7 @@ class _Canary:
         # A seal: another counter, and the same epoch, owner and data.
         sealed = self._must(second, created)
         if sealed == created:
-            raise self._unfenced("calls two contents of an object by the same ETag")
+            raise self._unfenced("gave two contents of an object the same ETag")
         if self._replaces(third, created) is not None:
             raise self._unfenced("replaced an object by its previous ETag (If-Match)")
         if self._at_once(sealed) != 1:
@@ -58,9 +58,11 @@ class _Canary:
         accepted = self._replaces(pointer, seen)
         found = self._bucket.pointer(self.key, _RESOURCE)
         if accepted is None:
-            raise self._unfenced("refused a request whose condition held, so a guard could not write")
+            raise self._unfenced("refused a request whose condition held", "a guard could not write there")
         if found is None or found.pointer != pointer:
-            raise self._unfenced("accepted a change, and a reader does not see it")
+            raise self._unfenced(
+                "accepted a change that a read did not show afterwards", "a guard could miss a seal there"
+            )
         if not found.version:
             raise self._unfenced("has neither ETags nor generations")
         return found.version
@@ -72,7 +74,7 @@ class _Canary:
             return None
         except Unknown as error:
             raise GuardUnavailable(
-                f"{self._bucket!r} did not answer: {error}. Nothing was shown; try again."
+                f"{self._bucket!r} did not answer: {error}. Nothing was proved; try again."
             ) from error
 
     def _at_once(self, seen: Version) -> int:
@@ -97,10 +99,10 @@ class _Canary:
                 raise outcome
         return sum(outcome is not None for outcome in outcomes)
 
-    def _unfenced(self, what: str) -> Unfenced:
+    def _unfenced(self, what: str, so: str = "it does not compare, so a stale owner can write there") -> Unfenced:
         return Unfenced(
-            f"{self._bucket!r} {what}: it does not compare, so a stale owner can write there. Use a store with "
-            "conditional writes, or switch them on."
+            f"{self._bucket!r} {what}: {so}. Use a store with consistent reads "
+            "and conditional writes, or switch them on."
         )
 
 

@@ -52,8 +52,8 @@ class Source(ABC):
             connection = recognise(handle)
             if connection.in_transaction() and not _is_always_in_one(connection):
                 raise Conflict(
-                    f"the guard's function returned a connection to {self.where} that has a transaction open, and a "
-                    "seal must be durable before it returns: return a connection of its own."
+                    f"the guard's function returned a connection to {self.where} with an open transaction, and a seal "
+                    "must be durable before it returns: let the function open a connection for the guard alone."
                 )
             try:
                 yield connection
@@ -83,7 +83,7 @@ def begin(handle: Any) -> Callable[[], None]:
     connection = recognise(handle)
     if connection.library == "Django":
         raise Unsupported(
-            "guard.transaction() does not know Django's connections: write `with transaction.atomic():` and "
+            "guard.transaction() does not support Django's connections: write `with transaction.atomic():` and call "
             "guard.fence(connection, key) in it."
         )
     restore: Callable[[], None] = no_change
@@ -241,10 +241,10 @@ def source_of(connect: Any, busy_seconds: float) -> Source:
             return SqliteFile(connect, busy_seconds)
         if scheme in ("postgresql", "postgres"):
             return PostgresUrl(connect, busy_seconds)
-        raise InvalidArgument(f"a SqlGuard takes {_TAKES}, not a URL that begins with {scheme[:20]!r}.")
+        raise InvalidArgument(f"SqlGuard takes {_TAKES}, not a URL that begins with {scheme[:20]!r}.")
     engine = getattr(connect, "connect", None)
     if engine is not None and hasattr(connect, "dialect"):
         return Factory(engine, where=f"the {connect.dialect.name} database")
     if callable(connect):
         return Factory(connect)
-    raise InvalidArgument(f"a SqlGuard takes {_TAKES}, not {type(connect).__name__}.")
+    raise InvalidArgument(f"SqlGuard takes {_TAKES}, not {type(connect).__name__}.")

@@ -116,7 +116,9 @@ class SqlGuard(Guard):
         """Return *key*: 1 to 255 characters, without NUL."""
         name = checks.name(key, "key")
         if name.startswith(proof.KEYS):
-            raise InvalidArgument(f"key {name!r}: keys that begin with {proof.KEYS!r} are for prove().")
+            raise InvalidArgument(
+                f"the key {name!r} cannot be used: keys that begin with {proof.KEYS!r} are reserved for prove()."
+            )
         return name
 
     # In the caller's transaction
@@ -186,8 +188,9 @@ class SqlGuard(Guard):
             self.at("committing")
             if has_failed(handle):
                 raise NotInTransaction(
-                    f"{self.resource(fence.keys[0])}: an error in the block has made its transaction fail, and was "
-                    "caught there: PostgreSQL commits nothing of it. Let the error leave the block, or use a savepoint."
+                    f"{self.resource(fence.keys[0])}: an error in the block was caught there, but it has made the "
+                    "transaction fail, so PostgreSQL commits nothing. Let the error leave the block, or use a "
+                    "savepoint."
                 )
             try:
                 self._require_fence(handle, fence)
@@ -220,8 +223,8 @@ class SqlGuard(Guard):
         if not holds:
             raise NotInTransaction(
                 f"{self.resource(fence.keys[0])}: a COMMIT, ROLLBACK or ROLLBACK TO inside this block has ended its "
-                "fence. What followed was not fenced, and was rolled back. Let the end of the block commit, and an "
-                "exception roll back."
+                "fence. What followed was not fenced, and was rolled back. Let the end of the block commit; raise an "
+                "exception to roll back."
             )
 
     def _answer(self, error: Exception, fence: Fence) -> None:
@@ -352,7 +355,7 @@ class SqlGuard(Guard):
         """Raise a refusal that is known already, and log a key that passes to another store."""
         if fenced.place and fenced.place != self._place and fenced.place != self._own_place():
             raise InvalidArgument(
-                f"that connection is to another database than the guard's own, {self._source.where}: a fence of "
+                f"that connection is not to the guard's own database, {self._source.where}: a fence of "
                 f"{request.keys[0]!r} there would not notice a seal. Roll the transaction back, and make the guard "
                 "with the URL of the database that you write to."
             )
@@ -378,8 +381,8 @@ class SqlGuard(Guard):
             found.require_no_savepoint()
         if self._source.vendor not in (None, found.vendor):
             raise InvalidArgument(
-                f"that connection is to {found.vendor}, and the marks of this guard are in {self._source.where}: a "
-                "fence there would see no seal. Make the guard with the URL of the database that you write to."
+                f"that connection is to {found.vendor}, and this guard keeps its marks in {self._source.where}: a "
+                "fence there would not notice a seal. Make the guard with the URL of the database that you write to."
             )
         return self._dialect(found)
 
@@ -387,8 +390,8 @@ class SqlGuard(Guard):
         found = self._dialects.get(connection.vendor)
         if found is None:
             raise Unsupported(
-                f"SqlGuard knows PostgreSQL and SQLite, not {connection.vendor}: see the table of resources in the "
-                "explanation of guards for what to do there."
+                f"SqlGuard supports PostgreSQL and SQLite, not {connection.vendor}: the table of resources in the "
+                "explanation of guards says what to do instead."
             )
         return found
 
@@ -420,8 +423,8 @@ class SqlGuard(Guard):
                     version = own.run(self._dialect(own).version(own.style))
             if version > VERSION:
                 raise StoreIncompatible(
-                    f"the guard's schema {self._schema!r} has version {version}, and this leasehold knows {VERSION} at "
-                    "most: a newer leasehold has installed it. Install that one; nothing was changed."
+                    f"the guard's schema {self._schema!r} has version {version}, and this leasehold supports "
+                    f"{VERSION} at most: a newer leasehold has installed it. Upgrade leasehold. Nothing was changed."
                 )
             if version < VERSION:
                 self.install()

@@ -151,10 +151,11 @@ def _whole(statements: list[str]) -> list[str]:
 
 def _quoted(schema: str) -> str:
     if not isinstance(schema, str) or not 0 < len(schema.encode(errors="replace")) <= 63:
-        raise InvalidArgument(f"schema is the name of a PostgreSQL schema, of 1 to 63 bytes, not {schema!r}.")
+        raise InvalidArgument(f"schema must be the name of a PostgreSQL schema, of 1 to 63 bytes, not {schema!r}.")
     if "\0" in schema or "$lh$" in schema or schema.startswith("pg_"):
         raise InvalidArgument(
-            f"schema cannot be {schema!r}: names that begin with pg_ are PostgreSQL's own; NUL and $lh$ cannot occur."
+            f"schema cannot be {schema!r}: names that begin with pg_ belong to PostgreSQL, and a name cannot "
+            "contain NUL or $lh$."
         )
     return '"' + schema.replace('"', '""') + '"'
 
@@ -216,7 +217,7 @@ def explained(error: BaseException, resource: str, schema: str) -> LeaseholdErro
     if code == IN_A_SAVEPOINT:
         return Conflict(IN_SAVEPOINT)
     if code == _FAILED:
-        return NotInTransaction("that transaction has failed already: roll it back, and run it again.")
+        return NotInTransaction("that transaction has failed at an earlier statement: roll it back, and run it again.")
     if code in _MISSING:
         return GuardUnavailable(
             f"{resource}: the schema {schema!r} of the guard is missing or incomplete ({reason}). Nothing was written: "
@@ -224,8 +225,8 @@ def explained(error: BaseException, resource: str, schema: str) -> LeaseholdErro
         )
     if code == _NO_RIGHT:
         return Unsupported(
-            f"{resource}: this role may not use the guard's schema ({reason}). Its owner can let it: GRANT USAGE ON "
-            f"SCHEMA {_quoted(schema)} TO the role; or install the guard with a role that may create schemas."
+            f"{resource}: this role may not use the guard's schema ({reason}). As the owner of the schema, run GRANT "
+            f"USAGE ON SCHEMA {_quoted(schema)} TO the role; or install the guard with a role that may create schemas."
         )
     if is_lost(error):
         return GuardUnavailable(f"{resource}: the connection to its database was lost: {reason}.")

@@ -66,8 +66,8 @@ def _prove_with(guard: SqlGuard, key: str) -> None:
     known = guard._known(key)
     if not refused or known is None or known.mark.epoch != new.writer.epoch:
         raise Unfenced(
-            f"a transaction under an older epoch was committed in {guard._source.where}: its fence does not bite. "
-            f"Look at the trigger at_commit of {guard._schema}.fences (PostgreSQL) or at triggers on the table "
+            f"a transaction under an older epoch was committed in {guard._source.where}: its fence has no effect. "
+            f"Check the trigger at_commit of {guard._schema}.fences (PostgreSQL) or the triggers on the table "
             f"{guard._schema}_marks (SQLite), and call guard.install()."
         )
 

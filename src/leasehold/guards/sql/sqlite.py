@@ -100,7 +100,10 @@ class Sqlite(Dialect):
             return None if passed is None else _passed(passed, resource), mark
         known = yield from self.known(key, style="?")
         if known is None:
-            raise GuardUnavailable(f"{resource}: its mark was neither raised nor is there. Nothing was written.")
+            raise GuardUnavailable(
+                f"{resource}: its mark was not raised, and does not exist afterwards; perhaps a trigger removed "
+                "it. Nothing was written."
+            )
         return known.mark, None
 
     def known(self, key: str, style: str) -> Program[Known | None]:
@@ -134,9 +137,9 @@ def _check_file(own: str, callers: str, key: str) -> None:
         if callers and os.path.samefile(own, callers):
             return
     raise InvalidArgument(
-        f"that connection has {callers or 'a database in memory'!r} open, and the marks of this guard are in {own!r}: "
-        f"a fence of {key!r} there would not notice a seal. Make the guard with the URL of the database that you "
-        "write to, which must be the connection's main one."
+        f"that connection is to {callers or 'a database in memory'!r}, and this guard keeps its marks in {own!r}: a "
+        f"fence of {key!r} there would not notice a seal. Make the guard with the URL of the database that you write "
+        "to. It must be the connection's database `main`, not an attached one."
     )
 
 

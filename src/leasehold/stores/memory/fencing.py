@@ -20,8 +20,9 @@ log = logging.getLogger("leasehold")
 def inside(verb: str) -> Conflict:
     """Return the refusal of a verb that was called while another one was under way."""
     return Conflict(
-        f"{verb}() was called while another verb of this store was under way, for instance from a signal handler, and "
-        f"would see a half-made change. Set a flag in the signal handler, and call {verb}() after it has returned."
+        f"{verb}() was called while another verb of this store was under way, for instance from a signal handler, so "
+        f"it would see a change that is only half made. Set a flag in the signal handler, and call {verb}() after it "
+        "has returned."
     )
 
 

@@ -99,7 +99,7 @@ class MemoryStore:
         finally:
             self._state.waiting -= 1
         if self._gone is not None:
-            raise StoreUnavailable("this store was closed while the call waited.")
+            raise StoreUnavailable("this store was closed while the call waited. Nothing was changed.")
         return self._begin()
 
     # Producers

@@ -217,11 +217,11 @@ class Listening:
             if not self._register():
                 self._listen(seconds)
         except _Pooled:
-            log.info("a pooler stands before PostgreSQL, so claims that wait poll every %g s", POLL_SECONDS)
+            log.info("connected to PostgreSQL through a pooler, so a waiting claim polls every %g s", POLL_SECONDS)
             self._pooled = True
             self._hang_up()
         except (psycopg.Error, LeaseholdError) as error:
-            log.debug("cannot listen for notifications, so this polls: %s", error)
+            log.debug("cannot listen for notifications; polling instead: %s", error)
             self._hang_up()
             self.pause(seconds)
         finally:
@@ -341,7 +341,7 @@ class Upkeep:
         except LeaseholdError as error:  # the takeover has been done; the fence itself refuses what they wrote
             if not (self._warned_of_rights or self._database.closed):
                 self._warned_of_rights = True
-                log.warning("could not end the transaction of an owner that has lost its job: %s", may_not_end(error))
+                log.warning("could not end the open transaction of an owner that lost its job: %s", may_not_end(error))
 
     def _prune(self, retention: Retention, kind: str, keep_us: int, place: Place) -> Place | None:
         """Prune one portion by policy (see `policy.Pass`)."""

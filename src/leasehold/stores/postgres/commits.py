@@ -161,7 +161,7 @@ def resolve(
             return refusal
     return StoreUnavailable(
         f"the connection to {shown_url(database.url)} was lost in COMMIT: {_first(error)}. The transaction may or may "
-        "not have been committed: look for what it wrote before you run it again.",
+        "not have been committed: check whether its rows exist before you run it again.",
         outcome_unknown=True,
     )
 

@@ -243,7 +243,8 @@ class Pool(Generic[ConnectionT]):
         if not room:
             raise StoreUnavailable(
                 f"all {self.limit} connections to {self._where} have been in use for {self.wait_seconds:g} s "
-                "(connections, wait_seconds): fewer threads, or more connections. Nothing was changed."
+                "(connections, wait_seconds): use fewer threads, or allow more connections in the URL. Nothing was "
+                "changed."
             )
 
     def _has_room(self) -> bool:
@@ -328,8 +329,8 @@ def split_url(url: str) -> tuple[str, Settings]:
     scheme, slashes, _ = url.partition("://")
     if not slashes or ":" in scheme:
         raise InvalidArgument(
-            "a PostgreSQL store is named by a URL such as postgresql://user:password@host/database, and behind "
-            f"{scheme.partition(':')[0]!r} there is no '://'."
+            "the URL of a PostgreSQL store must look like postgresql://user:password@host/database, and this one has "
+            f"no '://' after {scheme.partition(':')[0]!r}."
         )
     before, query = _halves(url)
     theirs, ours = list[str](), Settings()
@@ -361,8 +362,8 @@ def split_url(url: str) -> tuple[str, Settings]:
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) <= 65_535):
             # It may be the first part of a password, which ends at the first "/" for libpq: so it is not shown.
             raise InvalidArgument(
-                "the port in a PostgreSQL URL must be a whole number from 1 to 65535: look at what is behind the ':' "
-                f"of the host.{f' {ENCODE}' if '@' in url else ''}"
+                "the port in a PostgreSQL URL must be a whole number from 1 to 65535: check what follows the ':' "
+                f"after the host.{f' {ENCODE}' if '@' in url else ''}"
             )
     return bare, ours
 

@@ -166,7 +166,7 @@ class Database:
                 # From here on, "nothing was changed" would hold for the last try only.
                 elif not _is_gone(error):
                     raise StoreUnavailable(
-                        f"{lost} Asked again, the store answered: {error}", outcome_unknown=True
+                        f"{lost} The call was repeated, and the store answered: {error}", outcome_unknown=True
                     ) from error.__cause__
                 left = left or patience(AGAIN_SECONDS)
                 if left() <= pause:
@@ -225,7 +225,9 @@ class Database:
         if connection.info.server_version < LEAST_SERVER:
             version = connection.info.server_version // 10000
             connection.close()
-            raise StoreIncompatible(f"{shown_url(self.url)} is PostgreSQL {version}, and 14 is the least that will do.")
+            raise StoreIncompatible(
+                f"{shown_url(self.url)} is PostgreSQL {version}, and leasehold needs PostgreSQL 14 or newer."
+            )
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         connection.reply_seconds = self.reply_seconds
         self._role = connection.info.user
@@ -274,8 +276,8 @@ class Database:
             return None
         what = "removed" if found is None else "replaced by another store"
         return StoreUnavailable(
-            f"{self.named} was {what} since this process opened it: a backup is being restored, perhaps. Nothing was "
-            "changed. Start this process anew once the store is back."
+            f"{self.named} was {what} since this process opened it, perhaps because a backup is being restored. "
+            "Nothing was changed. Restart this process once the store is back."
         )
 
     def migrate(self, *, dry_run: bool, wait_seconds: float, say: Callable[[str], None]) -> Migrated:

@@ -69,14 +69,14 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
     message = str(error).strip().partition("\n")[0]
     if is_lost(error):
         return StoreUnavailable(
-            f"the connection to {where} was lost: {message}. What was asked may or may not have happened; "
-            "look before you repeat it.",
+            f"the connection to {where} was lost: {message}. This call may or may not have taken effect; check before "
+            "you repeat it.",
             outcome_unknown=True,
         )
     match code:
         case "LH002":
             return InvalidArgument(
-                f"that connection is to another database than this store's ({where}): only rows in the same one can "
+                f"that connection is not to the database of this store ({where}): only rows in the same database can "
                 "commit together."
             )
         case "LH003":
@@ -88,27 +88,28 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
             )
         case "LH005":
             return StoreIncompatible(
-                f"connections to {where} begin in another isolation than READ COMMITTED, which the store's own verbs "
-                f"need: set default_transaction_isolation for the role or in the URL (options=…). {NOTHING}"
+                f"connections to {where} do not begin in READ COMMITTED, the isolation level that the store needs: "
+                f"set default_transaction_isolation for the role or in the URL (options=…). {NOTHING}"
             )
         case "LH006":
             return Conflict(IN_SAVEPOINT)
         case "LH007":
             return Unsupported(
-                "a transaction that is fenced by a lease cannot be prepared: it would keep its lease locked until it "
-                f"is committed, over restarts too. Commit in one phase. {NOTHING}"
+                "a transaction that is fenced by a lease cannot be prepared: its lease would stay locked until it is "
+                f"committed, even across restarts of the server. Use COMMIT instead of PREPARE TRANSACTION. {NOTHING}"
             )
         case "3F000" | "42P01" | "42883":
             return StoreIncompatible(
-                f"schema {schema!r} of {where} is not there, or is not this leasehold's: {message}. `leasehold store "
-                f"migrate URL` makes it, or brings it up to date; or the store is in another schema. {NOTHING}"
+                f"schema {schema!r} of {where} does not exist, or belongs to another version of leasehold: {message}. "
+                "If the store is in another schema, name that one; else run `leasehold store migrate URL`, which "
+                f"creates or updates it. {NOTHING}"
             )
         case "42501":
             return missing_right(message, where, schema, role)
         case "25P02":
             return NotInTransaction(
-                "that connection's transaction has failed before, at an earlier statement, and the server takes "
-                f"nothing more in it: roll it back, and do this in a new one. {NOTHING}"
+                "that connection's transaction failed at an earlier statement, so the server accepts nothing more in "
+                f"it: roll it back, and repeat this in a new one. {NOTHING}"
             )
         case "25006":
             return StoreUnavailable(
@@ -124,16 +125,17 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
             )
         case "40P01" | "40001":
             return StoreUnavailable(
-                f"PostgreSQL gave up this transaction in favour of another: {message}. {NOTHING} Try again."
+                f"PostgreSQL rolled back this transaction, which conflicted with another: {message}. "
+                f"{NOTHING} Try again."
             )
         case "57014":
             return StoreUnavailable(
                 f"the statement was cancelled or timed out: {message}. {NOTHING} If statement_timeout is set for the "
-                "role, give it more."
+                "role, raise it."
             )
         case "53100" | "53200" | "53300" | "53400":
             return StoreUnavailable(
-                f"{where} has run out of something: {message}. {NOTHING} Try again when it has more."
+                f"{where} has run out of a resource: {message}. {NOTHING} Try again once it has more."
             )
         case "2200H":
             return StoreUnavailable(f"no epoch is left below 2**53: {message}. {NOTHING}")

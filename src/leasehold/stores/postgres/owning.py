@@ -159,8 +159,8 @@ def _of_a_part(error: StoreUnavailable, done: int, count: int) -> StoreUnavailab
         return error
     why = str(error).replace(f" {NOTHING}", "")  # true of that part alone
     return StoreUnavailable(
-        f"{done} of {count} items are done; whether the rest are is not known: {why} It is safe to repeat the whole "
-        "call.",
+        f"{done} of {count} items are done; the outcome of the others is not known: {why} It is safe to repeat the "
+        "whole call.",
         outcome_unknown=True,
     )
 
@@ -172,8 +172,8 @@ def unknown(refusal: StaleEpoch) -> StoreUnavailable:
     """Return the error of a write that was refused, after a first call that may have been accepted."""
     # Without the refusal as its cause: `StaleEpoch.find` would take it for what happened.
     error = StoreUnavailable(
-        "the reply to this call was lost, and asked again the store refused it: the job was taken over meanwhile. "
-        f"Whether the first call came before that is not known, so it may or may not have happened. ({refusal})",
+        "the reply to this call was lost. The call was repeated and refused, since another owner had taken over the "
+        f"job meanwhile. The first call may or may not have taken effect before that. ({refusal})",
         outcome_unknown=True,
     )
     error.is_stale = True
@@ -190,10 +190,10 @@ def added(jobs: Sequence[NewJob], answer: list[Added]) -> list[Added]:
         return answer  # each unique key is another job's, whichever call is asked
     rest = len(answer) - len(found)
     raise StoreUnavailable(
-        f"the reply to this add was lost, and asked again the store has {len(found)} of its {len(answer)} jobs "
-        f"({found[0]!r} first), once. Whether this call added them or an earlier one is not known."
-        + (f" The unique keys of the other {rest} belong to other jobs: these were not added." if rest else "")
-        + " To add them again is harmless.",
+        f"the reply to this add was lost. The store now has {len(found)} of its {len(answer)} jobs (the first is "
+        f"{found[0]!r}), each once; they may have been added by this call or by an earlier one."
+        + (f" The other {rest} were not added, since other jobs have their unique keys." if rest else "")
+        + " It is safe to repeat the call.",
         outcome_unknown=True,
     )
 

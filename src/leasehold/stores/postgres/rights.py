@@ -130,7 +130,9 @@ def grants(connection: Connection, schema: str, role: str, kinds: Sequence[str])
     """Return the statements that give *role*, "" for PUBLIC, the rights of each of *kinds*."""
     for kind in kinds:
         if kind not in KINDS:
-            raise InvalidArgument(f"a role is one of {', '.join(KINDS)}, not {kind!r}. Nothing was changed.")
+            raise InvalidArgument(
+                f"the kind of a role must be one of {', '.join(KINDS)}, not {kind!r}. Nothing was changed."
+            )
     to = sql.Identifier(role) if role else sql.SQL("PUBLIC")
     columns = sql.SQL(", ").join(map(sql.Identifier, _STORE_COLUMNS))
     found = [
@@ -167,8 +169,8 @@ def check_role(connection: Connection, schema: str, role: str, where: str) -> No
     """Refuse a role that is not there, and a grantor whose grants PostgreSQL would pass over with a warning."""
     if not connection.execute("SELECT FROM pg_catalog.pg_roles WHERE rolname = %s", [role]).fetchall():
         raise InvalidArgument(
-            f"there is no role {role!r} on the server of {where}: look at its name. A new one is made with CREATE "
-            "ROLE, and then granted its rights. Nothing was changed."
+            f"the role {role!r} does not exist on the server of {where}. Check its name. A new role is created with "
+            "CREATE ROLE, and then gets its rights with `leasehold store grant`. Nothing was changed."
         )
     [(owner, may)] = connection.execute(
         "SELECT pg_catalog.pg_get_userbyid(c.relowner), pg_catalog.pg_has_role(c.relowner, 'USAGE') "
@@ -178,8 +180,8 @@ def check_role(connection: Connection, schema: str, role: str, where: str) -> No
     ).fetchall()
     if not may:
         raise StoreIncompatible(
-            f"role {connection.info.user!r} does not own {where}, so it cannot give rights in it to anybody: "
-            f"{owner!r} can. Nothing was changed."
+            f"role {connection.info.user!r} does not own {where}, so it cannot grant rights there. Run this as "
+            f"{owner!r}. Nothing was changed."
         )
 
 

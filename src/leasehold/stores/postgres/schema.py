@@ -65,7 +65,7 @@ def look(connection: Connection, schema: str) -> Found | None:
             sql.SQL("SELECT schema_version, oldest_code, id FROM {}").format(sql.Identifier(schema, "store"))
         ).fetchall()
     except psycopg.errors.UndefinedColumn:
-        raise _not_ours(schema, "its table 'store' is another one") from None
+        raise _not_ours(schema, "its table 'store' has other columns") from None
     if len(rows) != 1:
         raise _not_ours(schema, f"its table 'store' has {len(rows)} rows")
     return Found(*rows[0])
@@ -136,8 +136,8 @@ def migrate(
             say(f"another transaction holds a lock that the migration needs; trying again ({turn})")
             threading.Event().wait(_PAUSE_SECONDS)
     raise StoreUnavailable(
-        f"other transactions have kept tables of {where} locked all the time, so the migration got no turn: look for "
-        "old ones in pg_stat_activity, and run this again. Nothing was changed."
+        f"other transactions kept tables of {where} locked the whole time, so the migration could not begin. Look for "
+        "old transactions in pg_stat_activity, and run this again. Nothing was changed."
     )
 
 
@@ -220,8 +220,8 @@ def _bring_up(connection: Connection, schema: str, found: Found | None, now: int
         return
     if oldest() <= found.version and (lost := before - after):
         raise StoreIncompatible(
-            f"the migrations say that code of version {oldest()} goes on working, and remove what it calls: "
-            f"{', '.join(sorted(lost))}. Nothing was changed."
+            f"the migrations claim that code of version {oldest()} keeps working, but they remove functions that it "
+            f"calls: {', '.join(sorted(lost))}. Nothing was changed."
         )
     _run(connection, schema, "UPDATE leasehold.store SET schema_version = %s, oldest_code = %s", [latest(), oldest()])
     grant_again(connection, schema, granted)

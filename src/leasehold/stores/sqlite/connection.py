@@ -99,13 +99,15 @@ class Turn:
         while (holder := self._held.setdefault("by", mine)) is not mine:
             if holder.thread is mine.thread:
                 raise Conflict(
-                    f"this very thread is in the middle of a {self._what} of {self._path}, which this call would wait "
-                    "for. In a signal handler, set a flag and call the verb later; in a transaction, pass connection=…."
+                    f"this thread is itself in the middle of a {self._what} of {self._path}, so this call would wait "
+                    "for ever. In a signal handler, set a flag and make the call later; in a transaction, pass "
+                    "connection=…."
                 )
             if left() <= 0:
                 raise StoreUnavailable(
                     f"another thread of this process has held the only {self._what} lock of {self._path} for "
-                    f"{seconds:g} s (busy_seconds): it may be stopped inside lease.transaction()."
+                    f"{seconds:g} s (busy_seconds): that thread may be stopped inside lease.transaction(). Nothing "
+                    "was changed."
                 )
             self._freed.acquire(timeout=max(min(left(), _TURN_SECONDS), 0))
 
@@ -170,9 +172,9 @@ def explained(error: BaseException, path: str, busy_seconds: float) -> BaseExcep
     match code & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return StoreUnavailable(
-                f"another connection has held the only write lock of {path} for {busy_seconds:g} s "
-                "(busy_seconds): a process may be stopped inside a write transaction, or this very call be made "
-                "inside one of yours (then pass connection=…). Nothing was changed."
+                f"another connection has held the only write lock of {path} for {busy_seconds:g} s (busy_seconds): "
+                "either a process is stopped inside a write transaction, or this call was made inside a transaction "
+                "of your own (then pass connection=…). Nothing was changed."
             )
         case sqlite3.SQLITE_FULL:
             return StoreUnavailable(f"the disk of {path} is full. Nothing was changed.")
@@ -184,7 +186,10 @@ def explained(error: BaseException, path: str, busy_seconds: float) -> BaseExcep
             return StoreUnavailable(f"{path} or its folder cannot be written: {error}. Nothing was changed.")
         case sqlite3.SQLITE_CORRUPT:
             return StoreIncompatible(f"{path} is damaged ({error}): restore a backup. Nothing was changed.")
-    return StoreUnavailable(f"{path}: {error}. What was asked may or may not have happened.", outcome_unknown=True)
+    return StoreUnavailable(
+        f"{path}: {error}. This call may or may not have taken effect; check before you repeat it.",
+        outcome_unknown=True,
+    )
 
 
 def _why_not(path: str) -> str:

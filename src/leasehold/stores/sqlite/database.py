@@ -53,8 +53,8 @@ class Database:
     ) -> None:
         if synchronous.lower() not in SYNCHRONOUS:
             raise InvalidArgument(
-                f"synchronous is one of {', '.join(SYNCHRONOUS)}, not {synchronous!r}. "
-                "With normal, a power cut may take back what was last committed; anything less could damage the file."
+                f"synchronous must be one of {', '.join(SYNCHRONOUS)}, not {synchronous!r}. With normal, a power cut "
+                "may undo the last commits; anything less could damage the file."
             )
         self.path = os.path.abspath(path)
         self.key = os.path.realpath(self.path)  # the same for every name of the file
@@ -282,7 +282,8 @@ class Database:
                 threading.Event().wait(0.01)
         if mode != "wal":
             raise StoreIncompatible(
-                f"{self.path} cannot be put into WAL mode (it is in {mode!r} mode): is it on a network share?"
+                f"{self.path} cannot be put into WAL mode (it is in {mode!r} mode), perhaps because it is on "
+                "a network share: use a local disk."
             )
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         # See _checkpoint: SQLite's own checkpoints would run beside other processes' writes.

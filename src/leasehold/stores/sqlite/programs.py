@@ -83,7 +83,7 @@ class Migration(NamedTuple):
 def statements(schema: str) -> Statements:
     """Return the statements for tables whose names begin with *schema*."""
     if not isinstance(schema, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", schema):
-        raise InvalidArgument(f"schema is a table prefix of letters, digits and underscores, not {schema!r}.")
+        raise InvalidArgument(f"schema must be a table prefix of letters, digits and underscores, not {schema!r}.")
     return Statements(schema)
 
 

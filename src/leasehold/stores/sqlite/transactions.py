@@ -155,7 +155,7 @@ class SqliteTransactions(DatabaseTransactions):
             try:
                 self._database.write_soon(self._session, _nothing)
             except LeaseholdError as error:
-                log.debug("%d refusals are still to be recorded: %s", len(self._session.deferred), error)
+                log.debug("could not record %d refusals yet; retrying later: %s", len(self._session.deferred), error)
 
     def record_all(self) -> None:
         """Record the refusals that were deferred, as the store's last write: wait for it, and log a failure."""
@@ -228,8 +228,8 @@ class SqliteTransactions(DatabaseTransactions):
         # whatever its name: the caller's is still open from before it was replaced.
         if self._database.opened and last != self._database.read(programs.last_epoch(self._joined)):
             raise StoreUnavailable(
-                f"that connection is to a file that was replaced: {self._database.path} names another one by now. "
-                "Nothing was changed: connect anew."
+                f"that connection is to a file that has been replaced: {self._database.path} is another file now. "
+                "Nothing was changed: open a new connection."
             )
 
     # On a caller's connection

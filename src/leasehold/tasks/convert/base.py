@@ -106,4 +106,4 @@ def in_order(kept: Iterable[Any]) -> list[Any]:
     try:
         return sorted(kept, key=lambda one: json.dumps(one, sort_keys=True))
     except TypeError as error:
-        raise Mismatch(f"what is in it cannot be kept as JSON: {error}") from None
+        raise Mismatch(f"its content cannot be stored as JSON: {error}") from None

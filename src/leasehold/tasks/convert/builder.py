@@ -137,8 +137,8 @@ def _union(annotation: Any, members: list[Converter]) -> Converter:
             back, _ = first(kept, False)
             if back != index:
                 raise Mismatch(
-                    f"{shown(value)} would come back as {members[back].shown}: in JSON, the annotation {name} cannot "
-                    "tell the two apart"
+                    f"{shown(value)} would come back as {members[back].shown}: its JSON fits more than one member of "
+                    f"the annotation {name}"
                 )
         return kept
 

@@ -91,8 +91,8 @@ def _dict(annotation: Any, name: str, arguments: tuple[Any, ...], build: Build) 
         for key in value:
             if not isinstance(key, str):
                 raise Mismatch(
-                    f"its key {shown(key)} is not a string: JSON has only string keys, so it would not come back as it "
-                    "was"
+                    f"its key {shown(key)} is not a string: JSON has only string keys, so the key would come back as "
+                    "a string"
                 )
         return {key: within(inner.dump, one, key) for key, one in value.items()}
 

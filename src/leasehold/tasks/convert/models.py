@@ -59,7 +59,7 @@ def _struct(kind: Any) -> Converter:
         try:
             kept = msgspec.to_builtins(value, str_keys=True, order="deterministic")
         except TypeError as error:
-            raise Mismatch(f"{kind.__name__} cannot be kept: {error}") from None
+            raise Mismatch(f"{kind.__name__} cannot be stored: {error}") from None
         load(kept)  # a Struct does not look at its fields when it is made
         return kept
 

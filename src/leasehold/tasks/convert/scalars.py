@@ -44,8 +44,8 @@ def _read(kind: type, load: Half) -> Half:
 def _dump_datetime(value: datetime) -> str:
     if value.utcoffset() is None:
         raise Mismatch(
-            f"a datetime must say its time zone, and {value.isoformat()} does not: "
-            "use datetime.now(UTC) or .replace(tzinfo=…)"
+            f"a datetime must have a time zone, and {value.isoformat()} has none: use datetime.now(UTC) or "
+            ".replace(tzinfo=…)"
         )
     return value.isoformat()
 
@@ -65,7 +65,7 @@ def _dump_date(value: date) -> str:
 
 def _dump_time(value: time) -> str:
     if value.tzinfo is not None and value.utcoffset() is None:
-        raise Mismatch(f"the time zone of {shown(value)} depends on the day, and would be lost")
+        raise Mismatch(f"the offset of its time zone depends on the day, so {shown(value)} could not be restored")
     return value.isoformat()
 
 
@@ -89,7 +89,7 @@ def _dump_timedelta(value: timedelta) -> float:
     except OverflowError:  # rounded up, over the longest there is
         exact = False
     if not exact:
-        raise Mismatch(f"{shown(value)} is too long: kept as a number of seconds, it would lose its microseconds")
+        raise Mismatch(f"{shown(value)} is too long: stored as a number of seconds, it would lose its microseconds")
     return seconds
 
 

@@ -159,7 +159,7 @@ class Http(Resource):
                 raise
             current, _, owner = error.read().decode().partition(" ")
             raise StaleEpoch(
-                f"http:{KEY}: 409 Conflict: epoch {lease.epoch} is refused, the service stands at {current}",
+                f"http:{KEY}: 409 Conflict: epoch {lease.epoch} is refused, since the service has seen epoch {current}",
                 resource=f"http:{KEY}",
                 presented=lease.epoch,
                 current=int(current),

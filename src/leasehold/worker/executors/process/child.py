@@ -139,7 +139,7 @@ class Child:
             if isinstance(task, Task) and task.name == job.task:
                 return task
         raise InvalidArgument(
-            f"module {job.module} has no task {job.task!r} at its top level, where a process looks for one."
+            f"module {job.module} has no task {job.task!r} at its top level, which is where a process looks for it."
         )
 
     def _store_of(self, task: AnyTask, url: str | None) -> RemoteStore:

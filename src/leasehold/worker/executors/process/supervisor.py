@@ -113,7 +113,7 @@ class Supervisor:
         try:
             return self._handled(run)
         except Exception as error:
-            log.exception("could not supervise %r", run)
+            log.exception("could not supervise the process of job %r", run.lease.job_id)
             if self._process is not None:
                 self._process.kill()
                 self._reap()
@@ -125,7 +125,8 @@ class Supervisor:
             end = self._begun(run, self._process)
             if end is not None or self._all.killing(self):
                 return end or End(None, Killed("the worker has killed the process of the handler"))
-            log.warning("an idle handler process ended before it could begin %r; starting another one", run)
+            job = run.lease.job_id
+            log.warning("an idle handler process ended before it could start job %r; starting another one", job)
         if (unguarded := self._all.unguarded()) is not None:
             return End(None, unguarded)
         try:
@@ -133,7 +134,7 @@ class Supervisor:
 
             self._process = Spawned()
         except Exception as error:
-            log.error("could not start a process for %r", run, exc_info=error)
+            log.error("could not start a process for job %r", run.lease.job_id, exc_info=error)
             return End(None, Unready(f"a process for task {run.task.name!r} cannot be begun: {error}"))
         if self._all.killing(self):
             self._process.kill()
