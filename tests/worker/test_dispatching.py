@@ -150,7 +150,7 @@ def test_a_loop_that_is_closed_does_not_end_the_thread_that_frees_a_slot(
 
     stage.end("t2")
 
-    assert "could not begin <Run l" in caplog.text
+    assert "could not start the handler of job 'l" in caplog.text
     assert stage.runs["l1"].waits
     stage.end("l1")  # the worker hands it back before long
     assert stage.began == ["t1", "t2", "t3"]

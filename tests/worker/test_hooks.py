@@ -113,7 +113,7 @@ def test_an_error_of_a_hook_is_an_error_of_the_job(router: Router, where: str) -
 
 
 def test_a_hook_that_does_not_fit_is_refused_at_once(router: Router) -> None:
-    with pytest.raises(InvalidArgument, match="called with the lease"):
+    with pytest.raises(InvalidArgument, match="calls its function with the lease"):
 
         @router.around
         def none() -> Iterator[None]:
@@ -124,7 +124,7 @@ def test_a_hook_that_does_not_fit_is_refused_at_once(router: Router) -> None:
         @router.around
         async def coroutine(lease: Lease) -> None: ...
 
-    with pytest.raises(InvalidArgument, match="called with nothing"):
+    with pytest.raises(InvalidArgument, match="calls its function with nothing"):
 
         @router.lifespan
         def one(what: Any) -> Iterator[None]:

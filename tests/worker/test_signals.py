@@ -59,4 +59,4 @@ def test_a_worker_on_another_thread_says_that_no_signal_stops_it(caplog: pytest.
         router.work(until_empty=True)
         assert "no signal stops" not in caplog.text
         asyncio.run(asyncio.to_thread(router.work, until_empty=True))
-    assert caplog.text.count("no signal stops a worker") == 1
+    assert caplog.text.count("signals do not stop a worker") == 1
