@@ -20,9 +20,6 @@ DECLARE
     v_now bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_swept bigint := v_now;
     v_plain boolean;
-    v_alone boolean;  -- no other queue has a job for this claim
-    v_pauses boolean;  -- some queue is paused
-    v_unknown boolean;  -- some job waits behind its task
     v_process bigint;
     r record;
     j record;
@@ -44,29 +41,22 @@ BEGIN
         AND EXISTS (SELECT FROM leasehold.store WHERE fingerprint = concat_ws('/', leasehold.here(), xmin))
         AND NOT EXISTS (SELECT FROM leasehold.freed WHERE number > p_freed)
         AND p_lowered = (SELECT last_value + is_called::integer FROM leasehold.lowered)
-        -- Nor a job of a higher priority.
-        AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue = v_queue AND rank < v_rank)
-        AND set_config('lock_timeout', '5000', true) IS NOT NULL,
-        -- Whether there is no job of another queue.
-        p_queues = ARRAY[v_queue] OR p_queues IS NULL
-        AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue < v_queue)
-        AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue > v_queue),
-        EXISTS (SELECT FROM leasehold.queues WHERE paused_at IS NOT NULL),
-        EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task')
-    INTO v_plain, v_alone, v_pauses, v_unknown;
-    -- What is rare comes in statements of its own: each subquery of a statement is set up, also if it is not asked.
-    IF v_plain AND v_pauses THEN
-        v_alone := NOT EXISTS (SELECT FROM leasehold.queues WHERE name = v_queue AND paused_at IS NOT NULL)
-            AND (v_alone OR p_queues IS NULL AND cardinality(leasehold.waiting_queues(
-                ARRAY[v_queue], ARRAY(SELECT name FROM leasehold.queues WHERE paused_at IS NOT NULL)
-            )) = 1);
-    END IF;
-    v_plain := v_plain AND v_alone;
-    IF v_plain AND v_unknown THEN
+        AND NOT EXISTS (SELECT FROM leasehold.queues WHERE name = v_queue AND paused_at IS NOT NULL)
         -- A job behind a task that this claim knows.
-        v_plain := p_tasks IS NOT NULL
-            AND NOT EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task' AND behind = ANY (p_tasks));
-    END IF;
+        AND (NOT EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task')
+             OR NOT EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task' AND behind = ANY (p_tasks))
+             AND p_tasks IS NOT NULL)
+        -- A job of a higher priority, or of another queue that is not paused.
+        AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue = v_queue AND rank < v_rank)
+        AND (p_queues = ARRAY[v_queue] OR p_queues IS NULL AND (
+             NOT EXISTS (SELECT FROM leasehold.ready WHERE queue < v_queue)
+             AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue > v_queue)
+             OR EXISTS (SELECT FROM leasehold.queues WHERE paused_at IS NOT NULL)
+             AND cardinality(leasehold.waiting_queues(
+                 ARRAY[v_queue], ARRAY(SELECT name FROM leasehold.queues WHERE paused_at IS NOT NULL)
+             )) = 1))
+        AND set_config('lock_timeout', '5000', true) IS NOT NULL
+    INTO v_plain;
     IF v_plain AND p_host IS NOT NULL THEN
         v_process := (
             SELECT id FROM leasehold.processes
