@@ -219,12 +219,12 @@ def oldest(session: Session, now: int) -> Program[list[Oldest]]:
         queues[queue] = min(queues.get(queue, run_us), run_us)
 
     lane = "", 0
-    while rows := (yield one(session.sql.next_lane, *lane)):
+    while rows := (yield one(session.sql.next_lane, *lane, *lane[:1])):
         [(queue, rank, run_us)] = rows
         lane = queue, rank
         found(queue, run_us)
     place = "", "", "", 0
-    while rows := (yield one(session.sql.next_parked, *place)):
+    while rows := (yield one(session.sql.next_parked, *place, *place[:3], *place[:2], *place[:1])):
         [(kind, behind, queue, rank, run_us)] = rows
         place = kind, behind, queue, rank
         found(queue, run_us)

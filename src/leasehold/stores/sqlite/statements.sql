@@ -642,25 +642,25 @@ WHERE l.epoch <= (SELECT coalesce(max(o.epoch), 0) FROM leasehold_ownerships AS 
 -- name: next_lane
 -- The first job of the next rank, of the same queue or else of the next one. A comparison of (queue, rank) as a whole would
 -- read the rest of the queue: SQLite uses the index for its first column only.
-SELECT * FROM (SELECT queue, rank, run_at FROM leasehold_ready WHERE queue = ?1 AND rank > ?2
+SELECT * FROM (SELECT queue, rank, run_at FROM leasehold_ready WHERE queue = ? AND rank > ?
                ORDER BY rank, run_at, seq LIMIT 1)
 UNION ALL
-SELECT * FROM (SELECT queue, rank, run_at FROM leasehold_ready WHERE queue > ?1 ORDER BY queue, rank, run_at, seq LIMIT 1)
+SELECT * FROM (SELECT queue, rank, run_at FROM leasehold_ready WHERE queue > ? ORDER BY queue, rank, run_at, seq LIMIT 1)
 LIMIT 1;
 
 -- name: next_parked
 -- The same behind lock keys and tasks.
 SELECT * FROM (SELECT kind, behind, queue, rank, run_at FROM leasehold_parked
-               WHERE kind = ?1 AND behind = ?2 AND queue = ?3 AND rank > ?4 ORDER BY rank, run_at, seq LIMIT 1)
+               WHERE kind = ? AND behind = ? AND queue = ? AND rank > ? ORDER BY rank, run_at, seq LIMIT 1)
 UNION ALL
 SELECT * FROM (SELECT kind, behind, queue, rank, run_at FROM leasehold_parked
-               WHERE kind = ?1 AND behind = ?2 AND queue > ?3 ORDER BY queue, rank, run_at, seq LIMIT 1)
+               WHERE kind = ? AND behind = ? AND queue > ? ORDER BY queue, rank, run_at, seq LIMIT 1)
 UNION ALL
 SELECT * FROM (SELECT kind, behind, queue, rank, run_at FROM leasehold_parked
-               WHERE kind = ?1 AND behind > ?2 ORDER BY behind, queue, rank, run_at, seq LIMIT 1)
+               WHERE kind = ? AND behind > ? ORDER BY behind, queue, rank, run_at, seq LIMIT 1)
 UNION ALL
 SELECT * FROM (SELECT kind, behind, queue, rank, run_at FROM leasehold_parked
-               WHERE kind > ?1 ORDER BY kind, behind, queue, rank, run_at, seq LIMIT 1)
+               WHERE kind > ? ORDER BY kind, behind, queue, rank, run_at, seq LIMIT 1)
 LIMIT 1;
 
 -- name: overdue
