@@ -443,6 +443,15 @@ VERBS = [
         lambda stage, lease: stage.router.resolve(stage.job, "charge", by="ann", outcome=1, epoch=lease.epoch),
         lambda stage, lease: stage.count("resolved", stage.job),
     ),
+    Verb(  # before the next, which prunes this job too
+        "prune one",
+        ".prune_job(",
+        RAISES,
+        RAISES,
+        _finished,
+        lambda stage, job: stage.router.store.prune_job(job.id, job.epoch, by="ann"),
+        lambda stage, _: 1 - stage.jobs(),
+    ),
     Verb(
         "prune",
         ".prune(",
@@ -450,15 +459,6 @@ VERBS = [
         RAISES,
         _finished,
         lambda stage, _: stage.router.store.prune(0),
-        lambda stage, _: 1 - stage.jobs(),
-    ),
-    Verb(
-        "prune one",
-        ".prune_job(",
-        RAISES,
-        RAISES,
-        _finished,
-        lambda stage, job: stage.router.store.prune_job(job.id, job.epoch, by="ann"),
         lambda stage, _: 1 - stage.jobs(),
     ),
     Verb(
