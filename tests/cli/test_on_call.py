@@ -70,12 +70,12 @@ def test_a_field_is_refused_though_no_row_could_have_it(
     [
         (
             "requeue --status failed",
-            "requeue takes running jobs only; for failed ones: leasehold replay --status failed",
+            "requeue takes only running jobs; for failed ones: leasehold replay --status failed",
         ),
-        ("requeue --status pending", "requeue takes running jobs only; pending ones wait to be claimed already."),
-        ("replay --status pending", "replay takes finished jobs (done, failed or cancelled) only; pending ones wait"),
-        ("replay --status running", "only; for running ones: leasehold requeue --status running"),
-        ("cancel --status done", "cancel takes pending or running jobs only; done ones have ended already."),
+        ("requeue --status pending", "requeue takes only running jobs; pending ones wait to be claimed already."),
+        ("replay --status pending", "replay takes only finished jobs (done, failed or cancelled); pending ones wait"),
+        ("replay --status running", "; for running ones: leasehold requeue --status running"),
+        ("cancel --status done", "cancel takes only pending or running jobs; done ones have ended already."),
         ("jobs failed", "jobs takes options only, not 'failed'. Did you mean --status failed?"),
         ("jobs invoice-42", "Did you mean `leasehold show invoice-42`?"),
     ],
