@@ -121,6 +121,19 @@ class StaleEpoch(LeaseholdError):
         refusal.args = (f"job {job_id!r}: {verb} with epoch {presented} is refused: {refusal._why()}",)
         return refusal
 
+    @classmethod
+    def of_missing_job(cls, job_id: str, *, presented: int, verb: str = "write") -> Self:
+        """Return the refusal of a write to a job that the store no longer has; *current* is 0, since no epoch is."""
+        return cls(
+            f"job {job_id!r}: {verb} with epoch {presented} is refused: the store no longer has this job, so no epoch "
+            "of it is current. It has ended and was pruned, or the store was restored to an earlier state. Stop "
+            "working on it.",
+            resource=_JOB + job_id,
+            presented=presented,
+            current=0,
+            verb=verb,
+        )
+
     def _why(self) -> str:
         operating = self.verb in _OPERATORS
         if self.presented > self.current:  # only a store knows every issued epoch; to a guard this is a newer owner

@@ -109,6 +109,11 @@ def test_the_tree_is_as_drawn() -> None:
             "advance URL --above 43`.",
         ),
         (
+            StaleEpoch.of_missing_job("a", presented=41, verb="fence"),
+            "job 'a': fence with epoch 41 is refused: the store no longer has this job, so no epoch of it is current. "
+            "It has ended and was pruned, or the store was restored to an earlier state. Stop working on it.",
+        ),
+        (
             StaleEpoch.of_job("a", presented=43, current=0, verb="cancel"),
             "job 'a': cancel with epoch 43 is refused: the store has not issued that epoch for this job; the job was "
             "never claimed. Check its digits, the job and the store. If all are right, the store was restored to an "

@@ -698,7 +698,8 @@ def test_a_block_that_was_idle_for_too_long_is_undone(store: PostgresStore, noti
 # What the fence says when there is nothing to say
 
 
-def test_a_job_that_is_gone_is_unknown_at_the_commit(store: PostgresStore) -> None:
+@pytest.mark.parametrize("settle", [False, True], ids=["fence", "complete"])
+def test_a_job_that_is_gone_refuses_the_commit(store: PostgresStore, settle: bool) -> None:
     """Taken over, finished and pruned while the owner was paused: there is no current epoch to name."""
     lease = lease_of(store)
     unended(store)
@@ -708,14 +709,35 @@ def test_a_job_that_is_gone_is_unknown_at_the_commit(store: PostgresStore) -> No
         assert store.prune(0, keep_ids_us=0).jobs == 1
 
     with psycopg.connect(store.database.url) as connection:
-        lease.fence(connection)
+        if settle:
+            lease.complete(connection=connection)
+        else:
+            lease.fence(connection)
         with pytest.raises(UnknownJob):
             elsewhere(overtaken, store, Lease(store, lease._grant), forgotten)
         with pytest.raises(psycopg.Error) as refused:
             connection.commit()
 
-    assert StaleEpoch.find(refused.value) is None
+    asked = StaleEpoch.find(RuntimeError("of the caller's own, without the refusal"), lease)
+    for found, verb in ((StaleEpoch.find(refused.value), "complete" if settle else "fence"), (asked, "check")):
+        assert found is not None
+        assert (found.job_id, found.presented, found.current, found.verb) == ("a", lease.epoch, 0, verb)
+        assert "the store no longer has this job" in str(found)
+    assert StaleEpoch.find(refused.value, lease) is not None
+    assert lease.lost
     assert rows(store) == 0
+
+
+def test_a_settlement_that_was_committed_is_not_refused_because_its_job_is_gone(store: PostgresStore) -> None:
+    """Its record was pruned with the job, so the error of a hook behind the COMMIT finds neither."""
+    lease = lease_of(store)
+    with psycopg.connect(store.database.url) as connection:
+        lease.complete(connection=connection)
+        connection.commit()
+    assert store.prune(0, keep_ids_us=0).jobs == 1
+
+    assert StaleEpoch.find(RuntimeError("of a hook"), lease) is None
+    assert not lease.lost
 
 
 # Pipelines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.job import Grant
 from ..core.ownership import Reason
-from ..errors import StaleEpoch, is_of_lease, refusal_of_lease
+from ..errors import StaleEpoch, UnknownJob, is_of_lease, refusal_of_lease
 from ..store import Store
 from ..transaction import Joined
 
@@ -41,16 +41,27 @@ class Recorded:
         verbs = self._store.transactions
         lost = lost and verbs is not None and not verbs.exclusive  # without a server there is no reply to lose
         # The owner's own settlement has been committed, and the error came behind it: of an on_commit hook, say.
-        if not lost and self._settled is None and self.is_settled():
+        if not lost and self._settled is None and self._is_on_record_as_settled():
             return None
         [refusal] = self._store.check([(self._grant.spec.id, self._grant.epoch)])
         if refusal is None:
             return None
+        if isinstance(refusal, UnknownJob):
+            # With the job its record is gone, which would show a settlement that the caller's transaction committed.
+            lost = lost or self._settled is None
+            refusal = StaleEpoch.of_missing_job(self._grant.spec.id, presented=self._grant.epoch, verb="check")
         # Only now: a COMMIT that the server had received may have come through until the epoch was no longer current.
         if lost and not self._was_rolled_back():
             return None
         self._note_refusal(refusal)
-        return refusal if isinstance(refusal, StaleEpoch) else None
+        return refusal
+
+    def _is_on_record_as_settled(self) -> bool:
+        """Return whether the store's record has a settlement by this owner; False if the job is gone."""
+        try:
+            return self.is_settled()
+        except UnknownJob:
+            return False
 
     def _is_refused_by(self, refusal: StaleEpoch) -> bool:
         """Return whether *refusal* is one of this lease, and remember that it is lost if its job has refused."""

@@ -47,9 +47,9 @@ recorders: weakref.WeakSet[PostgresTransactions] = weakref.WeakSet()
 
 
 def take(error: BaseException) -> StaleEpoch | None:
-    """Return the refusal that *error* brings, for a caller that records it."""
+    """Return the refusal that *error* brings, for a caller that records it; None if its job is gone."""
     facts = _facts(error)
-    return None if facts is None else _refusal(error, facts)
+    return None if facts is None or "unknown" in facts else _refusal(error, facts)
 
 
 def find(error: BaseException) -> StaleEpoch | None:
@@ -69,6 +69,8 @@ def find(error: BaseException) -> StaleEpoch | None:
 
 def _refusal(error: BaseException, facts: dict[str, Any]) -> StaleEpoch:
     setattr(error, _NOTED, True)
+    if "unknown" in facts:
+        return StaleEpoch.of_missing_job(facts["job_id"], presented=facts["presented"], verb=facts["verb"])
     return stale_epoch(facts["job_id"], facts["presented"], facts["verb"], facts)
 
 
@@ -80,7 +82,7 @@ def _facts(error: BaseException) -> dict[str, Any] | None:
         facts: dict[str, Any] = json.loads(detail_of(error) or "")
     except ValueError:
         return None  # an ORM's copy of the error, without its facts; they are in its cause
-    return None if "unknown" in facts else facts  # unknown: the job is gone, and no epoch is current
+    return facts  # with "unknown" if the job is gone, so that no epoch is current
 
 
 # What the server knows of a transaction

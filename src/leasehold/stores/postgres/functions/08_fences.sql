@@ -123,7 +123,9 @@ BEGIN
         ERRCODE = 'LH001',
         MESSAGE = 'stale epoch',
         DETAIL = (
-            jsonb_build_object('job_id', p_id, 'store', (SELECT id FROM leasehold.store)) || p_refusal::jsonb
+            jsonb_build_object(
+                'job_id', p_id, 'store', (SELECT id FROM leasehold.store), 'presented', p_epoch, 'verb', p_verb
+            ) || p_refusal::jsonb  -- of a job that is gone, it has no epoch and no verb
         )::text;
 END
 $lh$;
