@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from leasehold import Lease, Router
+from leasehold import Lease, Router, StaleEpoch
 from leasehold.cli.logs import Lines, _Json
 from leasehold.core import search
+from leasehold.core.job import completion
+from leasehold.guards import FileGuard
 from leasehold.testing import ManualClock
 
 
@@ -130,20 +133,52 @@ def test_an_observation_is_logged_when_it_begins_and_when_it_ends(written: Writt
         assert ended["facts"] == {"observation": "no-consumer", "subject": "mail"}
 
 
-def test_a_verb_succeeds_whatever_the_log_does() -> None:
-    """What a handler of the application raises goes to stderr."""
+@pytest.fixture
+def broken_log(capsys: pytest.CaptureFixture[str]) -> Iterator[pytest.CaptureFixture[str]]:
+    """A filter of the application that raises at each line of the library; what stderr has of it."""
     log = logging.getLogger("leasehold")
 
     def broken(record: logging.LogRecord) -> bool:
-        raise RuntimeError(record.getMessage())
+        raise RuntimeError(f"broken filter: {record.getMessage()}")
 
     log.addFilter(broken)
     level = log.level
     log.setLevel(logging.INFO)
-    try:
-        with Router() as router:
-            router.add("a")
-            assert router.cancel("a", epoch=0, by="ada").status == "cancelled"
-    finally:
-        log.removeFilter(broken)
-        log.setLevel(level)
+    yield capsys
+    log.removeFilter(broken)
+    log.setLevel(level)
+
+
+def test_a_verb_succeeds_whatever_the_log_does(broken_log: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What a filter of the application raises goes to stderr; a key that was not reached is recorded all the same."""
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    with Router(url) as router, Router(url) as operators:
+        shelf = router.guard("shelf", FileGuard(tmp_path / "shelf", create=True))
+        router.add("a")
+        lease = router.claim("w")
+        assert lease is not None
+        router._registry.guards.seal([shelf.key("k")], lease)
+
+        ended = operators.cancel("a", epoch=lease.epoch, by="ada")  # by a process that does not know the guard
+
+        assert ended.status == "cancelled"
+        assert ended.unsealed == ("shelf:k (no guard of that name is registered in this process)",)
+        assert [event.facts["by"] for event in router.events("a", kind="unsealed")] == ["ada"]
+    assert "broken filter: 1 key of job 'a'" in broken_log.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_a_batch_is_settled_whatever_the_log_does(
+    broken_log: pytest.CaptureFixture[str], kind: str, tmp_path: Path
+) -> None:
+    """An epoch that was never issued is logged in the middle of the batch; the leases beside it are settled."""
+    with Router("memory://" if kind == "memory" else f"sqlite:///{tmp_path / 'jobs.db'}") as router:
+        router.add_many([{"id": id} for id in "abc"])
+        first, second, third = map(completion, router.store.claim("w", limit=3))
+
+        replies = router.store.settle([first, second._replace(epoch=second.epoch + 10**12), third])
+
+        assert [type(reply) for reply in replies] == [type(None), StaleEpoch, type(None)]
+        assert [router.job(id).status for id in "abc"] == ["done", "running", "done"]
+        assert [event.kind for event in router.events("b")][-2:] == ["alarm", "refused"]
+    assert "broken filter: job 'b': complete with epoch" in broken_log.readouterr().err

@@ -11,7 +11,6 @@ import asyncio
 import contextvars
 import functools
 import inspect
-import logging
 import threading
 from asyncio.events import _get_running_loop
 from collections.abc import Callable, Coroutine, Generator
@@ -20,6 +19,7 @@ from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from .errors import Unsupported
+from .logs import log
 from .store import Store, Transactions
 from .transaction import Joined, is_anything_open, refuse_inside, remember
 
@@ -27,9 +27,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _awaited: contextvars.ContextVar[bool] = contextvars.ContextVar("leasehold_awaited", default=False)
-
-
-log = logging.getLogger("leasehold")
 
 handling_task: contextvars.ContextVar[str | None] = contextvars.ContextVar("leasehold_async_handler", default=None)
 """The task of the async handler that runs here."""

@@ -28,7 +28,6 @@ A guard protects only if every write goes through it.
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -42,10 +41,9 @@ from .core.ownership import EPOCH_LIMIT
 from .errors import InvalidArgument, NoLease, StaleEpoch, StoreUnavailable
 from .lease import Lease
 from .lease.current import lease_here
+from .logs import log
 
 __all__ = ["Doubt", "Guard", "GuardKey", "Mark", "Presented", "Seal", "Verifier", "Writer", "seal_keys", "writing_as"]
-
-log = logging.getLogger("leasehold")
 
 # Whom the request speaks for that is being handled here; goes before the current lease.
 request_writer: ContextVar[Writer | None] = ContextVar("leasehold_request_writer", default=None)

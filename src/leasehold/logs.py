@@ -25,7 +25,7 @@ class Log(Adapter):
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log this, as the caller's own."""
         try:
-            super().log(level, msg, *args, **{"stacklevel": 2, **kwargs})
+            super().log(level, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
         except Exception:
             with suppress(Exception):
                 traceback.print_exc()
@@ -33,3 +33,6 @@ class Log(Adapter):
     def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[object, MutableMapping[str, Any]]:
         """Return both as they are: each record brings its own facts along."""
         return msg, kwargs
+
+
+log = Log(logging.getLogger("leasehold"), {})

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from .core.clock import Clock
 from .core.job import Job
 from .core.observations import OBSERVE_EVERY_US, Bounds, Key, Noted, Observation, noted_first, observe
-from .logs import Log
+from .logs import log
 from .store import Store
-
-log = Log(logging.getLogger("leasehold"), {})
 
 _USUAL = Bounds()
 _RECORDED = Bounds(unserved_us=30_000_000)  # a deployment that starts or restarts its workers is no news

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from ..core.job import Added, NewJob
+from ..logs import log
 from ..store import Program, Transactions
 from .children import Within, named
 
 if TYPE_CHECKING:
     from .lease import Lease
-
-log = logging.getLogger("leasehold")
 
 
 def added_alone(lease: Lease, name: str, child: NewJob) -> Added:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,10 +10,9 @@ from typing import Any, Self
 
 from ..core.clock import Clock, SteadyClock
 from ..errors import InvalidArgument, Settled, StoreUnavailable
+from ..logs import log
 from ..store import Renewal
 from .progress import Reporting
-
-log = logging.getLogger("leasehold")
 
 _AGAIN_US = 1_000_000  # at most, after a renewal that failed
 _LAST_SECONDS = 5.0  # for a renewal that is under way at the end

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from .aio import AsyncLease
 
 T = TypeVar("T")
-
-log = logging.getLogger("leasehold")
 
 IDLE_SECONDS = 3600.0  # of `lease.transaction()`: only a stopped process is silent for that long
 _LOOK_SECONDS = 1.0

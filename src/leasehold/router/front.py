@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -40,8 +39,6 @@ if TYPE_CHECKING:  # imported on use: a producer needs no tasks, and most proces
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-log = logging.getLogger("leasehold")
 
 
 class Router:

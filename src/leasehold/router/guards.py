@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,6 +9,7 @@ from ..core import checks
 from ..core.job import Job
 from ..core.ownership import Ownership
 from ..errors import Conflict, LeaseholdError, UnknownJob
+from ..logs import log
 from ..tasks.guarded import SEALER
 
 if TYPE_CHECKING:  # `Router` has these functions as its methods
@@ -18,8 +18,6 @@ if TYPE_CHECKING:  # `Router` has these functions as its methods
     from .front import Router
 
 G = TypeVar("G", bound="Guard")
-
-log = logging.getLogger("leasehold")
 
 
 def guard(router: Router, name: str, guard: G, *, prove: bool = True) -> G:

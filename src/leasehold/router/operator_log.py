@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.job import Grant, Job
 from ..core.redaction import HIDDEN
-from ..logs import Log
+from ..logs import log
 
 if TYPE_CHECKING:  # which has the verbs as its methods
     from .front import Router
-
-log = Log(logging.getLogger("leasehold"), {})
 
 _DONE = {
     "transferred": "transferred to {owner!r}",

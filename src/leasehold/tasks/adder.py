@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,11 +10,10 @@ from ..core import ids
 from ..core.children import as_root
 from ..core.clock import Clock
 from ..core.job import Added, NewJob
+from ..logs import log
 from ..store import Program, Store, Transactions
 from .main_guard import refuse_in_an_import
 from .unknown_tasks import UnknownTasks
-
-log = logging.getLogger("leasehold")
 
 
 class Backend(NamedTuple):

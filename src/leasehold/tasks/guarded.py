@@ -9,7 +9,6 @@ once where that is known, and else by the next upkeep of a process that has the 
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,13 +23,12 @@ from ..core.ownership import Note, NoteKind
 from ..core.wording import counted
 from ..errors import Conflict, InvalidArgument, LeaseholdError, StaleEpoch, Unfenced
 from ..guard import Guard, GuardKey, Writer, seal_keys
+from ..logs import log
 from ..store import OpenKey
 
 if TYPE_CHECKING:
     from ..lease import Lease
     from .adder import Adder
-
-log = logging.getLogger("leasehold")
 
 Keys = Callable[..., Any]  # of the handler's arguments; returns `GuardKey`s
 
@@ -224,6 +222,8 @@ class Guards:
         return Sealed(job_id, epoch, tuple(sealed), tuple(unreached))
 
     def _note_unreached(self, done: Sealed, by: str) -> None:
+        facts = {"keys": [[one.guard, one.key, _storable(one.why)] for one in done.unreached], "by": by}
+        self._record(Note(NoteKind.UNSEALED, done.job_id, done.epoch, None, facts))
         log.error(
             "%s of job %r, which has ended, could not be sealed; its last owner may still write there: %s. "
             "Try again: leasehold guard seal %s --app MODULE:ROUTER",
@@ -233,8 +233,6 @@ class Guards:
             done.job_id,
             extra={"job_id": done.job_id, "epoch": done.epoch - 1},
         )
-        facts = {"keys": [[one.guard, one.key, _storable(one.why)] for one in done.unreached], "by": by}
-        self._record(Note(NoteKind.UNSEALED, done.job_id, done.epoch, None, facts))
 
     def on_failed(self, event: Any) -> None:
         """Seal the keys of a job that has failed for good: a listener of the worker's event `failed`."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 
 from ..core.job import NewJob
 from ..core.suggestions import near
-
-log = logging.getLogger("leasehold")
+from ..logs import log
 
 _NEAR = 0.8  # how alike the names must be: 'gret' is a slip for 'greet', and 'send_sms' is none for 'send_mail'
 

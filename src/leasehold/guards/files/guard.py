@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import secrets
 import shutil
@@ -20,13 +19,12 @@ from ...core import checks
 from ...core.marks import Mark, Writer, admit
 from ...errors import GuardUnavailable, InDoubt, InvalidArgument, StaleEpoch, Unfenced
 from ...guard import Guard, Presented, Seal, Verifier
+from ...logs import log
 from . import file_systems, names
 from .locks import KeyLock
 from .mark_files import MarkFile
 from .syncing import make_folders, sync_file, sync_folder
 from .temporary import Temporary, collect
-
-log = logging.getLogger("leasehold")
 
 APPEND_LIMIT = 64 * 1024 * 1024  # bytes of a file after an append, which copies it
 _PATHS = 1024  # keys whose paths are remembered

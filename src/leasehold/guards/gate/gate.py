@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -16,10 +15,9 @@ from ...core.marks import Mark, Writer
 from ...errors import Conflict, GuardUnavailable, StaleEpoch, Unfenced
 from ...guard import Doubt, Guard, Presented, Seal, Verifier
 from ...liveness import is_gone, this_process
+from ...logs import log
 from .forks import unique_id
 from .home import Home, Running
-
-log = logging.getLogger("leasehold")
 
 _LOOK_US = 200_000  # how often a seal looks whether the processes of older uses are alive
 _CANARY = "leasehold:prove:"

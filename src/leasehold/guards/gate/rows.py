@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -20,10 +19,9 @@ from ...core.marks import Mark, unreadable
 from ...core.ownership import EPOCH_LIMIT, Process
 from ...errors import GuardUnavailable, StaleEpoch
 from ...guard import Doubt
+from ...logs import log
 from .database import Database
 from .home import Admit, Home, Running
-
-log = logging.getLogger("leasehold")
 
 TABLES = (
     """CREATE TABLE IF NOT EXISTS leasehold_gate_marks (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -10,10 +9,9 @@ from collections.abc import Callable
 from ...core import instants
 from ...core.clock import Clock
 from ...errors import GuardUnavailable
+from ...logs import log
 from .bucket import Bucket, Found
 from .pointer import data_folder, epoch_of
-
-log = logging.getLogger("leasehold")
 
 BATCH = 100  # objects whose removal is worth a request of its own; fewer wait for another grace time
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import secrets
 import threading
 import uuid
@@ -30,13 +29,12 @@ from ...errors import (
     finders,
 )
 from ...guard import Guard, Presented, Seal, Verifier
+from ...logs import log
 from . import postgres, proof, sqlite
 from .connecting import Source, begin, commit, has_failed, no_change, source_of
 from .dialect import RECENT, Dialect, Fenced, Known, Request
 from .postgres import Postgres
 from .sqlite import Sqlite
-
-log = logging.getLogger("leasehold")
 
 VERSION = 2  # of what `install` makes
 _END_SECONDS = 5.0  # for a server to notice that its client is gone

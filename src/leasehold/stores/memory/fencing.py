@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from ...core import lifecycle
@@ -10,11 +9,10 @@ from ...core.job import Grant, Job
 from ...core.lifecycle import Verb
 from ...core.ownership import Reason
 from ...errors import Conflict, Settled, StaleEpoch, UnknownJob
+from ...logs import log
 from ...store import Refusal
 from .record import Record
 from .state import State
-
-log = logging.getLogger("leasehold")
 
 
 def inside(verb: str) -> Conflict:
@@ -82,7 +80,7 @@ def _refuse(state: State, now: int, row: Record, presented: int, verb: str, acto
     refusal = kind.of_job(row.id, owner=job.owner, ending=row.how_it_ended(presented), **facts)
     facts["by"] = actor or by
     if presented > state.last:
-        log.error("%s", refusal)
         state.note(now, "alarm", row.id, job.epoch, job.owner, **facts)
+        log.error("%s", refusal)
     state.note(now, "refused", row.id, job.epoch, job.owner, **facts)
     return refusal

@@ -12,7 +12,6 @@ takes back what is overdue first, and hands it to the upkeep.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import random
 import threading
@@ -29,6 +28,7 @@ from ...core.ownership import RECOVERY_EVERY_US, Ownership, Process
 from ...core.retention import Retention
 from ...errors import LeaseholdError, StoreUnavailable, UnknownJob
 from ...liveness import is_gone, this_process
+from ...logs import log
 from ..policy import EVENTS, IDS, PORTION, WORKERS, Pass, Place
 from ..reclaimed import Reclaimed
 from ..rows import grant_of
@@ -37,8 +37,6 @@ from .database import Database
 from .owning import PATIENCE_MS
 from .rights import may_not_end
 from .rows import NO_PROCESS, Claim, Row, as_json, granted, taken_back
-
-log = logging.getLogger("leasehold")
 
 POLL_SECONDS = 0.5
 _POLL_BY_HAND_SECONDS = 0.005  # where the clock is moved by hand, no notification says that it was

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...core.search import Page, Search, collect
 from ...core.workers import WorkerReport, WorkerStatus
 from ...errors import LeaseholdError, StaleEpoch
+from ...logs import log
 from ...store import EVENTS_AT_ONCE, Begun, OpenKey, OpenKeys, Pruned, Refusal, Renewal
 from .._versions import Migrated
 from ..rows import grant_of, job_of, worker_of
@@ -45,8 +45,6 @@ from .rows import (
     wishes,
 )
 from .transactions import PostgresTransactions
-
-log = logging.getLogger("leasehold")
 
 
 class PostgresStore:

@@ -7,7 +7,6 @@ SQLITE_BUSY, and readers never wait for writers.
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import threading
@@ -17,13 +16,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ...core.clock import Clock
 from ...errors import InvalidArgument, LeaseholdError, StoreIncompatible, StoreUnavailable
+from ...logs import log
 from ...transaction import refuse_inside
 from .._stats import StoreStats
 from .._versions import Migrated
 from .connection import Turn, Wal, drive, explained
 from .programs import Program, Session, Statements, migrate, migrations, schema_version, stats
-
-log = logging.getLogger("leasehold")
 
 P = ParamSpec("P")
 T = TypeVar("T")

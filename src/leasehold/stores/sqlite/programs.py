@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
 import sqlite3
@@ -29,12 +28,11 @@ from ...core.options import decode
 from ...core.ownership import Ownership, Process, Reason, draw_epochs
 from ...core.retry import Retry
 from ...errors import InvalidArgument, Settled, StaleEpoch, UnknownJob
+from ...logs import log
 from ...store import Refusal
 from .._stats import StoreStats, TableStats
 from .._versions import refuse_newer, refuse_older, refuse_unreleased
 from ..rows import SpecRow
-
-log = logging.getLogger("leasehold")
 
 T = TypeVar("T")
 
@@ -244,13 +242,13 @@ def draw(session: Session, now: int, count: int, last: int | None = None) -> Pro
     if last is None:
         last = yield from last_epoch(session)
     if last < session.seen:
+        yield from session.record(now, "alarm", None, seen=session.seen, last=last)
         log.error(
             "the store's last epoch went back from %d to %d, so an older backup was probably restored; new epochs "
             "begin above both",
             session.seen,
             last,
         )
-        yield from session.record(now, "alarm", None, seen=session.seen, last=last)
     session.drawn = draw_epochs(max(last, session.seen), count, now)
     yield one(session.sql.set_last_epoch, session.drawn)
     return session.drawn
@@ -406,8 +404,8 @@ def refuse(
     event = {"epoch": standing.epoch, "verb": verb, "by": actor or by, **facts}
     issued = yield from last_epoch(session)
     if presented > max(issued, session.seen):
-        log.error("%s", refusal)
         yield from session.record(now, "alarm", standing.id, **event)
+        log.error("%s", refusal)
     yield from session.record(now, "refused", standing.id, **event)
     return refusal
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -21,6 +20,7 @@ from ...core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
 from ...core.search import Key, Looked, Page, Search, collect
 from ...core.workers import WorkerReport, WorkerStatus
 from ...errors import NoLease, StaleEpoch, UnknownJob
+from ...logs import log
 from ...store import Begun, OpenKeys, Pruned, Refusal, Renewal
 from ...transaction import is_inside, refuse_inside
 from .._versions import Migrated
@@ -29,8 +29,6 @@ from .connection import Changes, open_stores
 from .database import Database
 from .programs import Program, Session, statements
 from .transactions import SqliteTransactions
-
-log = logging.getLogger("leasehold")
 
 P = ParamSpec("P")
 T = TypeVar("T")

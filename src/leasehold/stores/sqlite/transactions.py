@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import threading
@@ -23,6 +22,7 @@ from ...errors import (
     StoreUnavailable,
     UnknownJob,
 )
+from ...logs import log
 from ...store import Refusal, Renewal
 from ...transaction import FORKED, Joined, is_here, is_inside, refuse_inside
 from ..transactions import DatabaseTransactions, cause
@@ -30,8 +30,6 @@ from . import owning, programs
 from .connection import ROLLED_BACK, FencedConnection, drive
 from .database import Database, inherited
 from .programs import Program, Session, Standing, one
-
-log = logging.getLogger("leasehold")
 
 T = TypeVar("T")
 
