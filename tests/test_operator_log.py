@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from leasehold import Lease, Router, StaleEpoch
-from leasehold.cli.logs import Lines, _Json
+from leasehold.cli.logs import Lines, _Json, _Text
 from leasehold.core import search
 from leasehold.core.job import completion
 from leasehold.guards import FileGuard
 from leasehold.testing import ManualClock
+from leasehold.views import Views
+
+WHO = {"name": "charge", "by": "ada", "note": "late"}  # the facts of a resolution
 
 
 class Written:
@@ -89,6 +92,7 @@ def test_each_verb_of_an_operator_is_one_line(written: Written) -> None:
         assert [line.get("epoch") for line in lines] == [one.epoch for one in events]
         assert {line["queue"] for line in lines} == {"q"}
         assert lines[1]["owner"] == "v"
+        assert lines[0]["facts"] == events[0].facts == {"name": "charge", **who}
         assert lines[2]["facts"] == who
 
 
@@ -109,6 +113,87 @@ def test_a_bulk_action_and_a_prune_are_one_line_each_and_hide_what_is_redacted(w
         assert bulk["facts"]["filters"] == {"payload": {"card": "[redacted]"}}
         assert prune["message"] == "pruned 1 job and 2 events"
         assert prune["facts"] == {"keep_seconds": 30, "jobs": 1, "events": 2, "ids": 0}
+
+
+@pytest.mark.parametrize(
+    ("hidden", "message", "facts"),
+    [
+        ("facts.name", "its effect '[redacted]' resolved by 'ada': late", {"name": "[redacted]"}),
+        ("facts.note", "its effect 'charge' resolved by 'ada': [redacted]", {"note": "[redacted]"}),
+        ("facts.*", "its effect '[redacted]' resolved by '[redacted]': [redacted]", dict.fromkeys(WHO, "[redacted]")),
+        ("facts", "its effect '[redacted]' resolved by '[redacted]': [redacted]", None),
+    ],
+)
+def test_a_line_hides_what_its_event_hides(
+    written: Written, hidden: str, message: str, facts: dict[str, str] | None
+) -> None:
+    """By the names of the event's facts, in the message too."""
+    with Router(redact=[hidden]) as router:
+        router.add("a")
+        lease = router.claim("w")
+        assert lease is not None
+        doubt(lease)
+        written.take()
+
+        router.resolve("a", "charge", epoch=lease.epoch, by="ada", note="late")
+
+        [line] = written.take()
+        assert line["message"] == f"job 'a' has {message}"
+        [event] = [row for row in Views(router).history("a") if row["kind"] == "resolved"]
+        assert line["facts"] == event["facts"] == ("[redacted]" if facts is None else {**WHO, **facts})
+
+
+@pytest.mark.parametrize(
+    ("hidden", "begun", "ended"),
+    [
+        ("facts.sentence", "no-consumer, 'mail'", "no-consumer, 'mail'"),
+        ("facts.subject", "no-consumer, '[redacted]'", "no-consumer, '[redacted]'"),
+        ("facts", "[redacted]", "[redacted]"),
+    ],
+)
+def test_the_lines_of_an_observation_hide_what_its_events_hide(
+    written: Written, hidden: str, begun: str, ended: str
+) -> None:
+    """Its sentence would repeat what is hidden."""
+    clock = ManualClock()
+    with Router(clock=clock, redact=[hidden]) as router:
+        router.add("a", queue="mail")
+        clock.advance(30)
+        router.reclaim()
+        router.claim("w", lease_seconds=3_600)
+        clock.advance(15)
+        router.reclaim()
+
+        [first, last] = written.take()
+        assert first["message"] == f"observation began: {begun}"
+        assert last["message"] == f"observation ended: {ended}"
+        [event] = router.events(kind="observed")
+        assert first["facts"] == Views(router).event(event)["facts"]
+
+
+def test_a_line_break_in_a_text_does_not_forge_a_line(written: Written) -> None:
+    """A note, the name of a task and an id are shown with escapes then, and with them only."""
+    forged = "x\n2026-11-18T00:00:00.000Z INFO     leasehold: job 'b' cancelled by 'root'"
+    with Router() as router:
+        router.add(forged, task="mail\r\u2028", queue="q\n")
+        router.add("plain", task="grüße")
+
+        router.cancel(forged, epoch=0, by="ada\n", note=forged)
+        router.cancel("plain", epoch=0, by="ada", note="zu spät")
+        router.pause("q\n", by="ada", note="\x1b[2K")
+
+        assert [line["message"] for line in written.take()] == [
+            f"job {forged!r} ('mail\\r\\u2028') cancelled by 'ada\\n': {forged!r}",
+            "job 'plain' (grüße) cancelled by 'ada': zu spät",
+            "queue 'q\\n' paused by 'ada': '\\x1b[2K'",
+        ]
+
+
+def test_the_job_behind_a_line_of_text_is_escaped() -> None:
+    """The text format adds the id of the job that runs to lines that do not name it."""
+    record = logging.makeLogRecord({"msg": "hello", "job_id": "a\nb"})
+
+    assert _Text().format(record).endswith("hello [job 'a\\nb']")
 
 
 def test_an_observation_is_logged_when_it_begins_and_when_it_ends(written: Written) -> None:

@@ -101,10 +101,10 @@ def test_a_router_shows_what_upkeep_has_recorded() -> None:
         assert [event.kind for event in router.events(kind="cleared")] == ["cleared"]
 
 
-def test_a_worker_records_what_it_sees() -> None:
-    """As part of its upkeep, from its start on."""
+def test_a_worker_records_what_it_sees(caplog: pytest.LogCaptureFixture) -> None:
+    """As part of its upkeep, from its start on; its log hides what the router hides."""
     clock = ManualClock()
-    with Router("memory://", clock=clock) as router:
+    with Router("memory://", clock=clock, redact=["facts.subject"]) as router:
 
         @router.task
         def nothing() -> None: ...
@@ -113,6 +113,7 @@ def test_a_worker_records_what_it_sees() -> None:
         clock.advance(30)
         with router.worker(queues=["default"]):
             until(lambda: router.events(kind="observed"), "the event")
+            until(lambda: "observation began: no-consumer, '[redacted]'" in caplog.messages, "its line")
 
         [event] = router.events(kind="observed")
         assert (event.facts["observation"], event.facts["subject"]) == ("no-consumer", "other")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from .core.clock import Clock
 from .core.job import Job
 from .core.observations import OBSERVE_EVERY_US, Bounds, Key, Noted, Observation, noted_first, observe
+from .core.redaction import HIDDEN, Redaction, fact
 from .logs import log
 from .store import Store
 
@@ -38,9 +40,10 @@ class Reconciler:
     store takes the word of the first (`Store.observe`).
     """
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, redaction: Redaction | None = None) -> None:
         self._store = store
         self._clock = clock
+        self._redaction = redaction or Redaction()
         self._looked_us: int | None = None
 
     def look(self) -> bool:
@@ -55,20 +58,32 @@ class Reconciler:
         found = noted_first(look(self._store, seen.now_us, _RECORDED), seen.noted)
         if not self._store.observe(seen.round, found):
             return False
-        _write(found, seen.noted)
+        _write(found, seen.noted, self._redaction)
         return True
 
 
-def _write(found: Iterable[Observation], noted: Iterable[Noted]) -> None:
-    """Log what has begun and what has ended, with the names that the events have in `leasehold events --json`."""
+def _write(found: Iterable[Observation], noted: Iterable[Noted], redaction: Redaction) -> None:
+    """Log what has begun and what has ended, with the facts that the events have in `leasehold events --json`."""
     was, now = {one.key for one in noted}, set[Key]()
     for one in found:
         now.add(one.key)
         if one.key not in was:
             job_id, epoch, owner = one.held or (None, None, None)
             held = {"job_id": job_id, "epoch": epoch, "owner": owner} if job_id else {}
-            log.warning("%s", one.sentence, extra={"kind": "observed", **held, "facts": one.facts()})
+            shown = redaction.facts(one.facts())
+            # The sentence names the subject and the task.
+            is_hidden = HIDDEN in (fact(shown, name) for name in ("sentence", "subject", "task"))
+            text = f"observation began: {_named(shown)}" if is_hidden else one.sentence
+            log.warning("%s", text, extra={"kind": "observed", **held, "facts": shown})
     for kind, subject, task in sorted(was - now):
         facts = {"observation": kind, "subject": subject, **({"task": task} if task else {})}
-        named = f"{subject!r}, task {task!r}" if task else f"{subject!r}"
-        log.info("observation ended: %s, %s", kind, named, extra={"kind": "cleared", "facts": facts})
+        shown = redaction.facts(facts)
+        log.info("observation ended: %s", _named(shown), extra={"kind": "cleared", "facts": shown})
+
+
+def _named(shown: Any) -> str:
+    """Return which observation it is, from the facts that may be shown."""
+    if not isinstance(shown, dict):
+        return HIDDEN
+    task = f", task {shown['task']!r}" if "task" in shown else ""
+    return f"{shown['observation']}, {shown['subject']!r}{task}"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from ..core.wording import printable
 from ..lease import lease_here
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -79,7 +80,7 @@ def _known(record: logging.LogRecord) -> dict[str, Any]:
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message, job_id = record.getMessage(), getattr(record, "job_id", None)
-        about = "" if job_id is None or str(job_id) in message else f" [job {job_id}]"
+        about = "" if job_id is None or str(job_id) in message else f" [job {printable(str(job_id))}]"
         head = f"{_instant(record)} {record.levelname:<8} {record.name}: {message}{about}"
         return "\n".join([head, *_exception(record)])
 

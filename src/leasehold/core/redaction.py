@@ -90,6 +90,15 @@ class Redaction:
             view = {**view, "note": _hidden(view["note"], ())}
         return view
 
+    def facts(self, facts: Mapping[str, Any]) -> Any:
+        """Return the *facts* of an event without what is hidden: a mapping, or `HIDDEN` if all of them are."""
+        return self.apply({"facts": facts})["facts"]
+
+
+def fact(shown: Any, name: str) -> Any:
+    """Return one of the facts that `Redaction.facts` has returned; None if there is no such fact."""
+    return shown.get(name) if isinstance(shown, Mapping) else HIDDEN
+
 
 def _hidden(value: Any, path: tuple[str, ...]) -> Any:
     if not path:

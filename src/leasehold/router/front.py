@@ -323,7 +323,7 @@ class Router:
             self._retention,
             registry.guards.on_taken_back,
             registry.guards.seal_open if registry.guards else None,
-            self.redaction.hides_errors,
+            self.redaction,
         )
 
     def around(self, hook: Hook) -> Hook:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..core import checks
 from ..core.job import Job
 from ..core.ownership import Ownership
+from ..core.wording import printable
 from ..errors import Conflict, LeaseholdError, UnknownJob
 from ..logs import log
 from ..tasks.guarded import SEALER
@@ -74,7 +75,7 @@ def sealed(router: Router, ended: Job, by: str) -> Job:
             "--app MODULE:ROUTER",
             ended.id,
             error,
-            ended.id,
+            printable(ended.id),
         )
         return ended
     return replace(ended, unsealed=tuple(map(str, unreached))) if unreached else ended

@@ -120,5 +120,5 @@ def resolve(
         outcome=documents.encode(outcome, "outcome") if happened else None,
         note=inputs.note(note),
     )
-    moved(router, "resolved", after, effect=name, by=by, note=note)
+    moved(router, "resolved", after, name=name, by=by, note=note)
     return after

@@ -32,7 +32,7 @@ def reclaim(router: Router) -> list[Ownership]:
     router._registry.guards.seal_all_open()
     while alone(router.store).tend(router._retention):
         pass
-    Reconciler(router.store, router._clock).look()
+    Reconciler(router.store, router._clock, router.redaction).look()
     return ended
 
 

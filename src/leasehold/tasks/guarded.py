@@ -20,7 +20,7 @@ from ..aio import alone
 from ..core import checks
 from ..core.job import Job
 from ..core.ownership import Note, NoteKind
-from ..core.wording import counted
+from ..core.wording import counted, printable
 from ..errors import Conflict, InvalidArgument, LeaseholdError, StaleEpoch, Unfenced
 from ..guard import Guard, GuardKey, Writer, seal_keys
 from ..logs import log
@@ -229,8 +229,8 @@ class Guards:
             "Try again: leasehold guard seal %s --app MODULE:ROUTER",
             counted(len(done.unreached), "key", "keys"),
             done.job_id,
-            ", ".join(map(str, done.unreached)),
-            done.job_id,
+            ", ".join(printable(str(one)) for one in done.unreached),
+            printable(done.job_id),
             extra={"job_id": done.job_id, "epoch": done.epoch - 1},
         )
 

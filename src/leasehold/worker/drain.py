@@ -79,7 +79,7 @@ class Drain:
         self._clock = clock
         self._raise_errors = raise_errors
         self._loop = Loop(shop.hooks, lambda _: None, lambda _, __: None, loop)
-        self._reporter = Reporter(hides_errors=shop.hides_errors)
+        self._reporter = Reporter(hides_errors=shop.redaction.hides_errors)
         self._free_runs: Counter[str] = Counter()
 
     def run(self, abandoned: Callable[[], bool]) -> list[Job]:

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from ..core.job import Job, Settlement, Status
 from ..core.ownership import Ownership
 from ..core.redaction import HIDDEN
-from ..core.wording import counted
+from ..core.wording import counted, printable
 from ..errors import InvalidArgument, StaleEpoch, UnknownJob
 from ..lease import Lease
 from ..store import Store
@@ -230,7 +230,7 @@ class Observers:
 
 def _write(job: Job, ended: Ownership, hides_errors: bool) -> None:
     """Log a job whose owners died, went silent or stalled too often, as a handler's last error is logged."""
-    named = repr(job.id) if job.task is None else f"{job.id!r} ({job.task})"
+    named = repr(job.id) if job.task is None else f"{job.id!r} ({printable(job.task)})"
     after, why = counted(job.reclaims, "reclaim", "reclaims"), HIDDEN if hides_errors else job.error_message
     facts = {"kind": "failed", "job_id": job.id, "task": job.task, "queue": job.queue, "epoch": ended.epoch}
     facts |= {

@@ -12,6 +12,7 @@ from ..core import failure
 from ..core.job import Grant, Outcome, Settlement
 from ..core.ownership import Reason
 from ..core.redaction import HIDDEN
+from ..core.wording import printable
 from ..errors import Settled, StaleEpoch
 from ..lease import Lease, worker_side
 from ..store import Refusal
@@ -299,7 +300,7 @@ def _class(error: BaseException) -> str:
 
 
 def _named(lease: Lease) -> str:
-    return repr(lease.job_id) if lease.task is None else f"{lease.job_id!r} ({lease.task})"
+    return repr(lease.job_id) if lease.task is None else f"{lease.job_id!r} ({printable(lease.task)})"
 
 
 def _of(lease: Lease, kind: str | None = None, **more: object) -> dict[str, object]:

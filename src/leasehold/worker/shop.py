@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from ..core.redaction import Redaction
 from ..core.retention import DEFAULT_RETENTION, Retention
 from ..store import Store
 from ..tasks.hooks import Hooks
@@ -23,4 +24,4 @@ class Shop(NamedTuple):
     retention: Retention = DEFAULT_RETENTION
     on_taken_back: Listener | None = None  # called with `Failed` for a job that upkeep has failed for good
     seal_open: Callable[[], bool] | None = None  # seals keys of jobs that have ended; returns whether more are due
-    hides_errors: bool = False  # the messages of handlers' errors are not logged
+    redaction: Redaction = Redaction()  # what is not logged: the messages of handlers' errors, facts of observations

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from ..core.clock import Clock
+from ..core.redaction import Redaction
 from ..core.retention import Retention
 from ..errors import LeaseholdError
 from ..reconciler import Reconciler
@@ -57,14 +58,19 @@ class Upkeep(threading.Thread):
 
 
 def tender(
-    store: Store, retention: Retention, swept: Callable[[], None], clock: Clock, is_reported: Callable[[], bool]
+    store: Store,
+    retention: Retention,
+    swept: Callable[[], None],
+    clock: Clock,
+    is_reported: Callable[[], bool],
+    redaction: Redaction,
 ) -> Upkeep:
     """
     Return what tends *store*, calls *swept* each time, and records what an operator should look at.
 
     It looks once the worker *is_reported*: before that, the queues of a lone worker would seem to have no consumer.
     """
-    reconciler = Reconciler(store, clock)
+    reconciler = Reconciler(store, clock, redaction)
 
     def portion() -> bool:
         more = store.tend(retention)

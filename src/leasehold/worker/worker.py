@@ -74,8 +74,8 @@ class Worker:
         self._store = shop.store
         self._grace_us = checks.microseconds(grace_seconds, "grace_seconds", zero=True)
         self._steady = steady or SteadyClock()
-        self._observers = Observers(shop.store, shop.listeners, shop.on_taken_back, shop.hides_errors)
-        self._reporter = Reporter(self._observers, shop.hides_errors)
+        self._observers = Observers(shop.store, shop.listeners, shop.on_taken_back, shop.redaction.hides_errors)
+        self._reporter = Reporter(self._observers, shop.redaction.hides_errors)
         self._stopping = threading.RLock()  # held by the one that stops it
         self.runner = Runner(shop, self.concurrency, self._steady, self._reporter)
         self._desk: SimpleQueue[str] = SimpleQueue()  # what `run` waits for; a signal handler may put into it
@@ -97,7 +97,7 @@ class Worker:
         store, runner, shop, steady = self._store, self.runner, self._shop, self._steady
         self._presence = Presence(store, self.owner, runner, self._report, steady)
         is_reported = self._presence.is_reported
-        self._upkeep = [tender(store, shop.retention, self._observers.swept, steady, is_reported)]
+        self._upkeep = [tender(store, shop.retention, self._observers.swept, steady, is_reported, shop.redaction)]
         if shop.seal_open is not None:
             self._upkeep.append(sealer(shop.seal_open))
         self._claimer = Claimer(
