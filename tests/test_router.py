@@ -620,7 +620,21 @@ def test_a_bulk_prune_takes_parents_before_their_children(router: Router) -> Non
 
     assert (count, outcome.done) == (4, 3)
     assert [(one.id, type(one.error)) for one in outcome.moved] == [("other/one", Conflict)]
+    assert "its parent 'other' is kept" in outcome.moved[0].why
     assert sorted(job.id for job in router.jobs()) == ["other", "other/one"]
+
+
+def test_a_bulk_action_inside_an_open_transaction_is_refused_as_a_whole(tmp_path: Path) -> None:
+    """It would commit beside the transaction; no job is tried, none has moved, and no action is recorded."""
+    tried: list[int] = []
+    with Router(f"sqlite:///{tmp_path / 'jobs.db'}") as router:
+        router.add_many([{"id": "a"}, {"id": "b"}])
+        with claimed(router).transaction(), pytest.raises(Conflict, match="a transaction on this database is open"):
+            router.bulk("cancel", search.checked(id_prefix="b"), expect=1, by="ops", on_each=tried.append)
+
+        assert tried == []
+        assert router.job("b").status == "pending"
+        assert router.events(kind="bulk") == []
 
 
 def test_prune_removes_what_finished_long_ago_however_many(router: Router, clock: ManualClock) -> None:

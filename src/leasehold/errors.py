@@ -47,7 +47,7 @@ is_of_lease: list[Callable[[Lease, StaleEpoch], bool]] = []
 refusal_of_lease: list[Callable[[Lease, bool], StaleEpoch | None]] = []
 
 _JOB = "job:"  # how the resource of a store's refusal begins
-_OPERATORS = frozenset({"transfer", "cancel", "replay", "requeue", "finish", "resolve"})  # verbs of no owner
+_OPERATORS = frozenset({"transfer", "cancel", "replay", "requeue", "finish", "resolve", "prune"})  # verbs of no owner
 
 
 class LeaseholdError(Exception):
@@ -215,6 +215,8 @@ class Settled(StaleEpoch):
     """This epoch was current until its own owner settled the job; there is nothing left to write."""
 
     def _why(self) -> str:
+        if self.verb in _OPERATORS and self.presented < self.current:
+            return f"its owner settled the job under this epoch, and the job has moved since: {super()._why()}"
         then = self._outcome()
         return (
             "its owner has already settled the job under this epoch, with another outcome or for good"

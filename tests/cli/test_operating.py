@@ -372,7 +372,7 @@ def test_finished_jobs_that_fit_are_previewed_and_then_pruned(
 
     def moved_after(router: Router, wanted: Any) -> Any:
         found = list(read(router, wanted))
-        router.replay(router.job("mail-1"), by="bob")
+        router.replay(router.job("mail-1"), by="bob", note="once more")
         return iter(found)
 
     monkeypatch.setattr(bulk, "matching", moved_after)
@@ -380,8 +380,10 @@ def test_finished_jobs_that_fit_are_previewed_and_then_pruned(
     code, out, _ = called(capsys, *again[1:], "--as", "ann", "--note", "done with")
 
     lines = out.splitlines()
-    assert (code, lines[0]) == (3, "2 pruned, 1 had moved and were left alone:")
+    assert (code, lines[0]) == (3, "2 pruned, 1 was left alone:")
     assert lines[1].startswith("  mail-1: ")
+    assert "its owner settled the job under this epoch, and the job has moved since" in lines[1]
+    assert lines[1].endswith("It was replayed by 'bob' since it was read: 'once more'.")
     assert answer(capsys, "jobs", "--status", "failed")["rows"] == []
     assert answer(capsys, "show", "mail-1")["status"] == "pending"
     [event] = answer(capsys, "events", "--kind", "bulk")["rows"]

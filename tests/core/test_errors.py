@@ -102,6 +102,11 @@ def test_the_tree_is_as_drawn() -> None:
             "with another outcome or for good; it was completed by 'worker-2' at 2026-11-16T15:04:05+00:00.",
         ),
         (
+            Settled.of_job("a", presented=41, current=42, verb="prune"),
+            "job 'a': prune with epoch 41 is refused: its owner settled the job under this epoch, and the job has "
+            "moved since: the current epoch is 42 (no owner). Read the job again and decide.",
+        ),
+        (
             StaleEpoch.of_job("a", presented=43, current=42),
             "job 'a': write with epoch 43 is refused: the store has no record of this claim; the job's current epoch "
             "is 42. It was restored to an earlier state, or failed over to a server that had not received the claim. "

@@ -455,10 +455,9 @@ def _apply(
 
 
 def _show_outcome(outcome: BulkOutcome, output: Output) -> None:
-    moved = [{"id": one.id, "why": str(one.error)} for one in outcome.moved]
-    lines = [
-        f"{outcome.done} {_PAST[outcome.verb]}" + (f", {len(moved)} had moved and were left alone:" if moved else "")
-    ]
+    moved = [{"id": one.id, "why": one.why} for one in outcome.moved]
+    left = f", {counted(len(moved), 'was left alone', 'were left alone')}:" if moved else ""
+    lines = [f"{outcome.done} {_PAST[outcome.verb]}{left}"]
     lines += [f"  {one['id']}: {one['why']}" for one in moved]
     facts = {"verb": outcome.verb, "done": outcome.done, "moved": moved, "unsealed": dict(outcome.unsealed)}
     show_sentence(facts, "\n".join(lines), output)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ..aio import alone
 from ..core import checks, inputs
 from ..core.job import Job
-from ..core.ownership import Note, NoteKind
+from ..core.ownership import Event, Note, NoteKind
+from ..core.redaction import fact
 from ..core.search import Search
 from ..core.wording import counted
 from ..errors import Conflict, InvalidArgument, LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
@@ -27,10 +28,15 @@ _PAGE = 1_000
 
 
 class Moved(NamedTuple):
-    """A job that was left alone, and why: it has moved since it was read, or its state forbids the verb."""
+    """
+    A job that was left alone: it has moved since it was read, or its state forbids the verb.
+
+    *why* is the message of *error*, and names who has replayed the job meanwhile if that is on record.
+    """
 
     id: str
     error: LeaseholdError
+    why: str
 
 
 class BulkOutcome(NamedTuple):
@@ -84,7 +90,8 @@ def bulk(
     job with an effect in doubt are left alone. A chosen id is kept for 90 days, as `router.prune` does.
 
     *on_each* is called with the number of jobs so far. Raises `InvalidArgument` for another verb or a search without a
-    filter, `Conflict` if the count is not *expect*, and `StoreUnavailable`; what was done before stays done.
+    filter, `Conflict` if the count is not *expect* or a transaction is open here, and `StoreUnavailable`; what was done
+    before stays done.
     """
     if verb not in VERBS:
         raise InvalidArgument(f"the verb of bulk must be one of {', '.join(VERBS)}, not {verb!r}.")
@@ -92,6 +99,7 @@ def bulk(
         raise InvalidArgument("a bulk action needs a filter: without one it would change every job.")
     checks.whole(expect, "expect", least=0, most=2**53)
     by, note = checks.name(by, "by"), inputs.note(note)
+    alone(router.store)  # each verb would be refused inside an open transaction, and no job has moved
     jobs = matching(router, wanted)
     seen = [(job.id, job.epoch) for job in (_parents_first(list(jobs)) if verb == "prune" else jobs)]
     if len(seen) != expect:
@@ -109,13 +117,26 @@ def bulk(
                 if after is not None and after.unsealed:
                     unsealed[job_id] = after.unsealed
             except (StaleEpoch, Conflict, UnknownJob) as error:
-                moved.append(Moved(job_id, error))
+                moved.append(Moved(job_id, error, _why(router, job_id, epoch, error)))
             if on_each is not None:
                 on_each(number)
     finally:
         if seen:
             _record(router, verb, wanted, len(seen), done, len(moved), by, note)
     return BulkOutcome(verb, done, tuple(moved), unsealed)
+
+
+def _why(router: Router, job_id: str, seen: int, error: LeaseholdError) -> str:
+    if not isinstance(error, StaleEpoch):
+        return str(error)
+    replays: list[Event] = []
+    with suppress(LeaseholdError):  # the refusal stands without it
+        replays = [one for one in router.store.events(job_id=job_id, kind="replayed") if (one.epoch or 0) > seen]
+    if not replays:
+        return str(error)
+    shown = router.redaction.facts(replays[-1].facts)
+    by, note = fact(shown, "by"), fact(shown, "note")
+    return f"{error} It was replayed by {by!r} since it was read{f': {note!r}' if note else ''}."
 
 
 def _prune(router: Router, job_id: str, *, epoch: int, by: str, note: str | None) -> None:
