@@ -616,9 +616,11 @@ def test_a_bulk_prune_takes_parents_before_their_children(router: Router) -> Non
     wanted = search.checked(status="done")
     count = len(router.search(status="done").jobs)
 
-    outcome = router.bulk("prune", wanted, expect=count, by="ops")
+    outcome = router.bulk("prune", wanted, expect=count, by="ops", note="old")
 
     assert (count, outcome.done) == (4, 3)
+    assert [event.job_id for event in router.events(kind="pruned")] == ["a", "a/one", "a/one/two"]
+    assert all(event.facts == {"by": "ops", "note": "old"} for event in router.events(kind="pruned"))
     assert [(one.id, type(one.error)) for one in outcome.moved] == [("other/one", Conflict)]
     assert "its parent 'other' is kept" in outcome.moved[0].why
     assert sorted(job.id for job in router.jobs()) == ["other", "other/one"]

@@ -349,13 +349,16 @@ class Store(Protocol):
         """
         ...
 
-    def prune_job(self, job_id: str, epoch: int, *, by: str, keep_ids_us: int | None = KEEP_IDS_US) -> None:
+    def prune_job(
+        self, job_id: str, epoch: int, *, by: str, note: str | None = None, keep_ids_us: int | None = KEEP_IDS_US
+    ) -> None:
         """
         Remove this finished job, whenever it finished, with all that is kept of it. Its events go by their age.
 
         C73.  It is refused with the facts unless *epoch* is the job's current one, as in C31; no epoch is issued. It is
               `Conflict` for an unfinished job, for a child whose parent is kept (C38), for a job with an effect in
-              doubt, and for one that is pruned already. A chosen id leaves its narrow row, as in C52.
+              doubt or with open keys (C67), and for one that is pruned already. A chosen id leaves its narrow row, as
+              in C52. The event `pruned` is recorded in the same atomic step, with the epoch, *by* and *note*.
         """
         ...
 
@@ -420,7 +423,8 @@ class Store(Protocol):
 
         C67.  A key that `guarded` names is open until a `sealed` note of the job under a higher epoch names it. The job
               has failed, was cancelled, or was completed under another epoch than the one of the note. A key is
-              forgotten if the owner that recorded it has completed the job, and with a job that is pruned.
+              forgotten if the owner that recorded it has completed the job. No verb prunes a job that has open keys,
+              of whatever guard: its last owner could write to them for good.
         C68.  Looks at the jobs behind *after* which have such keys, whatever their guards: at no more than have *limit*
               keys together. `following` is where the next call goes on; None at the end.
         """
@@ -431,9 +435,9 @@ class Store(Protocol):
         Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, with all that is kept of them.
         Events that old go too, at most `EVENTS_AT_ONCE` of them. Return how many of each.
 
-        C38.  Never an unfinished job, and never a child before its parent: a replay of the parent would add it again.
-              A job with an effect in doubt goes too: to prune by hand is to decide so. The epoch counter stays, and so
-              do the `guarded` notes of a job that is unfinished or has open keys, which are to be sealed (C67).
+        C38.  Never an unfinished job, never one with open keys (C67), and never a child before its parent: a replay of
+              the parent would add it again. A job with an effect in doubt goes too: to prune by hand is to decide so.
+              The epoch counter stays, and so do the `guarded` notes of a job that is unfinished or has open keys.
         C52.  A job whose id the caller chose (`NewJob.chosen`) leaves a narrow row until *keep_ids_us* after its end,
               None for ever: its id, status, epoch and `finished_at`. An add of that id is left as it is (C10), a late
               owner is refused with these facts (C5), and `Settled` under the epoch that ended the job; every
@@ -526,9 +530,9 @@ class Store(Protocol):
 
         C40.  What is not an owner's ordinary work is always recorded, as `refused`, `alarm`, `retried`, `released`,
               `crashed`, `failed`, `reclaimed`, `transferred`, `cancelled`, `finished`, `replayed`, `requeued`,
-              `resolved`, `paused`, `resumed`, `advanced`, `guarded`, `doubted`, `unsealed`, `sealed`, `bulk`,
-              `break-glass`, `observed` or `cleared`. A store that traces records the rest too, as `added`, `claimed`,
-              `renewed`, `progressed`, `completed`.
+              `resolved`, `pruned` (by its id), `paused`, `resumed`, `advanced`, `guarded`, `doubted`, `unsealed`,
+              `sealed`, `bulk`, `break-glass`, `observed` or `cleared`. A store that traces records the rest too, as
+              `added`, `claimed`, `renewed`, `progressed`, `completed`.
         """
         ...
 

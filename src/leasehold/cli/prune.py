@@ -49,12 +49,13 @@ def prune(
     """
     Remove jobs that ended long ago, with all that is kept of them, and events that old.
 
-    Workers do this by themselves, by the retention of their router. Children of a job that is kept stay. A first call
-    only counts, and prints the command that removes them. On a terminal, that one asks first.
+    Workers do this by themselves, by the retention of their router. Children of a job that is kept stay, and so do jobs
+    whose guarded keys are not sealed. A first call only counts, and prints the command that removes them. On a
+    terminal, that one asks first.
 
     With filters, only the finished jobs that fit are removed, however young, and no event: --status says which. Each
-    is removed only if it still has the epoch that was just read. Jobs with an effect in doubt stay. The action is
-    recorded.
+    is removed only if it still has the epoch that was just read. Jobs with an effect in doubt stay. Each job that is
+    removed is recorded at once, and the action at its end.
 
     \b
     Examples:

@@ -248,13 +248,19 @@ def only_its_id(job_id: str, verb: str) -> Conflict:
 
 
 def not_prunable(job_id: str, status: Status, parent: str | None, effect: str | None) -> Conflict:
-    """Return why a job is not pruned: it is not finished, or its *parent* is kept, or its *effect* is in doubt."""
+    """
+    Return why a job is not pruned: it is not finished, or its *parent* is kept, or its *effect* is in doubt.
+
+    If it is finished and both are None, it has guarded keys that are not sealed.
+    """
     if status not in FINISHED:
         return Conflict(f"job {job_id!r} is {status} and cannot be pruned: only a finished job can.")
     if parent is not None:
         why = f"its parent {parent!r} is kept, and a replay of that would add it again. Prune the parent first"
-    else:
+    elif effect is not None:
         why = f"its effect {effect!r} is in doubt. Resolve it first: leasehold resolve {job_id} {effect}"
+    else:
+        why = f"its guarded keys are not sealed yet. Seal them first: leasehold guard seal {job_id} --app app:router"
     return Conflict(f"job {job_id!r} cannot be pruned: {why}.")
 
 

@@ -22,8 +22,9 @@ class Retention:
     How long upkeep keeps what is finished, counted from its end, in seconds; None for ever.
 
     Done jobs are kept long enough to look at last week's, failed and cancelled ones long enough to replay them. A job
-    or a task may have its own `keep_seconds` instead. A child is kept as long as its parent, and a job with an effect
-    in doubt until that is resolved. Events of an unfinished job are kept whatever their age.
+    or a task may have its own `keep_seconds` instead. A child is kept as long as its parent, a job with an effect in
+    doubt until that is resolved, and a job with open guarded keys until they are sealed. Events of an unfinished job
+    are kept whatever their age.
 
     *ids_seconds* is how long the id of a pruned job is remembered, if the caller chose it.
     """

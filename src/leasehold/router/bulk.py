@@ -86,8 +86,9 @@ def bulk(
     event, and each job's own event has *by* and *note* too. An interrupted action can be repeated: what was done no
     longer fits.
 
-    To prune takes finished jobs, however young, and parents before their children. A child whose parent is kept and a
-    job with an effect in doubt are left alone. A chosen id is kept for 90 days, as `router.prune` does.
+    To prune takes finished jobs, however young, and parents before their children. A child whose parent is kept, a job
+    with an effect in doubt and a job with guarded keys that are not sealed are left alone. A chosen id is kept for 90
+    days, as `router.prune` does.
 
     *on_each* is called with the number of jobs so far. Raises `InvalidArgument` for another verb or a search without a
     filter, `Conflict` if the count is not *expect* or a transaction is open here, and `StoreUnavailable`; what was done
@@ -140,8 +141,8 @@ def _why(router: Router, job_id: str, seen: int, error: LeaseholdError) -> str:
 
 
 def _prune(router: Router, job_id: str, *, epoch: int, by: str, note: str | None) -> None:
-    """Prune one job; the note is in the record of the action, since no event of the job is made."""
-    alone(router.store).prune_job(job_id, epoch, by=by)
+    """Prune one job."""
+    alone(router.store).prune_job(job_id, epoch, by=by, note=note)
 
 
 def _parents_first(jobs: list[Job]) -> list[Job]:

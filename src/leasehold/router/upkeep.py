@@ -43,6 +43,8 @@ def prune(router: Router, *, keep_seconds: float, keep_ids_seconds: float | None
     Of a job whose id you chose, the id, status, epoch and end are kept until *keep_ids_seconds* after its end, None
     for ever: adding that id again still does nothing. `job` shows it with `pruned=True`.
 
+    A child stays as long as its parent, and a job with guarded keys that are not sealed stays until they are.
+
     Each portion is a short transaction of its own: what was removed before an interruption stays removed. The epoch
     counter is not touched.
     """

@@ -37,9 +37,18 @@ class GuardedKeys:
             if not guarded.epochs:
                 del self._jobs[record.seq]
 
+    def drop(self, record: Record) -> None:
+        """Forget every key of a job that is pruned."""
+        self._jobs.pop(record.seq, None)
+
     def has(self, record: Record) -> bool:
-        """Return whether the job has keys that may be open; one that was pruned has none."""
-        return record.seq in self._jobs and not record.narrow
+        """Return whether the job has keys that may be open."""
+        return record.seq in self._jobs
+
+    def has_open(self, record: Record) -> bool:
+        """Return whether a key of this finished job is not sealed yet: `open` returns it if asked for its guard."""
+        own = record.epoch if record.status is Status.DONE else None
+        return self.has(record) and any(epoch != own for epoch in self._jobs[record.seq].epochs.values())
 
     def open(self, jobs: Mapping[str, Record], guards: Collection[str], after: int, limit: int) -> OpenKeys:
         """Return the open keys of the next jobs behind *after*; forget what needs no seal."""
@@ -49,15 +58,13 @@ class GuardedKeys:
         for seq in seqs:
             job_id, epochs = self._jobs[seq]
             seen += len(epochs)
-            record = jobs.get(job_id)
-            if record is None or record.seq != seq or record.narrow:  # pruned
-                epochs.clear()
-            elif record.status is Status.DONE:
+            record = jobs[job_id]
+            if record.status is Status.DONE:
                 for own in [key for key, epoch in epochs.items() if epoch == record.epoch]:
                     del epochs[own]
             if not epochs:
                 del self._jobs[seq]
-            elif record is not None and record.finished_us is not None:
+            elif record.finished_us is not None:
                 ours = sorted(pair for pair in epochs if pair[0] in guards)
                 found += [OpenKey(record.spec.id, record.epoch, guard, key) for guard, key in ours]
             if seen >= limit and seq != seqs[-1]:

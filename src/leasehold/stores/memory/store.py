@@ -343,11 +343,14 @@ class MemoryStore:
         with self._turn:
             return moving.resolve(self._state, self._begin(), job_id, epoch, name, by, outcome, note)
 
-    def prune_job(self, job_id: str, epoch: int, *, by: str, keep_ids_us: int | None = KEEP_IDS_US) -> None:
+    def prune_job(
+        self, job_id: str, epoch: int, *, by: str, note: str | None = None, keep_ids_us: int | None = KEEP_IDS_US
+    ) -> None:
         """Remove this finished job, whenever it finished, with all that is kept of it."""
         with self._turn:
             now = self._begin()
-            upkeep.prune_job(self._state, now, job_id, epoch, by, ids_before(now, keep_ids_us))
+            ids_us = ids_before(now, keep_ids_us)
+            upkeep.prune_job(self._state, self._guarded, now, job_id, epoch, by, note, ids_us)
 
     def pause(self, queue: str, *, by: str, note: str | None = None) -> Queue:
         """Have claims take nothing from *queue*; return the queue as it is now."""

@@ -29,10 +29,10 @@ def prune(state: State, guarded: GuardedKeys, before_us: int, ids_before_us: int
         state.finished.popleft()
         if state.jobs.get(row.id) is not row:  # it moved since
             continue
-        if row.spec.parent in removed or _has_parent(state, row):
+        if row.spec.parent in removed or _has_parent(state, row) or guarded.has_open(row):
             kept.append(row)
         else:
-            _remove(state, row, ids_before_us)
+            _remove(state, guarded, row, ids_before_us)
             removed.add(row.id)
     state.finished.extendleft(reversed(kept))
     for queue in [queue for queue, count in state.unfinished.items() if not count]:
@@ -41,7 +41,16 @@ def prune(state: State, guarded: GuardedKeys, before_us: int, ids_before_us: int
     return Pruned(len(removed), _prune_events(state, guarded, before_us), _prune_ids(state, ids_before_us, limit))
 
 
-def prune_job(state: State, now: int, job_id: str, epoch: int, by: str, ids_before_us: int) -> None:
+def prune_job(
+    state: State,
+    guarded: GuardedKeys,
+    now: int,
+    job_id: str,
+    epoch: int,
+    by: str,
+    note: str | None,
+    ids_before_us: int,
+) -> None:
     """Remove one finished job, if *epoch* is the one that the operator *by* saw."""
     row, lease = fencing.seen(state, now, job_id, epoch, "prune", by)
     if row.narrow:
@@ -49,10 +58,11 @@ def prune_job(state: State, now: int, job_id: str, epoch: int, by: str, ids_befo
     status = row.job(lease).status
     parent = row.spec.parent if _has_parent(state, row) else None
     doubted = min((name for name, effect in row.past.effects.items() if not effect.known), default=None)
-    if status not in lifecycle.FINISHED or parent is not None or doubted is not None:
+    if status not in lifecycle.FINISHED or parent is not None or doubted is not None or guarded.has_open(row):
         raise lifecycle.not_prunable(job_id, status, parent, doubted)
+    state.note(now, "pruned", job_id, epoch, by=by, note=note)  # first: no interruption removes a job without a trace
     state.torn = True
-    _remove(state, row, ids_before_us)  # its entry of `finished` is passed over from now on, since its row has changed
+    _remove(state, guarded, row, ids_before_us)  # its entry of `finished` is passed over from now on
     state.torn = False
 
 
@@ -92,10 +102,10 @@ def prune_due(state: State, guarded: GuardedKeys, kind: str, now: int, keep_us: 
         return False
     horizon = now if kind == KEPT else before_us
     old = takewhile(lambda row: row.updated_us < horizon, state.finished)
-    due = [row for row in old if state.jobs.get(row.id) is row and _is_due(state, row, kind, before_us, now)]
+    due = [row for row in old if state.jobs.get(row.id) is row and _is_due(state, guarded, row, kind, before_us, now)]
     state.torn = True
     for row in due[:PORTION]:
-        _remove(state, row, ids_before_us)
+        _remove(state, guarded, row, ids_before_us)
     if due:
         state.finished = deque(row for row in state.finished if state.jobs.get(row.id) is row)
     state.torn = False
@@ -108,17 +118,20 @@ def _has_parent(state: State, record: Record) -> bool:
     return parent is not None and not parent.narrow
 
 
-def _is_due(state: State, record: Record, kind: str, before_us: int, now: int) -> bool:
+def _is_due(state: State, guarded: GuardedKeys, record: Record, kind: str, before_us: int, now: int) -> bool:
     own_us, ended_us = record.spec.options.keep_us, record.updated_us
     if kind == KEPT:
         old = own_us is not None and ended_us + own_us < now
     else:
         old = own_us is None and record.status == kind and ended_us < before_us
-    return old and not _has_parent(state, record) and all(effect.known for effect in record.past.effects.values())
+    if not old or _has_parent(state, record) or guarded.has_open(record):
+        return False
+    return all(effect.known for effect in record.past.effects.values())
 
 
-def _remove(state: State, record: Record, ids_before_us: int) -> None:
+def _remove(state: State, guarded: GuardedKeys, record: Record, ids_before_us: int) -> None:
     """Remove a finished job; of one whose id the caller chose, a narrow row stays in its place."""
+    guarded.drop(record)
     state.ended[record.status] -= 1
     state.renewed.pop(record.id, None)
     if not record.chosen or record.updated_us < ids_before_us:

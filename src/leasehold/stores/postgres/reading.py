@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ...core import documents
@@ -15,10 +15,12 @@ from ...core.ownership import Ownership
 from ...core.search import LOOKS_AT as OVERDUE
 from ...core.search import Key, Looked, Order, Search
 from ...errors import UnknownJob
+from ...store import OpenKey, OpenKeys
 from ..rows import job_of, state_of
 from ..searching import Candidates, bound, by_column, during, key_of, ordered, prefix_end, within
 from .claiming import UPKEEP_PATIENCE_MS
 from .database import Database
+from .owning import PATIENCE_MS
 from .rows import as_json, ownership_of
 from .schema import Statements, in_schema
 
@@ -182,6 +184,13 @@ def _fitting(search: Search, params: dict[str, Any]) -> list[str]:
 
 
 # What operators and upkeep look at: the oldest due jobs, what came and went lately, observations, live leases
+
+
+def open_keys(database: Database, now: int | None, guards: Collection[str], after: int, limit: int) -> OpenKeys:
+    """Return keys of *guards* whose job has ended without a successor that would seal them."""
+    rows = database.call("open_keys", json.dumps(sorted(guards)), after, limit, PATIENCE_MS, now, again=True)
+    following = rows.pop()[-1] if rows and rows[-1][0] is None else None
+    return OpenKeys([OpenKey(*row[:-1]) for row in rows], following)
 
 
 def oldest(database: Database, now: int | None) -> list[Oldest]:

@@ -23,7 +23,7 @@ from ...core.search import Page, Search, collect
 from ...core.workers import WorkerReport, WorkerStatus
 from ...errors import LeaseholdError, StaleEpoch
 from ...logs import log
-from ...store import EVENTS_AT_ONCE, Begun, OpenKey, OpenKeys, Pruned, Refusal, Renewal
+from ...store import EVENTS_AT_ONCE, Begun, OpenKeys, Pruned, Refusal, Renewal
 from .._versions import Migrated
 from ..rows import grant_of, job_of, worker_of
 from . import owning, reading
@@ -283,9 +283,11 @@ class PostgresStore:
             self.upkeep.end_fenced(fenced)
         return after
 
-    def prune_job(self, job_id: str, epoch: int, *, by: str, keep_ids_us: int | None = KEEP_IDS_US) -> None:
+    def prune_job(
+        self, job_id: str, epoch: int, *, by: str, note: str | None = None, keep_ids_us: int | None = KEEP_IDS_US
+    ) -> None:
         """Remove this finished job, whenever it finished, with all that is kept of it."""
-        [(answer,)] = self._call("prune_job", job_id, epoch, by, keep_ids_us, PATIENCE_MS)
+        [(answer,)] = self._call("prune_job", job_id, epoch, by, note, keep_ids_us, PATIENCE_MS)
         if answer is not None:
             raise why_not(job_id, epoch, "prune", answer)
 
@@ -303,9 +305,7 @@ class PostgresStore:
 
     def open_keys(self, guards: Collection[str], *, after: int = 0, limit: int = 1_000) -> OpenKeys:
         """Return keys of *guards* whose job has ended without a successor that would seal them."""
-        rows = self._call("open_keys", json.dumps(sorted(guards)), after, limit, PATIENCE_MS, again=True)
-        following = rows.pop()[-1] if rows and rows[-1][0] is None else None
-        return OpenKeys([OpenKey(*row[:-1]) for row in rows], following)
+        return reading.open_keys(self.database, self._now(), guards, after, limit)
 
     def prune(self, keep_us: int, *, limit: int = 1_000, keep_ids_us: int | None = KEEP_IDS_US) -> Pruned:
         """Remove up to *limit* jobs that finished more than *keep_us* ago, oldest first, and events that old."""

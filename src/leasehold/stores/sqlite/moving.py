@@ -256,7 +256,7 @@ def _may_accept(held: Standing, epoch: int, owner: str, claim_id: str) -> bool:
 
 
 def prune_job(
-    session: Session, now: int, job_id: str, epoch: int, by: str, keep_ids_us: int | None
+    session: Session, now: int, job_id: str, epoch: int, by: str, note: str | None, keep_ids_us: int | None
 ) -> Program[Refusal | None]:
     """Remove one finished job, if *epoch* is the one that the operator *by* saw."""
     held = yield from programs.find(session, job_id)
@@ -266,10 +266,11 @@ def prune_job(
         return (yield from programs.refuse(session, now, held, epoch, "prune", by))
     if held.narrow:
         raise only_its_id(job_id, "prune")
-    [(parent, effect)] = yield one(session.sql.kept_for, held.seq)
-    if held.status not in FINISHED or parent is not None or effect is not None:
+    [(parent, effect, has_open_keys)] = yield one(session.sql.kept_for, held.seq)
+    if held.status not in FINISHED or parent is not None or effect is not None or has_open_keys:
         raise not_prunable(job_id, held.status, parent, effect)
     yield from remove(session, [held.seq], ids_before(now, keep_ids_us))
+    yield from session.record(now, "pruned", job_id, epoch=epoch, by=by, note=note)
     return None
 
 

@@ -425,18 +425,21 @@ DELETE FROM leasehold_guarded WHERE (seq, guard, key, epoch) IN (
 
 
 -- name: prunable
--- The oldest of one status. A child stays as long as its parent can be replayed, and would ask for it again.
+-- The oldest of one status. A child stays as long as its parent can be replayed, and would ask for it again. A job stays
+-- until its open keys (see the verb `open_keys`) are sealed.
 SELECT j.finished_at, j.seq FROM leasehold_jobs AS j
 WHERE j.narrow = 0 AND j.status = ? AND j.finished_at < ? AND j.finished_at IS NOT NULL
   AND NOT EXISTS (SELECT 1 FROM leasehold_jobs AS p WHERE p.id = j.parent AND p.narrow = 0)
+  AND NOT EXISTS (SELECT 1 FROM leasehold_guarded AS g WHERE g.seq = j.seq AND (j.status <> 'done' OR g.epoch <> j.epoch))
 ORDER BY j.finished_at, j.seq LIMIT ?;
 
 -- name: due
 -- Of a status, those that a policy may let go, and whether something keeps them: they say so themselves, their parent can
--- be replayed, or an effect of theirs is in doubt.
+-- be replayed, an effect of theirs is in doubt, or keys of theirs are open.
 SELECT j.finished_at, j.seq, json_extract(j.options, '$.keep_us') IS NOT NULL
     OR EXISTS (SELECT 1 FROM leasehold_jobs AS p WHERE p.id = j.parent AND p.narrow = 0)
     OR EXISTS (SELECT 1 FROM leasehold_effects AS e WHERE e.seq = j.seq AND e.outcome IS NULL)
+    OR EXISTS (SELECT 1 FROM leasehold_guarded AS g WHERE g.seq = j.seq AND (j.status <> 'done' OR g.epoch <> j.epoch))
 FROM leasehold_jobs AS j
 WHERE j.narrow = 0 AND j.status = :kind AND j.finished_at IS NOT NULL AND j.finished_at < :before
   AND (j.finished_at, j.seq) > (:at, :seq)
@@ -447,6 +450,7 @@ ORDER BY j.finished_at, j.seq LIMIT :limit;
 SELECT j.finished_at + json_extract(j.options, '$.keep_us'), j.seq,
     EXISTS (SELECT 1 FROM leasehold_jobs AS p WHERE p.id = j.parent AND p.narrow = 0)
     OR EXISTS (SELECT 1 FROM leasehold_effects AS e WHERE e.seq = j.seq AND e.outcome IS NULL)
+    OR EXISTS (SELECT 1 FROM leasehold_guarded AS g WHERE g.seq = j.seq AND (j.status <> 'done' OR g.epoch <> j.epoch))
 FROM leasehold_jobs AS j
 WHERE j.finished_at IS NOT NULL AND j.options IS NOT NULL
   AND j.finished_at + json_extract(j.options, '$.keep_us') >= :at
@@ -479,10 +483,11 @@ SET narrow = 1, task = NULL, queue = '', priority = 0, run_at = finished_at, loc
 WHERE seq IN (SELECT value FROM json_each(?)) AND chosen = 1 AND finished_at >= ?;
 
 -- name: kept_for
--- What keeps a finished job from being pruned: its parent, or an effect in doubt.
+-- What keeps a finished job from being pruned: its parent, an effect in doubt, or open keys.
 SELECT
     (SELECT p.id FROM leasehold_jobs AS p WHERE p.id = j.parent AND p.narrow = 0),
-    (SELECT min(e.name) FROM leasehold_effects AS e WHERE e.seq = j.seq AND e.outcome IS NULL)
+    (SELECT min(e.name) FROM leasehold_effects AS e WHERE e.seq = j.seq AND e.outcome IS NULL),
+    EXISTS (SELECT 1 FROM leasehold_guarded AS g WHERE g.seq = j.seq AND (j.status <> 'done' OR g.epoch <> j.epoch))
 FROM leasehold_jobs AS j WHERE j.seq = ?;
 
 -- name: prune_jobs

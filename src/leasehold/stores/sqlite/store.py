@@ -257,9 +257,11 @@ class SqliteStore:
         """Record how an effect in doubt ended; None for "it did not happen"."""
         return self._admitted(moving.resolve, job_id, epoch, name, by, outcome, note)
 
-    def prune_job(self, job_id: str, epoch: int, *, by: str, keep_ids_us: int | None = KEEP_IDS_US) -> None:
+    def prune_job(
+        self, job_id: str, epoch: int, *, by: str, note: str | None = None, keep_ids_us: int | None = KEEP_IDS_US
+    ) -> None:
         """Remove this finished job, whenever it finished, with all that is kept of it."""
-        return self._admitted(moving.prune_job, job_id, epoch, by, keep_ids_us)
+        return self._admitted(moving.prune_job, job_id, epoch, by, note, keep_ids_us)
 
     def pause(self, queue: str, *, by: str, note: str | None = None) -> Queue:
         """Have claims take nothing from *queue*; return the queue as it is now."""

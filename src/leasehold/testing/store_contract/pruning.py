@@ -1,4 +1,4 @@
-"""C73: one finished job is removed under the epoch that was seen."""
+"""C73: one finished job is removed under the epoch that was seen, and that is recorded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Pruning(Contract):
         job = store.job("a")
         seen = {one.id: one.epoch for one in store.jobs()}
 
-        store.prune_job("a", seen["a"], by="ops")
+        store.prune_job("a", seen["a"], by="ops", note="why")
         store.prune_job("made", seen["made"], by="ops")
 
         after = store.job("a")
@@ -42,8 +42,13 @@ class Pruning(Contract):
             store.job("made")
         with pytest.raises(UnknownJob):
             store.prune_job("made", seen["made"], by="ops")
+        assert [(event.job_id, event.epoch, event.facts) for event in store.events(kind="pruned")] == [
+            ("a", seen["a"], {"by": "ops", "note": "why"}),
+            ("made", seen["made"], {"by": "ops"}),
+        ]
         clock.advance(1)
         assert store.prune(0, keep_ids_us=0)[::2] == (0, 1)
+        assert store.events(kind="pruned") == []
         assert store.verify() == []
 
     def test_c73_what_has_moved_is_left_alone(self, store: Store) -> None:
@@ -60,6 +65,7 @@ class Pruning(Contract):
             store.prune_job("a", seen.epoch, by="ann")
 
         assert refused.value.current == store.job("a").epoch
+        assert store.events(kind="pruned") == []
         assert [event.facts["verb"] for event in store.events(kind="refused")] == ["prune", "prune"]
         assert not store.job("a").pruned
 

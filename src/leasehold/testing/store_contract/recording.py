@@ -8,7 +8,7 @@ from ...core.job import Progress, new_job
 from ...core.ownership import Note, NoteKind, Ownership, Reason
 from ...core.retention import Retention
 from ...core.retry import Retry
-from ...errors import StaleEpoch, UnknownJob
+from ...errors import Conflict, StaleEpoch, UnknownJob
 from ...store import OpenKey, Renewal, Store
 from .support import SECOND, AlarmClock, Contract, completed, expire, failed, one, released, settle
 
@@ -287,12 +287,12 @@ class Recording(Contract):
     def test_c38_the_keys_of_an_unfinished_job_are_not_pruned(self, store: Store, clock: AlarmClock) -> None:
         """Its end could not seal them at once, and would name none that it has not reached."""
         store.add([new_job("a"), new_job("b")])
-        for grant in (one(store), one(store)):
+        for grant in store.claim("a", limit=2):
             _guarded(store, grant.spec.id, grant.epoch, "x")
-        store.cancel("b", store.job("b").epoch, by="ops")
+        settle(store, completed(grant))
         clock.advance(10)
 
-        assert store.prune(5 * SECOND).events == 2  # what was recorded of "b"
+        assert store.prune(5 * SECOND) == (1, 1, 0)  # "b", and what was recorded of it
 
         assert [event.job_id for event in store.events(kind=NoteKind.GUARDED)] == ["a"]
         assert store.prune(5 * SECOND) == (0, 0, 0)
@@ -340,18 +340,38 @@ class Recording(Contract):
         assert store.open_keys(["reports"]).keys == [OpenKey("a", again.epoch, "reports", "x")]
         _sealed(store, "gone", grant.epoch, "x")  # of a job that is not known: nothing to forget
 
-    def test_c67_what_is_pruned_has_no_keys(self, store: Store, clock: AlarmClock) -> None:
-        """They go with the job; one that is added under the same id begins anew."""
-        store.add([new_job("a")])
-        grant = one(store)
-        _guarded(store, "a", grant.epoch, "x")
-        settle(store, failed(grant, retry=False))
+    @pytest.mark.parametrize("by", ["prune", "prune_job", "tend"])
+    def test_c67_a_job_is_not_pruned_before_its_open_keys_are_sealed(
+        self, store: Store, clock: AlarmClock, by: str
+    ) -> None:
+        """Its last owner could write to them for good. The keys of an owner that has completed the job are not open."""
+        ended = ["cancelled", "failed", "finished", "overtaken", "short"]
+        store.add([new_job("done"), *map(new_job, ended[:-1]), new_job("short", keep_seconds=1)])
+        for grant in store.claim("a", limit=10):
+            _guarded(store, grant.spec.id, grant.epoch, "x")
+        expire(store, clock)
+        grants = {grant.spec.id: grant for grant in store.claim("b", limit=10)}
+        _guarded(store, "overtaken", grants["overtaken"].epoch, "y")
+        _guarded(store, "done", grants["done"].epoch, "x")
+        for name in ("failed", "short"):
+            settle(store, failed(grants[name], retry=False))
+        for name in ("overtaken", "done"):
+            settle(store, completed(grants[name]))
+        store.cancel("cancelled", grants["cancelled"].epoch, by="ops")
+        store.finish("finished", grants["finished"].epoch, by="ops")
         clock.advance(60)
-        store.prune(SECOND, keep_ids_us=0)
 
-        assert store.open_keys(["reports"]).keys == []
-        store.add([new_job("a")])
-        store.cancel("a", 0, by="ops")
+        _prune(store, by)
+
+        assert sorted(job.id for job in store.jobs()) == ended
+        assert sorted({key.job_id for key in store.open_keys(["reports"]).keys}) == ended
+        for job in store.jobs():
+            _sealed(store, job.id, job.epoch + 1, "x")
+        clock.advance(60)
+        _prune(store, by)
+        assert store.jobs() == []
+        store.add([new_job("failed")])
+        store.cancel("failed", 0, by="ops")
         assert store.open_keys(["reports"]).keys == []
 
     def test_c68_open_keys_come_in_portions(self, store: Store) -> None:
@@ -410,3 +430,20 @@ def _guarded(store: Store, job_id: str, epoch: int, *keys: str) -> None:
 
 def _sealed(store: Store, job_id: str, epoch: int, *keys: str) -> None:
     store.record(Note(NoteKind.SEALED, job_id, epoch, None, {"keys": [["reports", key] for key in keys], "by": "ops"}))
+
+
+def _prune(store: Store, verb: str) -> None:
+    """Have that verb prune every job that it may."""
+    if verb == "prune":
+        store.prune(0, keep_ids_us=0)
+    elif verb == "tend":
+        while store.tend(Retention(0, 0, 0, None, 0)):
+            pass
+    else:
+        open_jobs = {key.job_id for key in store.open_keys(["reports"]).keys}
+        for job in store.jobs():
+            if job.id in open_jobs:
+                with pytest.raises(Conflict, match=f"keys are not sealed yet.*leasehold guard seal {job.id} --app"):
+                    store.prune_job(job.id, job.epoch, by="ops")
+            else:
+                store.prune_job(job.id, job.epoch, by="ops", keep_ids_us=0)

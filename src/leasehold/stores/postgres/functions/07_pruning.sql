@@ -111,7 +111,7 @@ DECLARE
 BEGIN
     -- Rows that an operator is replaying are left to the next call. One after the other, and the parents in a subquery of
     -- their own: a join might go through all jobs for each portion. A child stays as long as its parent can be replayed,
-    -- and would ask for it again.
+    -- and would ask for it again. A job stays until its open keys (see `open_keys`) are sealed.
     SELECT array_agg(seq) INTO v_seqs FROM (
         SELECT j.seq
         FROM (
@@ -128,6 +128,10 @@ BEGIN
             SELECT x.seq FROM leasehold.jobs AS x
             WHERE x.seq = u.seq
               AND NOT EXISTS (SELECT FROM leasehold.jobs AS p WHERE p.id = x.parent AND NOT p.narrow OFFSET 0)
+              AND NOT EXISTS (
+                  SELECT FROM leasehold.guarded AS g
+                  WHERE g.seq = x.seq AND (x.status <> 'done' OR g.epoch <> x.epoch) OFFSET 0
+              )
             OFFSET 0 FOR UPDATE OF x SKIP LOCKED
         ) AS j
         LIMIT p_limit
@@ -157,7 +161,7 @@ $lh$;
 
 -- The verb `prune_job`. Answers with null, or with why not.
 CREATE OR REPLACE FUNCTION leasehold.prune_job(
-    p_id text, p_epoch bigint, p_by text, p_keep_ids_us bigint, p_patience integer, p_now bigint
+    p_id text, p_epoch bigint, p_by text, p_note text, p_keep_ids_us bigint, p_patience integer, p_now bigint
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 #variable_conflict use_column
@@ -168,6 +172,7 @@ DECLARE
     l leasehold.leases;
     v_parent text;
     v_effect text;
+    v_open boolean;
 BEGIN
     SELECT * INTO h FROM leasehold.hold(p_id);
     j := h.j;
@@ -180,13 +185,17 @@ BEGIN
     -- As in `prune_due`.
     v_parent := (SELECT id FROM leasehold.jobs WHERE id = j.parent AND NOT narrow);
     v_effect := (SELECT min(name) FROM leasehold.effects WHERE seq = j.seq AND outcome IS NULL);
-    IF j.status = 'unfinished' OR v_parent IS NOT NULL OR v_effect IS NOT NULL THEN
+    v_open := EXISTS (
+        SELECT FROM leasehold.guarded AS g WHERE g.seq = j.seq AND (j.status <> 'done' OR g.epoch <> j.epoch)
+    );
+    IF j.status = 'unfinished' OR v_parent IS NOT NULL OR v_effect IS NOT NULL OR v_open THEN
         RETURN json_build_object(
             'kept', CASE WHEN l.seq IS NOT NULL THEN 'running' WHEN j.status = 'unfinished' THEN 'pending' ELSE j.status END,
             'parent', v_parent, 'effect', v_effect
         );
     END IF;
     PERFORM leasehold.remove(ARRAY[j.seq], coalesce(v_now - p_keep_ids_us, 0));
+    PERFORM leasehold.record('pruned', p_id, v_now, p_epoch, NULL, jsonb_build_object('by', p_by, 'note', p_note));
     RETURN NULL;
 END
 $lh$;
@@ -234,6 +243,10 @@ BEGIN
             WHERE x.seq = u.seq
               AND NOT EXISTS (SELECT FROM leasehold.jobs AS p WHERE p.id = x.parent AND NOT p.narrow OFFSET 0)
               AND NOT EXISTS (SELECT FROM leasehold.effects AS e WHERE e.seq = x.seq AND e.outcome IS NULL OFFSET 0)
+              AND NOT EXISTS (
+                  SELECT FROM leasehold.guarded AS g
+                  WHERE g.seq = x.seq AND (x.status <> 'done' OR g.epoch <> x.epoch) OFFSET 0
+              )
             OFFSET 0 FOR UPDATE OF x SKIP LOCKED
         ) AS j
     );
