@@ -108,6 +108,21 @@ def test_checkpoints_of_one_lease_far_apart_are_all_kept() -> None:
     assert [store.job(grant.spec.id).checkpoint for [grant] in (one, other)] == [2, 2]
 
 
+def test_a_job_that_is_pruned_by_its_id_does_not_stay_in_memory() -> None:
+    """What it has left in the order of ends is forgotten, as long as it is more than a few."""
+    clock = ManualClock()
+    store = _store(clock, 100)
+    store.settle([completion(grant, "1") for grant in store.claim("w", limit=100)])
+
+    for job in store.jobs()[:-1]:
+        store.prune_job(job.id, job.epoch, by="ops", keep_ids_us=0)
+
+    assert len(store._state.finished) < 20
+    clock.advance(1)
+    assert store.prune(0, keep_ids_us=0).jobs == 1
+    assert store.verify() == []
+
+
 def test_a_job_taken_from_behind_a_task_is_not_parked_once_it_is_done() -> None:
     """Its row said so until its completion."""
     store = _store(ManualClock(), 1)

@@ -31,6 +31,7 @@ Entry = tuple[int, int, int, Record]
 _CLOSE_US = 10_000  # leases that end close together share an entry, whose time is that of the first
 _EMPTY_LINES = 64
 _SLACK = 10_000  # so many void entries are kept before it pays to remove them
+_FEW = 16  # the same for entries that keep a whole finished job in memory
 
 
 class Line:
@@ -292,6 +293,13 @@ class State:
             self.finished = deque(sorted(self.finished, key=lambda row: row.updated_us))
         if spec.unique is not None and self.unique.get(spec.unique) == spec.id:
             del self.unique[spec.unique]
+
+    def forget_void(self) -> None:
+        """Forget the entries of `finished` whose job has moved or is gone, once they are more than the others."""
+        # Each of them keeps a payload in memory.
+        ended = sum(self.ended.values())
+        if len(self.finished) > 2 * ended + _FEW:
+            self.finished = deque(row for row in self.finished if self.jobs.get(row.id) is row)
 
     def _give_up(self, row: Record, now: int) -> None:
         """Give the lock key for which a job does not wait any more to those behind it."""

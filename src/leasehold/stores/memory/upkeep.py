@@ -62,7 +62,8 @@ def prune_job(
         raise lifecycle.not_prunable(job_id, status, parent, doubted)
     state.note(now, "pruned", job_id, epoch, by=by, note=note)  # first: no interruption removes a job without a trace
     state.torn = True
-    _remove(state, guarded, row, ids_before_us)  # its entry of `finished` is passed over from now on
+    _remove(state, guarded, row, ids_before_us)
+    state.forget_void()  # its entry of `finished`
     state.torn = False
 
 
