@@ -193,6 +193,38 @@ def test_upkeep_tries_a_key_that_it_cannot_reach_less_and_less_often(router: Rou
     assert [open_key.key for open_key in router.store.open_keys(["away", "elsewhere", "near"]).keys] == ["c"]
 
 
+def test_reclaim_tries_each_key_once_and_after_the_rest_of_upkeep(
+    router: Router, tmp_path: Path, clock: ManualClock
+) -> None:
+    """A resource that keeps its seals waiting delays no retention. A key that was not reached is recorded once."""
+    guard = router.guard("away", Unreachable(tmp_path))
+    guard.away = False
+    router.add("old", keep_seconds=60)
+    router.cancel("old", epoch=0, by="ops")
+    lease = zombie(router, guard, retry=Retry(max_reclaims=0), keep_seconds=0)
+    foreign = {"keys": [["elsewhere", "c"]]}
+    router.store.record(Note(NoteKind.GUARDED, lease.job_id, lease.epoch, lease.owner, foreign))
+    clock.advance(3600)
+    guard.away = True
+    kept: list[set[str]] = []
+    seal = guard._seal
+    guard._seal = lambda key, writer: kept.append({*router.snapshot()}) or seal(key, writer)  # type: ignore[method-assign, func-returns-value]
+
+    assert [one.job_id for one in router.reclaim()] == [lease.job_id]
+
+    assert kept == [{lease.job_id}]  # one try, when "old" was gone
+    unsealed = [event.facts["keys"][0][:2] for event in router.events(lease.job_id, kind="unsealed")]
+    assert sorted(unsealed) == [["away", "a"], ["elsewhere", "c"]]
+    clock.advance(3600)
+    router.reclaim()
+    assert len(kept) == 2
+    assert len(router.events(lease.job_id, kind="unsealed")) == 2
+    guard.away = False
+    router.reclaim()
+    with pytest.raises(StaleEpoch):
+        guard.write("a", b"late", lease=lease)
+
+
 class AnnouncedLock:
     """A lock that calls *met* when a caller finds it taken."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -55,20 +56,28 @@ def seal(router: Router, job: Job | str, *, by: str) -> Sealed:
     return router._registry.guards.seal_ended(found, by=checks.name(by, "by"))
 
 
-def seal_failed(router: Router, ended: Ownership) -> None:
-    """Seal the keys of a job that has failed for good with this ownership: no later owner will do it."""
+def note_failed(router: Router, ended: Ownership) -> None:
+    """
+    Record the keys of a job that has failed for good with this ownership and whose guards are not known here.
+
+    No later owner seals the keys of such a job. `seal_all_open` tries those of known guards.
+    """
     try:
         job = router.job(ended.job_id)
     except UnknownJob:  # removed meanwhile
         return
     if job.finished_us is not None:
-        sealed(router, job, SEALER)
+        sealed(router, job, SEALER, but=router._registry.guards.named)
 
 
-def sealed(router: Router, ended: Job, by: str) -> Job:
-    """Seal the keys of a job that was just ended, and return it; the verb has succeeded, whatever becomes of them."""
+def sealed(router: Router, ended: Job, by: str, *, but: Collection[str] = ()) -> Job:
+    """
+    Seal the keys of a job that was just ended, *but* not those of these guards, and return the job.
+
+    The verb has succeeded, whatever becomes of the keys.
+    """
     try:
-        unreached = router._registry.guards.seal_ended(ended, by=by).unreached
+        unreached = router._registry.guards.seal_ended(ended, by=by, but=but).unreached
     except LeaseholdError as error:
         log.error(
             "the guarded keys of job %r, which has ended, could not be read: %s. Try again: leasehold guard seal %s "

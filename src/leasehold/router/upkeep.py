@@ -11,7 +11,7 @@ from ..core.retention import KEEP_IDS_US
 from ..core.wording import counted
 from ..reconciler import Reconciler
 from ..store import Pruned
-from .guards import seal_failed
+from .guards import note_failed
 from .operator_log import acted
 
 if TYPE_CHECKING:  # which has these functions as its methods
@@ -22,17 +22,18 @@ def reclaim(router: Router) -> list[Ownership]:
     """
     Take back what expired, stalled, or whose process is gone. Return the ended ownerships.
 
-    The guarded keys of a job that fails for good with it are sealed, and of jobs that have ended before, those that
-    were not; what cannot be reached is logged and recorded. Then do the rest of the upkeep that workers do: prune what
-    `retention` no longer keeps, and record what an operator should look at (`observations`).
+    Then do the rest of the upkeep that workers do: prune what `retention` no longer keeps, and record what an operator
+    should look at (`observations`). At last, since a resource may keep a seal waiting, each guarded key of a job that
+    has failed for good with it is sealed, and of jobs that have ended before, each that was not. What cannot be reached
+    is logged and recorded.
     """
     ended = alone(router.store).reclaim()
     for one in ended:
-        seal_failed(router, one)
-    router._registry.guards.seal_all_open()
+        note_failed(router, one)
     while alone(router.store).tend(router._retention):
         pass
     Reconciler(router.store, router._clock, router.redaction).look()
+    router._registry.guards.seal_all_open()
     return ended
 
 

@@ -129,15 +129,17 @@ class Guards:
 
     # After the end
 
-    def seal_ended(self, job: Job, *, by: str = SEALER) -> Sealed:
+    def seal_ended(self, job: Job, *, by: str = SEALER, but: Collection[str] = ()) -> Sealed:
         """
-        Seal the recorded keys of *job*, which was read after its end; tell which could not be reached.
+        Seal the recorded keys of *job*, which was read after its end, *but* not those of these guards.
+
+        Return which could not be reached.
 
         At one above the epoch that *job* was read with. Every later owner has at least that one, should the job be
         replayed meanwhile. An epoch drawn now could be above that owner's, and lock it out.
         """
         noted = self._adder.store.events(job_id=job.id, kind=NoteKind.GUARDED)
-        keys = {(guard, key) for event in noted for guard, key in event.facts["keys"]}
+        keys = {(guard, key) for event in noted for guard, key in event.facts["keys"] if guard not in but}
         done = self._seal_each(job.id, job.epoch, keys, by)
         if done.unreached:
             self._note_unreached(done, by)
