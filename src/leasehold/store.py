@@ -504,7 +504,7 @@ class Store(Protocol):
               their ids, and all others in that of their insertion; newest or oldest first. Going on with the cursor of
               each page lists every job that fits all the while, once.
         C66.  Running jobs, and finished jobs of one status, are found by an index. For what is compared job by job, at
-              most 20,000 jobs are looked at: then the page is not `complete`, and has the cursor to go on. A payload
+              most 10,000 jobs are looked at: then the page is not `complete`, and has the cursor to go on. A payload
               without the path that is asked for does not fit, whatever its shape. No claim waits for a search.
         """
         ...
@@ -565,7 +565,7 @@ class Store(Protocol):
               wait to be claimed, in a paused queue too, and those that are parked. A job that is not due does not
               count. There is one more row for each task behind which due jobs of the queue are parked. A few rows are
               read for each queue, priority, task and held lock key, however many jobs wait. Of jobs that have become
-              due since a claim or a `tend` looked last, the first 20,000 count.
+              due since a claim or a `tend` looked last, the first 10,000 count.
         """
         ...
 

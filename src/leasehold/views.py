@@ -67,7 +67,7 @@ class Views:
         """
         Return how many jobs fit for each value of *by*, one of `COUNTED_BY`, the most first.
 
-        Like a page, it looks at about 20,000 jobs; if not *complete*, the *cursor* is where to count on.
+        Like a page, it looks at about 10,000 jobs; if not *complete*, the *cursor* is where to count on.
         """
         found, left = Counter[str | None](), LOOKS_AT
         while True:

@@ -85,7 +85,7 @@ def jobs(
 
     A narrow terminal has no room for some columns, EPOCH and ERRORS first: name those that you need with --fields.
 
-    Jobs of a finished status come by their end. If no index has what is asked for, 20,000 jobs are looked at, and the
+    Jobs of a finished status come by their end. If no index has what is asked for, 10,000 jobs are looked at, and the
     command says how to go on.
 
     \b
@@ -106,7 +106,7 @@ def jobs(
             show_rows(tally["rows"], known, output, empty="No job fits.", known=known, **more)
             if tally["cursor"] and not output.is_for_programs:
                 click.echo(
-                    f"(only the first 20,000 jobs were counted; to continue: --cursor {tally['cursor']})", err=True
+                    f"(only the first 10,000 jobs were counted; to continue: --cursor {tally['cursor']})", err=True
                 )
 
         def once() -> None:
@@ -122,7 +122,7 @@ def jobs(
                 complete=page["complete"],
             )
             if page["cursor"] and not output.is_for_programs:
-                more = "there are more" if page["complete"] else "20,000 jobs were looked at; there may be more"
+                more = "there are more" if page["complete"] else "10,000 jobs were looked at; there may be more"
                 click.echo(f"({more}: --cursor {page['cursor']})", err=True)
 
         watch.repeat(once if count_by is None else count)

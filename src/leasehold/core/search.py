@@ -20,7 +20,7 @@ from . import checks, documents, inputs
 from .job import Job, Status
 from .wording import shown
 
-LOOKS_AT = 20_000  # candidates for one page
+LOOKS_AT = 10_000  # candidates for one page; 10,000 failed jobs among a million take 30 ms on PostgreSQL
 _AT_ONCE = 1_000  # candidates that are read as whole jobs, to be compared in Python
 _NUMBER = re.compile(r"[0-9]{1,18}")  # which every database takes for a whole number
 _EXACT = ("status", "queue", "task", "parent", "lock", "owner")

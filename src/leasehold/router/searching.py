@@ -41,7 +41,7 @@ def search(
 
     Finished jobs of one status come by their end, jobs with an *id_prefix* by id, all others by insertion. *since* and
     *until* bound the end of a finished job, and the creation of any other. *meta* has top-level keys with their values,
-    *payload* dotted paths, as in `{"order.total": 10}`. If the page is not `complete`, 20,000 jobs were looked at: go
+    *payload* dotted paths, as in `{"order.total": 10}`. If the page is not `complete`, 10,000 jobs were looked at: go
     on with its cursor.
 
     Raises `InvalidArgument` for a cursor of another search.
