@@ -1230,7 +1230,7 @@ def test_find_digs_the_refusal_out_of_whatever_wraps_it(lease: Lease) -> None:
 
 
 def test_find_asks_the_store_if_the_error_does_not_say(router: Router, lease: Lease, clock: ManualClock) -> None:
-    """A connection that was hung up has no facts; the store has them. A job that is gone is no refusal to be found."""
+    """A connection that was hung up has no facts; the store has them. A job that is gone has no current epoch."""
     successor = overtaken(router, clock, "worker-0")
     found = StaleEpoch.find(ConnectionError("hung up"), lease)
     assert found is not None
@@ -1239,7 +1239,9 @@ def test_find_asks_the_store_if_the_error_does_not_say(router: Router, lease: Le
     successor.complete()
     clock.advance(1)
     assert router.prune(keep_seconds=0, keep_ids_seconds=0).jobs == 1
-    assert StaleEpoch.find(ConnectionError("hung up"), lease) is None
+    found = StaleEpoch.find(ConnectionError("hung up"), lease)
+    assert found is not None
+    assert (found.presented, found.current) == (lease.epoch, 0)
 
 
 def test_a_refusal_raised_inside_an_orms_hook_is_found(
