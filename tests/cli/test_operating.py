@@ -1,4 +1,8 @@
-"""The commands of operators: they look, and what they change is fenced by the epoch that they saw."""
+"""
+The commands of operators: they look, and what they change is fenced by the epoch that they saw.
+
+Long on purpose: a test for each command, and all of them share the store that an operator meets.
+"""
 
 from __future__ import annotations
 
