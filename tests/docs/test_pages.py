@@ -85,7 +85,7 @@ def test_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytes
     written = len(re.findall(r"#\s*->", "".join(blocks)))
 
     for _ in ("first", "second"):
-        names: dict[str, Any] = {"__name__": "page", "_shows": shows}
+        names: dict[str, Any] = {"__name__": "__main__", "_shows": shows}
         assert run_blocks(blocks, names, page.name) == written, "a `# ->` stands where nothing compares it"
 
 
