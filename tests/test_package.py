@@ -7,6 +7,7 @@ Long on purpose: the lists of public names and layers are read beside the checks
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.metadata
 import inspect
@@ -179,6 +180,7 @@ def layer_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@functools.cache
 def parsed(path: Path) -> ast.Module:
     """A module as syntax."""
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
