@@ -144,6 +144,12 @@ class FencedConnection(Connection):
         self.note_end()
         return super().cursor(*args, **options)
 
+    def executemany(self, query: Any, params_seq: Any) -> FencedCursor:
+        """Run *query* for each of *params_seq*, as sqlite3's connection does; psycopg has this on its cursors alone."""
+        cursor: FencedCursor = self.cursor()
+        cursor.executemany(query, params_seq)
+        return cursor
+
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
         """Drive one of the driver's generators to its end, if the transaction is still open."""
         # Here, where the driver holds the lock: a statement that waited for it may come after the end of the block.
