@@ -13,7 +13,7 @@ import json
 import sys
 from itertools import islice
 
-from leasehold import Lease, Router
+from leasehold import Lease, Retry, Router
 
 BATCH = 500
 URL = sys.argv[2] if len(sys.argv) > 2 else "sqlite:///import.db"
@@ -25,7 +25,8 @@ if not URL.startswith("sqlite"):
     INSERT = INSERT.replace("?", "%s")  # psycopg's placeholders
 
 
-@router.task(stall_seconds=60)
+# A kill is a reclaim. By default the fourth fails the job, in case the job itself is what kills its workers.
+@router.task(stall_seconds=60, retry=Retry(max_reclaims=1000))
 def import_csv(lease: Lease, path: str) -> int:
     """Import the rows that are not there yet, and return how many the file has."""
     done = (lease.checkpoint or {"row": 0})["row"]
@@ -37,7 +38,7 @@ def import_csv(lease: Lease, path: str) -> int:
             # Both are committed, or neither; and neither if another worker has the job by now: then this raises.
             with lease.transaction() as connection:
                 connection.execute(TABLE)
-                connection.cursor().executemany(INSERT, batch)
+                connection.executemany(INSERT, batch)
                 done += len(batch)
                 lease.progress(done / total, checkpoint={"row": done})
             print(f"{done:6} of {total}", flush=True)

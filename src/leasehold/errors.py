@@ -265,7 +265,9 @@ class NotInTransaction(LeaseholdError):
 class JobFailed(LeaseholdError):
     """The job whose result was requested failed for good or was cancelled; *error* is its last error, if any."""
 
-    def __init__(self, job_id: str, *, status: Status, error: str | None = None, errors: int = 0) -> None:
+    def __init__(
+        self, job_id: str, *, status: Status, error: str | None = None, errors: int = 0, advice: str = ""
+    ) -> None:
         self.job_id = job_id
         self.status = status
         self.error = error
@@ -274,7 +276,8 @@ class JobFailed(LeaseholdError):
         last_error = f" Its last error: {error}" if error else ""
         super().__init__(
             f"job {job_id!r} has no result: it is {status.value}{counted}. "
-            f"router.replay(router.job({job_id!r}), by=…) puts it back.{last_error}"
+            f"router.replay(router.job({job_id!r}), by=…) or `leasehold replay {job_id!r}` puts it back."
+            f"{advice and ' '}{advice}{last_error}"
         )
 
 

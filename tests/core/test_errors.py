@@ -138,7 +138,8 @@ def test_the_tree_is_as_drawn() -> None:
         (UnknownJob("a"), "no job has the id 'a': it was never added to this store, or has been pruned."),
         (
             FAILED,
-            "job 'a' has no result: it is failed after 1 error. router.replay(router.job('a'), by=…) puts it back. "
+            "job 'a' has no result: it is failed after 1 error. router.replay(router.job('a'), by=…) or "
+            "`leasehold replay 'a'` puts it back. "
             "Its last error: ValueError: no",
         ),
         (

@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_SECONDS
 from tests.postgres.fixtures import database, each_version
 from tests.postgres.proxy import READY, Proxy, Where
 
-from leasehold import Router
+from leasehold import Retry, Router
 
 ROWS = 3  # two batches of the importer
 
@@ -103,6 +103,19 @@ def test_it_can_be_run_twice(tmp_path: Path, path: Path) -> None:
         assert shown.stdout.splitlines()[-1] == f"{ROWS} rows"
     with closing(sqlite3.connect(tmp_path / "import.db")) as connection:
         assert connection.execute("select count(*) from imported").fetchall() == [(ROWS,)]
+
+
+def test_it_is_killed_more_often_than_a_job_usually_may_be(importer: Importer, tmp_path: Path, path: Path) -> None:
+    """One import, killed one statement later with each start, until it comes to its end."""
+    url = f"sqlite:///{tmp_path}/import.db"
+    fatal = 1
+    while importer.run(url, path, fatal=fatal):
+        fatal += 1
+
+    with Router(url) as router:
+        job = router.job(f"import:{path}")
+    assert (job.status, job.result) == ("done", ROWS)
+    assert job.reclaims > Retry().max_reclaims
 
 
 def killed_everywhere(

@@ -14,6 +14,7 @@ from tests.patience import PATIENCE_SECONDS
 
 from leasehold import InvalidArgument, JobFailed, NotFinished, Retry, Router, Status, UnknownJob
 from leasehold.router import results
+from leasehold.testing import ManualClock
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -132,6 +133,21 @@ def test_a_failed_job_says_why(router: Router) -> None:
     assert (failure.job_id, failure.status, failure.error, failure.errors) == ("a", Status.FAILED, "no ink", 2)
     assert str(failure).startswith("job 'a' has no result: it is failed after 2 errors. ")
     assert str(failure).endswith("Its last error: no ink")
+    assert "max_reclaims" not in str(failure)
+
+
+def test_a_job_that_lost_too_many_owners_names_the_budget() -> None:
+    """Both ways out: a replay, and a larger budget for a task that is killed often."""
+    router = Router(clock=(clock := ManualClock()))
+    router.add("a", retry=Retry(max_reclaims=0))
+    assert router.claim("worker-0") is not None
+    clock.advance(31)
+    router.reclaim()
+
+    with pytest.raises(
+        JobFailed, match=r"`leasehold replay 'a'` puts it back.*Retry\(max_reclaims=…\).* max_reclaims is 0$"
+    ):
+        router.result("a")
 
 
 def test_a_cancelled_job_says_so(router: Router) -> None:

@@ -15,6 +15,7 @@ from ..errors import JobFailed, NoLease, NotFinished, UnknownJob
 if TYPE_CHECKING:
     from ..tasks.task import AnyTask
 
+_KILLED = "If its process is killed often and not by the job, give its task a larger budget: Retry(max_reclaims=…)."
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.005, 0.25
 
 
@@ -31,7 +32,8 @@ def result_of(job: Job, tasks: Mapping[str, AnyTask], why: Callable[[Job], str] 
         task = tasks.get(job.task or "")
         return job.result if task is None else task.decode_result(job.result_document)
     if job.status in FINISHED:
-        raise JobFailed(job.id, status=job.status, error=job.last_error, errors=job.errors)
+        advice = _KILLED if job.reclaims > job.retry.max_reclaims else ""
+        raise JobFailed(job.id, status=job.status, error=job.last_error, errors=job.errors, advice=advice)
     raise NotFinished(job.id, status=job.status, why="" if why is None else why(job))
 
 
