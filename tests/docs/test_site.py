@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 import leasehold
 
@@ -141,3 +144,35 @@ def test_a_warning_fails_the_build(site: Any, repository: Path) -> None:
     (folder / "docs" / "index.md").write_text("# One\n\n[gone](gone.md)\n")
 
     assert any("page does not exist" in line for line in site.build(folder))
+
+
+def test_the_docs_need_no_package_outside_of_their_extra() -> None:
+    """Else `./scripts/docs` fails in a fresh clone, where no test has installed the rest."""
+    code = "import sys, _api; _api.pages(); print(*{name.partition('.')[0] for name in sys.modules})"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=TOP / "scripts", capture_output=True, text=True, check=True)
+    of = importlib.metadata.packages_distributions()
+    imported = {normalised(name) for module in ran.stdout.split() for name in of.get(module, [])}
+
+    assert "pytest" in imported
+    assert imported - required("leasehold", "docs") <= {"pip", "setuptools"}  # which may begin by themselves
+
+
+def normalised(name: str) -> str:
+    """The name of a distribution as the package index compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def required(name: str, *extras: str) -> set[str]:
+    """*name* and what its extras install, and what these need."""
+    found, left = set[tuple[str, str]](), [(name, extra) for extra in ("", *extras)]
+    while left:
+        one, extra = left.pop()
+        if (one, extra) in found:
+            continue
+        found.add((one, extra))
+        with suppress(importlib.metadata.PackageNotFoundError):  # not for this platform
+            for line in importlib.metadata.requires(one) or []:
+                needed = Requirement(line)
+                if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                    left += [(normalised(needed.name), more) for more in ("", *needed.extras)]
+    return {one for one, _ in found}
