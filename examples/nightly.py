@@ -6,7 +6,7 @@ adds them up.
     python examples/nightly.py                run it from cron; a second run on the same day finds its jobs done
 """
 
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 
 from leasehold import Lease, Router
 
@@ -41,7 +41,7 @@ def takings(day: date) -> int:
 
 
 if __name__ == "__main__":
-    today = datetime.now(UTC).date()
+    today = datetime.now().astimezone().date()  # local, as cron is: the UTC date can be the same on two nights
     added = night.options(id=f"night:{today}").add(today)
     print("tonight's work" if added.created else "done before:", added.job.id)
     print(router.work(until_empty=True))

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,6 +41,19 @@ def test_the_nightly_script_ends_when_everything_is_done_and_does_nothing_twice(
 
     assert first.splitlines()[-1] == second.splitlines()[-1] == "taken: 400"
     assert "done before" in second
+
+
+@pytest.mark.parametrize("zone", ["UTC-14", "UTC+12"])  # fourteen hours east, twelve hours west
+def test_the_nightly_script_names_the_local_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
+    """As cron does. At any hour, the date of one of these zones is not that of UTC."""
+    monkeypatch.setenv("TZ", zone)
+    ahead = timedelta(hours=-int(zone.removeprefix("UTC")))
+    before = datetime.now(UTC) + ahead
+
+    shown = example("nightly.py", cwd=tmp_path)
+
+    days = {f"night:{at.date()}" for at in (before, datetime.now(UTC) + ahead)}
+    assert shown.splitlines()[0].split()[-1] in days
 
 
 def test_a_photo_gets_its_thumbnail_and_a_missing_one_fails_for_good(tmp_path: Path) -> None:
