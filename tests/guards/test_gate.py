@@ -18,6 +18,7 @@ from tests.patience import PATIENCE_SECONDS
 from tests.support import until
 
 from leasehold import Conflict, GuardUnavailable, StaleEpoch
+from leasehold.core.clock import SteadyClock
 from leasehold.guard import Mark, Seal
 from leasehold.guards import Gate, Use
 from leasehold.guards.gate import memory
@@ -106,6 +107,32 @@ def test_a_use_that_does_not_end_in_time_is_in_doubt_once(opened: Open) -> None:
     use.end()
     assert gate.doubts("k") == gate.doubts() == [doubt], "its end comes too late: it may have written since"
     assert gate.doubts("other") == []
+
+
+class WokenClock(SteadyClock):
+    """A clock that waits for a notification alone, and records whether there was one."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.woken = False
+
+    def wait(self, condition: threading.Condition, until: int) -> None:
+        """Wait; the caller holds the lock, so what is to wake it comes after *began*."""
+        self.began.set()
+        self.woken = condition.wait(PATIENCE_SECONDS)
+
+
+def test_the_end_of_a_use_in_memory_wakes_the_seal_that_waits_for_it(places: Places) -> None:
+    """A seal also looks five times a second, which would hide that no end is announced."""
+    clock = WokenClock()
+    with places.opener("memory", clock=clock)() as gate:
+        use = gate.begin("k", **under(OLD))
+        seal = threading.Thread(target=gate.seal, args=["k"], kwargs=under(NEW))
+        seal.start()
+        assert clock.began.wait(PATIENCE_SECONDS)
+        use.end()
+        seal.join()
+    assert clock.woken
 
 
 def test_drain_seconds_is_how_long_a_seal_waits(places: Places) -> None:
@@ -392,7 +419,7 @@ def test_no_use_begins_unseen_when_a_gate_in_memory_has_come_to_rest(places: Pla
     with places.opener("memory", drain_seconds=0)() as gate:
         home: Any = gate._home
         gate.begin("k", **under(OLD)).end()
-        Ahead(home, "_changed", gate.rest)
+        Ahead(home, "_lock", gate.rest)
         assert gate._try_begin("k", gate.writer("k", under(OLD))) is None
         assert not home.running("k", NEW)
 

@@ -204,10 +204,11 @@ class Gate(Guard):
 
     def _try_begin(self, key: str, writer: Writer) -> Use | None:
         """Begin a use if that takes neither I/O nor waiting, for an event loop; else, or to be refused, None."""
-        running = self._running(key, writer)
+        running = Running(unique_id(), key, writer.epoch, writer.owner, this_process())
         if not self._home.try_begin(running, writer.store):
             return None
-        return self._begun(running, writer, ())
+        self.at("use")
+        return Use(self, running, writer, ())
 
     def begin_at_once(self, key: str, credential: str) -> Use | None:
         """

@@ -87,7 +87,9 @@ class MemoryHome(Home):
         self._closed = False
         self._session = uuid.uuid4().hex
         self._entries: dict[str, _Entry] = {}
-        self._changed = threading.Condition(threading.RLock())  # guards the entries
+        self._lock = threading.RLock()  # guards the entries; to take it through the condition costs 0.4 µs more
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0  # threads that wait for the end of a use
         self._writing = threading.RLock()  # held by the one thread that raises a mark
         self._resting = True  # until the first use
         # At the end of the process, too: then the next one need not doubt the uses of this one.
@@ -101,7 +103,7 @@ class MemoryHome(Home):
     def mark(self, key: str) -> Mark | None:
         """Return the mark of *key*."""
         self._check()
-        with self._changed:
+        with self._lock:
             entry = self._entries.get(key)
         if entry is not None:
             return entry.mark
@@ -112,7 +114,7 @@ class MemoryHome(Home):
         """Record *use*, if the key stands at its very ownership."""
         if self._generation != generation():
             return False  # before the lock, which a thread of the parent may have held; `begin` refuses
-        with self._changed:
+        with self._lock:
             if self._closed or self._resting:
                 return False  # then `begin` writes to the file, or refuses
             entry = self._entries.get(use.key)
@@ -147,7 +149,7 @@ class MemoryHome(Home):
 
     def rest(self) -> None:
         """Record that no use is running, so that an end of the process before the next one is not called a crash."""
-        with self._turn(), self._changed:
+        with self._turn(), self._lock:
             # Held while the file is written: no use may begin between the two.
             if not self._resting and not any(entry.uses for entry in self._entries.values()):
                 self._database.run(_FORGET, (self._session,))
@@ -160,7 +162,7 @@ class MemoryHome(Home):
 
     def _load(self, key: str) -> Mark | None:
         """Return the mark, and record a doubt if an earlier process may have left a use of the key behind."""
-        with self._changed:
+        with self._lock:
             if (entry := self._entries.get(key)) is not None:
                 return entry.mark
         found = self._database.run(_SESSION, (self._session, key))
@@ -177,7 +179,7 @@ class MemoryHome(Home):
         limit = min(after.counter + RESERVED, EPOCH_LIMIT - 1)
         # After a crash the limit is the mark, so no count comes twice.
         self._database.run(_SET_MARK, (key, after.epoch, limit, after.owner, after.store, self._session))
-        with self._changed:
+        with self._lock:
             entry = self._entries.get(key)
             if entry is None:
                 self._make_room()
@@ -195,21 +197,21 @@ class MemoryHome(Home):
 
     def end(self, use: Running) -> None:
         """Forget *use*."""
-        with self._changed:
+        with self._lock:
             entry = self._entries.get(use.key)
-            if entry is not None and entry.uses.pop(use.id, None) is not None:
+            if entry is not None and entry.uses.pop(use.id, None) is not None and self._waiting:
                 self._changed.notify_all()
 
     def running(self, key: str, below: int) -> list[Running]:
         """Return the uses of *key* that are running under an epoch below *below*."""
-        with self._changed:
+        with self._lock:
             entry = self._entries.get(key)
             return [] if entry is None else [use for use in entry.uses.values() if use.epoch < below]
 
     def doubt(self, key: str, notes: Mapping[str, str]) -> None:
         """Record the doubts in the file, then forget the uses. Of two seals at once, one records a use."""
         with self._turn():
-            with self._changed:
+            with self._lock:
                 entry = self._entries.get(key)
                 found = [use for use in entry.uses.values() if use.id in notes] if entry else []
             with self._database.transaction() as run:
@@ -230,9 +232,13 @@ class MemoryHome(Home):
 
     def wait(self, key: str, below: int, micros: int) -> None:
         """Wait until a use of this process ends, unless those that are waited for have."""
-        with self._changed:
+        with self._lock:
             if self.running(key, below):
-                self._clock.wait(self._changed, self._clock.now() + micros)
+                self._waiting += 1
+                try:
+                    self._clock.wait(self._changed, self._clock.now() + micros)
+                finally:
+                    self._waiting -= 1
 
     def close(self) -> None:
         """Record running uses as doubts, and let another process have the file, once no gate uses it."""
@@ -240,7 +246,7 @@ class MemoryHome(Home):
             self._users -= 1
             if self._users == 0:
                 # Held while the file is written: a use that began in between would not be in doubt.
-                with self._writing, self._changed:
+                with self._writing, self._lock:
                     self._closed = True
                     self._shut()
 
