@@ -358,9 +358,9 @@ SQL = (
         (
             Edit(
                 _SQL + "postgres.sql",
-                "    INSERT INTO leasehold_guard.fences AS f (fence) VALUES (p)\n",
-                "    PERFORM 1 FROM leasehold_guard.marks WHERE key = p::json->'keys'->>0 FOR UPDATE;\n"
-                "    INSERT INTO leasehold_guard.fences AS f (fence) VALUES (p)\n",
+                "    INSERT INTO leasehold_guard.fences AS f (key,",
+                "    PERFORM 1 FROM leasehold_guard.marks WHERE key = p_key FOR UPDATE;\n"
+                "    INSERT INTO leasehold_guard.fences AS f (key,",
             ),
         ),
         (_BESIDE,),
@@ -413,8 +413,13 @@ SQL = (
         (
             Edit(
                 _SQL + "postgres.sql",
-                "row_to_json(leasehold_guard.admit(v_key, p::json, 'seal'))",
-                "json_build_object('key', v_key, 'epoch', p::json->'epoch', 'counter', 1, 'owner', p::json->'owner', 'store', p::json->'store')",
+                "PERFORM leasehold_guard.admit(\n        ROW(",
+                "PERFORM concat(\n        ROW(",
+            ),
+            Edit(
+                _SQL + "postgres.sql",
+                "'mark', leasehold_guard.mark(p_key)::json)",
+                "'mark', json_build_object('epoch', p_epoch, 'counter', 1, 'owner', p_owner, 'store', p_store))",
             ),
         ),
         (_SQL_PG + "test_g3_a_seal_is_durable_and_seen_by_others",),
@@ -476,7 +481,7 @@ SQL = (
     Mutant(
         "sql-g9-strict",
         "PostgreSQL: a strict guard's mark passes to another store.",
-        (Edit(_SQL + "postgres.sql", "      AND (m.store = excluded.store OR NOT (p->>'strict')::boolean)\n", ""),),
+        (Edit(_SQL + "postgres.sql", "      AND (m.store = excluded.store OR NOT f.same_store)", ""),),
         (_SQL_PG + "test_g9_a_strict_guard_refuses_every_other_store",),
     ),
     Mutant(

@@ -12,7 +12,7 @@ STORE = (files("leasehold.stores.postgres") / "functions" / "08_fences.sql").rea
 
 # From where to where, and why a difference would be a hole.
 PARTS = {
-    "a row of a savepoint is known by its transaction id": (r"RETURNING f\.ctid, f\.xmin", r"v_sub;"),
+    "a row of a savepoint is known by its transaction id": (r"RETURNING f\.ctid, f\.xmin", r"::xid"),
     "what is a COMMIT, and what prepares a transaction": (r"IF current_query\(\) NOT IN", r"THEN\n\s+RAISE"),
     "what is put off to the COMMIT": (r"IF NEW\.put_off_at", r"DEFERRED;"),
     "a fence that is put off leaves no row": (r"RETURNING f\.ctid INTO v_place;", r"RETURN NULL;"),

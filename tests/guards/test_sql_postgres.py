@@ -94,7 +94,6 @@ class OnPostgres(Battery):
 
     def spoil_mark(self, key: str) -> None:
         """Make the counter one that no mark has."""
-        self.marks("alter table {schema}.marks drop constraint readable")
         self.marks("update {schema}.marks set counter = 0 where key = {key}", key)
 
     def unfenced(self) -> Guard:

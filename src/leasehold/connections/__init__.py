@@ -3,6 +3,7 @@ What a caller's database connection is, and how to run statements in the transac
 
     recognise(connection)               a `Connection`; raises `Unsupported` for anything else
     await recognise_async(connection)   the same, for a connection that `is_async`: that belongs to an event loop
+    look_at(connection)                 either, to `enter` or to `await … enter_async()` before it is used
 
     connection  CONTRACT: what is known of a connection, and what can be done with it
     sqlite3 · psycopg · sqlalchemy · django     one module for each library
@@ -25,6 +26,7 @@ __all__ = [
     "Statement",
     "driver_error",
     "is_async",
+    "look_at",
     "recognise",
     "recognise_async",
 ]
@@ -42,8 +44,8 @@ def recognise(connection: Any) -> Connection:
 
     Raises `Unsupported` for what is not a connection, or belongs to an event loop.
     """
-    found = _find(connection)
-    if found is None or found.is_async:
+    found = look_at(connection)
+    if found.is_async:
         raise _unsupported(connection)
     found.enter()
     return found
@@ -51,10 +53,18 @@ def recognise(connection: Any) -> Connection:
 
 async def recognise_async(connection: Any) -> Connection:
     """Return what *connection* is likewise, where it belongs to an event loop; raises `Unsupported` if it does not."""
-    found = _find(connection)
-    if found is None or not found.is_async:
+    found = look_at(connection)
+    if not found.is_async:
         raise _unsupported(connection)
     await found.enter_async()
+    return found
+
+
+def look_at(connection: Any) -> Connection:
+    """Return what *connection* is, sync or async, before it is entered. Raises `Unsupported`."""
+    found = _find(connection)
+    if found is None:
+        raise _unsupported(connection)
     return found
 
 

@@ -171,7 +171,7 @@ def _driver(vendor: str) -> Driver:
 def loaded(module: str, *names: str) -> tuple[type[Any], ...]:
     """Return these classes of *module*, if it is loaded."""
     found: Any = sys.modules.get(module)
-    return tuple(getattr(found, name) for name in names if hasattr(found, name))
+    return () if found is None else tuple([getattr(found, name) for name in names if hasattr(found, name)])
 
 
 def run_on(cursor: Any, sql: str, params: Any, several: bool) -> list[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .connection import Connection, Row, loaded, run_on
+from .connection import Connection, Row, loaded
 from .drivers import is_piped
 
 
@@ -29,7 +29,13 @@ class Psycopg(Connection):
 
     def execute(self, sql: str, params: Any = (), *, several: bool = False) -> list[Row]:
         """Run a statement and return its rows."""
-        return run_on(self._cursor(), sql, params, several)
+        cursor = self._cursor()
+        if several:
+            cursor.executemany(sql, params)
+            return []
+        cursor.execute(sql, params)
+        # Rows of `tuple_row` are tuples already, and `cursor.description` makes an object of each column.
+        return cursor.fetchall() if cursor.pgresult.nfields else []
 
     def send(self, sql: str, params: Any) -> None:
         """Run a statement and read no answer; in a pipeline its error is the pipeline's."""

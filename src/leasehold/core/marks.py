@@ -8,7 +8,7 @@ in which the resource compares and writes, and never before it.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import GuardUnavailable, StaleEpoch
 from .ownership import EPOCH_LIMIT
@@ -48,8 +48,16 @@ class Mark(NamedTuple):
         """Return the mark of JSON *text*; raise `GuardUnavailable` if it is not one, so that the write is refused."""
         try:
             facts = json.loads(text)
-            mark = cls(*(facts[field] for field in cls._fields))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError) as error:
+            raise unreadable(resource, f"{type(error).__name__}: {error}") from None
+        return cls.of(facts, resource)
+
+    @classmethod
+    def of(cls, facts: Any, resource: str) -> Mark:
+        """Return the mark with these *facts*; raise `GuardUnavailable` if they are not those of one."""
+        try:
+            mark = cls(facts["epoch"], facts["counter"], facts["owner"], facts["store"])
+        except (TypeError, KeyError) as error:
             raise unreadable(resource, f"{type(error).__name__}: {error}") from None
         if not (_is_count(mark.epoch) and _is_count(mark.counter) and _is_text(mark.owner) and _is_text(mark.store)):
             raise unreadable(resource, f"its fields are {facts!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -80,7 +79,7 @@ class Dialect(ABC):
 
 def mark_of(facts: Any, resource: str) -> Mark:
     """Return the mark of these *facts*, or raise `GuardUnavailable`."""
-    return Mark.decode(json.dumps(facts, default=repr), resource)
+    return Mark.of(facts, resource)
 
 
 def known_of(facts: Mapping[str, Any], resource: str) -> Known:

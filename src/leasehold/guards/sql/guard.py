@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar, Unpack, cast
+from typing import Any, ClassVar, NoReturn, Unpack, cast
 
 from ...aio import Facade, require_awaited, threaded
-from ...connections import Connection, Program, driver_error, is_async, recognise, recognise_async
+from ...connections import Connection, Program, driver_error, look_at, recognise
 from ...core import checks
 from ...core.clock import patience
 from ...core.marks import Mark, Writer, admit, refusal
@@ -36,7 +35,7 @@ from .dialect import RECENT, Dialect, Fenced, Known, Request
 from .postgres import Postgres
 from .sqlite import Sqlite
 
-VERSION = 2  # of what `install` makes
+VERSION = 3  # of what `install` makes
 _END_SECONDS = 5.0  # for a server to notice that its client is gone
 _guards: weakref.WeakValueDictionary[str, SqlGuard] = weakref.WeakValueDictionary()
 _NOTED = "_leasehold_guard_noted"  # set on an error whose refusal has been counted
@@ -134,32 +133,35 @@ class SqlGuard(Guard):
         A fence is not a seal: seal the keys before you read what you are going to change.
         """
         request = self._request(keys, presented, savepoint=savepoint)
-        if is_async(connection):
+        found = look_at(connection)
+        if found.is_async:
             require_awaited(connection)
-            return cast(Fence, self._fence_async(connection, request))
-        with self._attempts(request):
-            self.at("fencing")
-            found = recognise(connection)
-            dialect = self._joined(found, savepoint)
-            self._prepare(dialect)
-            with self._explaining(request.keys[0], found):
-                fenced = found.run(dialect.fence(request, found.style))
-            fence = self._fenced(request, fenced)
-            self.at("fenced")
-            return fence
+            return cast(Fence, self._fence_async(found, request))
+        self.at("fencing")
+        found.enter()
+        dialect = self._joined(found, savepoint)
+        self._prepare(dialect)
+        try:
+            fenced = found.run(dialect.fence(request, found.style))
+        except Exception as error:
+            self._explain(error, self.resource(request.keys[0]), found)
+        fence = self._fenced(request, fenced)
+        self.at("fenced")
+        return fence
 
-    async def _fence_async(self, connection: Any, request: Request) -> Fence:
-        with self._attempts(request):
-            self.at("fencing")
-            found = await recognise_async(connection)
-            dialect = self._joined(found, request.savepoint)
-            if not self._installed:
-                await asyncio.to_thread(self._prepare, dialect)
-            with self._explaining(request.keys[0], found):
-                fenced = await found.run_async(dialect.fence(request, found.style))
-            fence = self._fenced(request, fenced)
-            self.at("fenced")
-            return fence
+    async def _fence_async(self, found: Connection, request: Request) -> Fence:
+        self.at("fencing")
+        await found.enter_async()
+        dialect = self._joined(found, request.savepoint)
+        if not self._installed:
+            await asyncio.to_thread(self._prepare, dialect)
+        try:
+            fenced = await found.run_async(dialect.fence(request, found.style))
+        except Exception as error:
+            self._explain(error, self.resource(request.keys[0]), found)
+        fence = self._fenced(request, fenced)
+        self.at("fenced")
+        return fence
 
     @contextmanager
     def transaction(self, *keys: str, **presented: Unpack[Presented]) -> Iterator[Any]:
@@ -338,17 +340,6 @@ class SqlGuard(Guard):
     def _request_of(self, names: tuple[str, ...], writer: Writer, *, savepoint: bool = False) -> Request:
         return Request(names, writer, secrets.randbits(63), self._token, self.strict_store, savepoint)
 
-    @contextmanager
-    def _attempts(self, request: Request) -> Iterator[None]:
-        """Count, log and record a refusal of any of the keys."""
-        try:
-            yield
-        except StaleEpoch as refusal:
-            for key in request.keys:
-                if refusal.resource == self.resource(key):
-                    self._note_refusal(key, request.writer, "write", refusal)
-            raise
-
     def _fenced(self, request: Request, fenced: Fenced) -> Fence:
         """Raise a refusal that is known already, and log a key that passes to another store."""
         if fenced.place and fenced.place != self._place and fenced.place != self._own_place():
@@ -358,7 +349,11 @@ class SqlGuard(Guard):
                 "with the URL of the database that you write to."
             )
         for key, before in fenced.before.items():
-            self._admit(key, before, request.writer)
+            try:
+                self._admit(key, before, request.writer)
+            except StaleEpoch as refusal:
+                self._note_refusal(key, request.writer, "write", refusal)
+                raise
         if fenced.refused:
             raise self._disagreement(min(fenced.refused))
         return Fence(self, request, fenced.number)
@@ -431,23 +426,27 @@ class SqlGuard(Guard):
     @contextmanager
     def _explaining(self, key: str, connection: Connection | None) -> Iterator[None]:
         """Turn a driver's error into one of leasehold's, where it is about the guard."""
-        resource = self.resource(key) if key else f"the guard in {self._source.where}"
         try:
             yield
-        except LeaseholdError:
-            raise
         except Exception as error:
-            found = find(error)
-            if found is not None:
-                raise found from error
-            if postgres.sqlstate_of(error) == postgres.LOCK_TIMEOUT:
-                raise self._locked(resource) from error
-            explained = postgres.explained(error, resource, self._schema) or sqlite.explained(
-                error, resource, lambda: self._file(connection)
-            )
-            if explained is None:
-                raise
-            raise explained from error
+            resource = self.resource(key) if key else f"the guard in {self._source.where}"
+            self._explain(error, resource, connection)
+
+    def _explain(self, error: Exception, resource: str, connection: Connection | None) -> NoReturn:
+        """Raise *error*, or what it means in leasehold's words."""
+        if isinstance(error, LeaseholdError):
+            raise error
+        found = find(error)
+        if found is not None:
+            raise found from error
+        if postgres.sqlstate_of(error) == postgres.LOCK_TIMEOUT:
+            raise self._locked(resource) from error
+        explained = postgres.explained(error, resource, self._schema) or sqlite.explained(
+            error, resource, lambda: self._file(connection)
+        )
+        if explained is None:
+            raise error
+        raise explained from error
 
     def _file(self, connection: Connection | None) -> str | None:
         """Return the file of a SQLite database, for a message."""
@@ -506,7 +505,7 @@ def find(error: BaseException) -> StaleEpoch | None:
     if postgres.sqlstate_of(error) == postgres.SERIALIZATION:
         found = _read_again(guard, key, writer, resource)
     elif postgres.sqlstate_of(error) == postgres.REFUSED:
-        mark = Mark.decode(json.dumps(facts["mark"]), resource)
+        mark = Mark.of(facts["mark"], resource)
         found = refusal(mark, writer, resource=resource, verb=verb)
     else:
         found = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from functools import cache
@@ -18,6 +19,7 @@ SERIALIZATION, LOCK_TIMEOUT = "40001", "55P03"
 _MISSING = {"42883", "3F000", "42P01"}  # no such function, schema or table
 _FAILED = "25P02"  # the transaction has failed already
 _NO_RIGHT = "42501"
+_TYPES = ("text", "bigint", "text", "text", "text", "bigint", "text", "boolean")  # as `_sent` returns them
 _NAME = re.compile(r"'leasehold_guard\.(\w+)'|\bleasehold_guard\b")
 
 
@@ -29,6 +31,7 @@ class Postgres(Dialect):
     def __init__(self, schema: str, kind: str) -> None:
         self._schema = _quoted(schema)
         self._kind = kind
+        self._statements: dict[tuple[str, str, int], str] = {}
 
     def install(self, style: str) -> Program[None]:
         """Make the schema, under a lock: two processes that start at once do not meet in it."""
@@ -46,11 +49,15 @@ class Postgres(Dialect):
         return int(version)
 
     def fence(self, request: Request, style: str) -> Program[Fenced]:
-        """Insert a fence, and read the marks: COMMIT compares."""
-        [(reply,)] = yield self._call("fence", style), (_sent(request),), False
-        facts = json.loads(reply)
-        marks = {each["key"]: mark_of(each, f"{self._kind}:{each['key']}") for each in facts["marks"] or ()}
-        return Fenced(marks, facts["number"], place=facts["place"])
+        """Insert a fence for each key, in their order, and read the marks: COMMIT compares."""
+        sent = [value for key in request.keys for value in _sent(key, request, request.savepoint)]
+        [replies] = yield self._calls("fence", style, len(request.keys)), sent, False
+        marks = dict[str, Mark]()
+        for key, reply in zip(request.keys, replies, strict=True):
+            number, place, *unusual = reply.split(" ", 2)
+            if unusual:
+                marks[key] = mark_of(json.loads(unusual[0]), f"{self._kind}:{key}")
+        return Fenced(marks, number, place=place)
 
     def place(self, style: str) -> Program[str]:
         """Ask the server which database this is."""
@@ -64,9 +71,10 @@ class Postgres(Dialect):
 
     def seal(self, request: Request, style: str, busy_seconds: float) -> Program[tuple[Mark | None, Mark | None]]:
         """Raise the mark, waiting at most *busy_seconds* for a COMMIT that has it locked."""
-        resource = f"{self._kind}:{request.keys[0]}"
-        sent = _sent(request, busy_ms=max(int(busy_seconds * 1000), 1))
-        [(reply,)] = yield self._call("seal", style), (sent,), False
+        [key] = request.keys
+        resource = f"{self._kind}:{key}"
+        sent = _sent(key, request, max(int(busy_seconds * 1000), 1))
+        [(reply,)] = yield self._calls("seal", style), sent, False
         facts = json.loads(reply)
         before = None if facts["before"] is None else mark_of(facts["before"], resource)
         return before, mark_of(facts["mark"], resource)
@@ -100,6 +108,21 @@ class Postgres(Dialect):
         )
         return [int(pid) for (pid,) in rows]
 
+    def _calls(self, function: str, style: str, count: int = 1) -> str:
+        """Return a statement that calls `fence` or `seal` for *count* keys."""
+        text = self._statements.get((function, style, count))
+        if text is None:
+            types = [*_TYPES, "boolean" if function == "fence" else "bigint"]
+            numbers = itertools.count(1)
+            calls = (
+                f"{self._escaped(style)}.{function}("
+                + ", ".join(f"{f'${next(numbers)}' if style == '$1' else style}::{type_}" for type_ in types)
+                + ")"
+                for _ in range(count)
+            )
+            text = self._statements[function, style, count] = f"SELECT {', '.join(calls)}"
+        return text
+
     def _call(self, function: str, style: str) -> str:
         return f"SELECT {self._escaped(style)}.{function}({style}::text)"
 
@@ -107,22 +130,10 @@ class Postgres(Dialect):
         return self._schema.replace("%", "%%") if style == "%s" else self._schema
 
 
-def _sent(request: Request, **more: Any) -> str:
-    writer = request.writer
-    return json.dumps(
-        {
-            "keys": request.keys,
-            "epoch": writer.epoch,
-            "owner": writer.owner,
-            "store": writer.store,
-            "job": writer.job_id,
-            "nonce": request.nonce,
-            "token": request.token,
-            "strict": request.strict,
-            "savepoint": request.savepoint,
-            **more,
-        }
-    )
+def _sent(key: str, request: Request, last: bool | int) -> tuple[Any, ...]:
+    """Return the arguments of `fence` and `seal`, which differ in the *last*."""
+    epoch, owner, store, job_id = request.writer
+    return key, epoch, owner, store, job_id, request.nonce, request.token, request.strict, last
 
 
 @cache

@@ -13,18 +13,26 @@ CREATE TABLE IF NOT EXISTS leasehold_guard.marks (
     counter bigint NOT NULL,
     owner text NOT NULL,
     store text NOT NULL,
-    recent bigint[] NOT NULL, -- of the last 16 writes: so a writer whose COMMIT got no reply finds its own
-    CONSTRAINT readable CHECK (epoch > 0 AND epoch < 9007199254740992 AND counter > 0)
+    -- Of the last 16 writes, so that a writer whose COMMIT got no reply finds its own. There is no CHECK constraint, which
+    -- PostgreSQL would parse anew for every write; `admit` refuses what is not a mark.
+    recent bigint[] NOT NULL
 ) WITH (fillfactor = 50); -- so that a new version of a row finds room on its page, and no index changes
 
 -- Empty, but for the moment of an insertion. Unlogged: what a crash takes away was not committed.
 CREATE UNLOGGED TABLE IF NOT EXISTS leasehold_guard.fences (
-    fence text NOT NULL,
+    key text NOT NULL,
+    epoch bigint NOT NULL,
+    owner text NOT NULL,
+    store text NOT NULL,
+    job text,
+    nonce bigint NOT NULL,
+    token text NOT NULL,
+    same_store boolean NOT NULL, -- whether the key may not pass to another store
     put_off_at timestamptz
 );
 
 CREATE OR REPLACE FUNCTION leasehold_guard.version() RETURNS integer
-LANGUAGE sql IMMUTABLE AS $lh$ SELECT 2 $lh$;
+LANGUAGE sql IMMUTABLE AS $lh$ SELECT 3 $lh$;
 
 -- Which database this is. Another one with this schema has other marks, also if it is a copy of this one. The session
 -- remembers it: to read it takes 40 µs, from a file of the server.
@@ -48,77 +56,82 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $l
     SELECT pg_catalog.row_to_json(m)::text FROM leasehold_guard.marks AS m WHERE m.key = p_key
 $lh$;
 
--- Raises the mark of one key and returns it, or raises an error: LG001 if the key admits only newer owners, LG005 if its
--- mark cannot be read. p is what the caller presents; the same facts come back in the error's DETAIL.
-CREATE OR REPLACE FUNCTION leasehold_guard.admit(p_key text, p json, p_verb text) RETURNS leasehold_guard.marks
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
+-- Raises the mark of one key, or raises an error: LG001 if the key admits only newer owners, LG005 if its mark cannot be
+-- read. The error's DETAIL has the facts. It has the rights of the functions below, which are its only callers.
+CREATE OR REPLACE FUNCTION leasehold_guard.admit(f leasehold_guard.fences, p_verb text) RETURNS void
+LANGUAGE plpgsql AS $lh$
 DECLARE
     v_mark leasehold_guard.marks;
-    v_facts jsonb := p::jsonb - 'keys' || jsonb_build_object('key', p_key, 'verb', p_verb);
 BEGIN
     INSERT INTO leasehold_guard.marks AS m (key, epoch, counter, owner, store, recent)
-    VALUES (p_key, (p->>'epoch')::bigint, 1, p->>'owner', p->>'store', ARRAY[(p->>'nonce')::bigint])
+    VALUES (f.key, f.epoch, 1, f.owner, f.store, ARRAY[f.nonce])
     ON CONFLICT (key) DO UPDATE SET
         epoch = excluded.epoch, counter = m.counter + 1, owner = excluded.owner, store = excluded.store,
         recent = (excluded.recent || m.recent)[1:16]
     WHERE m.epoch <= excluded.epoch AND m.epoch > 0 AND m.counter > 0
       AND (m.store = excluded.store OR m.epoch < excluded.epoch)
-      AND (m.store = excluded.store OR NOT (p->>'strict')::boolean)
-    RETURNING m.* INTO v_mark;
+      AND (m.store = excluded.store OR NOT f.same_store);
     IF NOT FOUND THEN
-        SELECT * INTO v_mark FROM leasehold_guard.marks AS m WHERE m.key = p_key;
+        SELECT * INTO v_mark FROM leasehold_guard.marks AS m WHERE m.key = f.key;
         RAISE EXCEPTION USING
             ERRCODE = CASE WHEN v_mark.epoch > 0 AND v_mark.counter > 0 THEN 'LG001' ELSE 'LG005' END,
             MESSAGE = CASE WHEN v_mark.epoch > 0 AND v_mark.counter > 0 THEN 'stale epoch' ELSE 'unreadable mark' END,
-            DETAIL = (v_facts || jsonb_build_object('mark', to_jsonb(v_mark)))::text;
+            DETAIL = (to_jsonb(f) || jsonb_build_object('verb', p_verb, 'mark', to_jsonb(v_mark)))::text;
     END IF;
-    RETURN v_mark;
 END
 $lh$;
 
--- Fences the caller's transaction, and returns the marks as they stand, the number of the transaction, and which database
--- this is. Also if one of them refuses: a caller that ignores the refusal is refused again by its COMMIT.
-CREATE OR REPLACE FUNCTION leasehold_guard.fence(p text) RETURNS text
+-- Fences the caller's transaction for one key. Returns the number of the transaction and which database this is, and behind
+-- them the mark as JSON if it is of another store or refuses. Refusing is left to COMMIT: a caller that ignores the refusal
+-- is refused again.
+CREATE OR REPLACE FUNCTION leasehold_guard.fence(
+    p_key text, p_epoch bigint, p_owner text, p_store text, p_job text, p_nonce bigint, p_token text, p_same_store boolean,
+    p_savepoint boolean
+) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
 DECLARE
     v_place tid;
     v_sub boolean;
+    v_unusual boolean;
 BEGIN
-    INSERT INTO leasehold_guard.fences AS f (fence) VALUES (p)
+    INSERT INTO leasehold_guard.fences AS f (key, epoch, owner, store, job, nonce, token, same_store)
+    VALUES (p_key, p_epoch, p_owner, p_store, p_job, p_nonce, p_token, p_same_store)
     -- A row written in a savepoint has the savepoint's own transaction id.
-    RETURNING f.ctid, f.xmin <> pg_current_xact_id()::xid INTO v_place, v_sub;
+    RETURNING f.ctid, f.xmin <> pg_current_xact_id()::xid, EXISTS (
+        SELECT FROM leasehold_guard.marks AS m
+        WHERE m.key = p_key AND NOT (m.store = p_store AND m.epoch <= p_epoch AND m.epoch > 0 AND m.counter > 0)
+    ) INTO v_place, v_sub, v_unusual;
     -- The trigger is queued by the insertion, and keeps the row's values: nothing has to stay behind.
     DELETE FROM leasehold_guard.fences WHERE ctid = v_place;
-    IF v_sub AND NOT (p::json->>'savepoint')::boolean THEN
+    IF v_sub AND NOT p_savepoint THEN
         RAISE EXCEPTION USING ERRCODE = 'LG006', MESSAGE = 'in savepoint';
     END IF;
-    RETURN json_build_object(
-        'number', pg_current_xact_id()::text,
-        'place', leasehold_guard.place(),
-        'marks', (
-            SELECT json_agg(m) FROM leasehold_guard.marks AS m
-            WHERE m.key IN (SELECT json_array_elements_text(p::json->'keys'))
-        )
-    )::text;
+    IF v_unusual THEN
+        RETURN concat_ws(' ', pg_current_xact_id(), leasehold_guard.place(), leasehold_guard.mark(p_key));
+    END IF;
+    RETURN pg_current_xact_id() || ' ' || coalesce(
+        nullif(current_setting('leasehold.place', true), ''), leasehold_guard.place()
+    );
 END
 $lh$;
 
 -- Raises the mark of a key without a write; durable when the statement's own COMMIT returns.
-CREATE OR REPLACE FUNCTION leasehold_guard.seal(p text) RETURNS text
+CREATE OR REPLACE FUNCTION leasehold_guard.seal(
+    p_key text, p_epoch bigint, p_owner text, p_store text, p_job text, p_nonce bigint, p_token text, p_same_store boolean,
+    p_busy_ms bigint
+) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
 DECLARE
-    v_before leasehold_guard.marks;
-    v_key text := p::json->'keys'->>0;
+    v_before text := leasehold_guard.mark(p_key);
 BEGIN
     IF current_setting('synchronous_commit') IN ('off', 'local') THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-    PERFORM set_config('lock_timeout', p::json->>'busy_ms', true);
-    SELECT * INTO v_before FROM leasehold_guard.marks AS m WHERE m.key = v_key;
-    RETURN json_build_object(
-        'before', CASE WHEN v_before.key IS NOT NULL THEN row_to_json(v_before) END,
-        'mark', row_to_json(leasehold_guard.admit(v_key, p::json, 'seal'))
-    )::text;
+    PERFORM set_config('lock_timeout', p_busy_ms::text, true);
+    PERFORM leasehold_guard.admit(
+        ROW(p_key, p_epoch, p_owner, p_store, p_job, p_nonce, p_token, p_same_store, NULL)::leasehold_guard.fences, 'seal'
+    );
+    RETURN json_build_object('before', v_before::json, 'mark', leasehold_guard.mark(p_key)::json)::text;
 END
 $lh$;
 
@@ -140,7 +153,6 @@ $lh$;
 CREATE OR REPLACE FUNCTION leasehold_guard.at_commit() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $lh$
 DECLARE
-    v_key text;
     v_place tid;
 BEGIN
     IF current_query() NOT IN ('COMMIT', 'commit', 'COMMIT;', 'commit;') THEN
@@ -157,29 +169,27 @@ BEGIN
         -- a COMMIT in other words, the trigger fires again in the same statement, and compares.
         IF NEW.put_off_at IS DISTINCT FROM statement_timestamp() THEN
             SET CONSTRAINTS leasehold_guard.at_commit DEFERRED;
-            INSERT INTO leasehold_guard.fences AS f (fence, put_off_at) VALUES (NEW.fence, statement_timestamp())
+            NEW.put_off_at := statement_timestamp();
+            INSERT INTO leasehold_guard.fences AS f VALUES (NEW.*)
             RETURNING f.ctid INTO v_place;
             DELETE FROM leasehold_guard.fences WHERE ctid = v_place;
             RETURN NULL;
         END IF;
     END IF;
-    -- In sorted order, as they come: two transactions that fence the same keys do not wait for each other in a circle.
-    FOR v_key IN SELECT json_array_elements_text(NEW.fence::json->'keys') LOOP
-        IF current_setting('transaction_isolation') = 'read committed' THEN
-            PERFORM leasehold_guard.admit(v_key, NEW.fence::json, 'write');
-        ELSE
-            BEGIN
-                PERFORM leasehold_guard.admit(v_key, NEW.fence::json, 'write');
-            EXCEPTION WHEN serialization_failure THEN
-                -- The mark has changed since this transaction's snapshot, which cannot tell who changed it.
-                RAISE EXCEPTION USING
-                    ERRCODE = 'serialization_failure',
-                    MESSAGE = 'stale snapshot',
-                    DETAIL = (NEW.fence::jsonb - 'keys' || jsonb_build_object('key', v_key, 'verb', 'write'))::text,
-                    HINT = 'Run the transaction again, unless StaleEpoch.find(error) returns a refusal.';
-            END;
-        END IF;
-    END LOOP;
+    IF current_setting('transaction_isolation') = 'read committed' THEN
+        PERFORM leasehold_guard.admit(NEW, 'write');
+    ELSE
+        BEGIN
+            PERFORM leasehold_guard.admit(NEW, 'write');
+        EXCEPTION WHEN serialization_failure THEN
+            -- The mark has changed since this transaction's snapshot, which cannot tell who changed it.
+            RAISE EXCEPTION USING
+                ERRCODE = 'serialization_failure',
+                MESSAGE = 'stale snapshot',
+                DETAIL = (to_jsonb(NEW) || jsonb_build_object('verb', 'write'))::text,
+                HINT = 'Run the transaction again, unless StaleEpoch.find(error) returns a refusal.';
+        END;
+    END IF;
     RETURN NULL;
 END
 $lh$;
@@ -199,4 +209,4 @@ END
 $lh$;
 
 -- `admit` would let a role raise a mark past the fence, and only the functions above call it.
-REVOKE ALL ON FUNCTION leasehold_guard.admit(text, json, text), leasehold_guard.at_commit() FROM PUBLIC;
+REVOKE ALL ON FUNCTION leasehold_guard.admit(leasehold_guard.fences, text), leasehold_guard.at_commit() FROM PUBLIC;
