@@ -556,6 +556,22 @@ def test_the_doctor_is_silent_about_a_store_that_is_well(tmp_path: Path, capsys:
         assert (code, "Did you mean kind?" in err) == (2, True)
 
 
+def test_the_doctor_names_a_pause_that_keeps_jobs_waiting(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1: a pause that is meant to last is known to its author alone."""
+    assert run(["queues", "pause", "default", "--as", "ann", "--note", "the relay is down"]) == 0
+    capsys.readouterr()
+
+    code, out, _ = called(capsys, "doctor", "--waiting-seconds", "0.000001")
+
+    assert code == 1
+    assert "paused: Queue 'default' was paused " in out
+    assert " ago by 'ann' (\"the relay is down\"), and its oldest due job has waited for " in out
+    assert "1 job waits there now.\n    leasehold queues resume default\n" in out
+    code, out, _ = called(capsys, "doctor", "--json", "--fields", "kind,subject,waiting")
+    assert (code, json.loads(out)["ok"]) == (1, False)
+    assert json.loads(out)["observations"] == [{"kind": "paused", "subject": "default", "waiting": 1}]
+
+
 def test_the_doctors_lines_fit_the_terminal(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

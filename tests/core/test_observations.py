@@ -110,9 +110,36 @@ def waiting(seconds: int) -> Oldest:
 def test_a_backlog_is_observed_unless_it_is_meant(
     oldest: Oldest, workers: tuple[WorkerStatus, ...], expected: list[str]
 ) -> None:
-    """A paused queue waits on purpose."""
+    """In a paused queue the pause is what is observed, and no worker is missed."""
     assert [one.kind.value for one in seen(oldest=(oldest,), workers=workers)] == expected
-    assert seen(oldest=(oldest,), workers=workers, paused=("mail",)) == []
+    assert [one.kind.value for one in seen(oldest=(oldest,), workers=workers, paused=("mail",))] == ["paused"]
+
+
+def test_a_pause_is_observed_while_due_jobs_wait_behind_it() -> None:
+    """With its author, its reason and the way out; a paused queue in which nothing is due is left alone."""
+    mail = Queue("mail", NOW - 60 * SECOND, "ann", "the relay is down")
+    oldest = (waiting(6), Oldest("mail", "charge", NOW - 6 * SECOND))
+
+    [found] = observe(NOW, leases=(), oldest=oldest, queues=[mail], workers=())
+
+    assert (found.kind, found.subject, found.since_us) == ("paused", "mail", NOW - 6 * SECOND)
+    assert found.sentence == (
+        "Queue 'mail' was paused 1 min ago by 'ann' (\"the relay is down\"), and its oldest due job has waited for 6 s."
+    )
+    assert found.command == "leasehold queues resume mail"
+    assert observe(NOW, leases=(), oldest=(), queues=[mail], workers=()) == []
+    [unexplained] = seen(oldest=(waiting(6),), paused=("mail",))
+    assert (
+        unexplained.sentence == "Queue 'mail' was paused 0 s ago by 'ann', and its oldest due job has waited for 6 s."
+    )
+
+
+@pytest.mark.parametrize(("waited", "expected"), [(29, []), (30, ["paused"])])
+def test_a_short_pause_is_not_recorded(waited: int, expected: list[str]) -> None:
+    """As with a queue without a consumer, upkeep gives it some time."""
+    bounds = Bounds(unserved_us=30 * SECOND)
+
+    assert [one.kind.value for one in seen(oldest=(waiting(waited),), paused=("mail",), bounds=bounds)] == expected
 
 
 @pytest.mark.parametrize(("waited", "expected"), [(29, []), (30, ["no-consumer"])])
@@ -146,7 +173,7 @@ def test_a_task_that_no_worker_of_its_queue_knows_is_observed_at_once() -> None:
     assert found.sentence == "No live worker of queue 'q' knows the task 'charge', for which jobs wait."
     assert found.command == "leasehold workers --fields name,queues,tasks"
     assert seen(oldest=parked, workers=(worker(), knows)) == []
-    assert seen(oldest=parked, workers=(worker(),), paused=("q",)) == []
+    assert "no-consumer" not in dict(kinds(seen(oldest=parked, workers=(worker(),), paused=("q",))))
     assert len({one.key for one in seen(oldest=(*parked, Oldest("q", "other", NOW)), workers=(worker(),))}) == 2
 
 

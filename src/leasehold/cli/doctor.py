@@ -15,7 +15,7 @@ from .output import Output, check_fields, folded, localized, output_options, sho
 from .target import Target, target_options
 
 _FIELDS = ("kind", "subject", "since", "noted_at", "waiting", "sentence", "command")
-_ABOUT_QUEUES = (ObservationKind.NO_CONSUMER, ObservationKind.OLD_BACKLOG)
+_ABOUT_QUEUES = (ObservationKind.NO_CONSUMER, ObservationKind.PAUSED, ObservationKind.OLD_BACKLOG)
 
 
 @click.command()
@@ -29,10 +29,11 @@ _ABOUT_QUEUES = (ObservationKind.NO_CONSUMER, ObservationKind.OLD_BACKLOG)
 @output_options
 def doctor(target: Target, output: Output, quiet_seconds: float, waiting_seconds: float) -> int:
     """
-    Look for work that does not move, silent owners, poison jobs, backlogs and queues without a consumer.
+    Look for work that does not move, silent owners, poison jobs, backlogs, and queues that are paused or not served.
 
     A worker's heartbeat says that it is alive, not that its work moves: this compares both. It changes nothing. The
-    exit code is 1 if something was found.
+    exit code is 1 if something was found, a pause behind which due jobs wait included. Failed jobs are not looked for:
+    see leasehold jobs --status failed.
 
     \b
     Examples:

@@ -1,5 +1,5 @@
 """
-What a reconciler sees: owners that renew while the work does not move, silent owners, queues without a consumer.
+What a reconciler sees: owners that renew while the work does not move, silent owners, queues that stand still.
 
 Observations are advice. They never move a job; only expiry and `stall_seconds` do. Upkeep records them: one event when
 an observation begins and one when it ends.
@@ -35,6 +35,7 @@ class ObservationKind(StrEnum):
     NOT_MOVING = "not-moving"  # a job makes no progress
     SILENT = "silent"  # a lease has expired, or its worker neither renews it nor reports
     NO_CONSUMER = "no-consumer"  # due jobs, and no live worker that serves their queue or knows their task
+    PAUSED = "paused"  # due jobs wait in a paused queue
     OLD_BACKLOG = "old-backlog"  # the oldest due job waits for longer than it should
     POISON = "poison"  # a running job has lost owner after owner
     LOST_SLOTS = "lost-slots"  # every slot of a worker is held by a handler that has lost its job
@@ -121,7 +122,7 @@ class Bounds(NamedTuple):
     quiet_us: int = 600_000_000  # a running job without progress
     silent_us: int = 5_000_000  # a lease past its deadline that was not taken over
     waiting_us: int = 300_000_000  # a due job
-    unserved_us: int = 0  # a due job that no live worker would take
+    unserved_us: int = 0  # a due job that no live worker would take, or in a paused queue
 
 
 def observe(
@@ -144,9 +145,11 @@ def observe(
     kept_epochs = {lease.epoch for jobs in kept.values() for lease in jobs}
     moving = [lease for lease in held if lease.epoch not in kept_epochs]
     found += [one for lease in moving if (one := _lease(now, lease, bounds)) is not None]
-    paused = {queue.name for queue in queues if queue.paused}
+    paused = {queue.name: queue for queue in queues if queue.paused}
     for row in oldest:
-        if row.queue not in paused:
+        if row.queue in paused:
+            found += _paused(now, row, paused[row.queue], bounds)
+        else:
             found += _backlog(now, row, live, bounds) if row.task is None else _unknown_task(now, row, live, bounds)
     found += [_poison(job, hides_errors) for job in running if job.reclaims >= _OFTEN and job.granted_us is not None]
     found += [_lost_slots(worker) for worker in live if not worker.concurrency]
@@ -233,6 +236,19 @@ def _backlog(now: int, oldest: Oldest, live: list[WorkerStatus], bounds: Bounds)
         listed = f"leasehold jobs --status pending --queue {name} --oldest"
         found.append(Observation(ObservationKind.OLD_BACKLOG, name, since, sentence, listed))
     return found
+
+
+def _paused(now: int, oldest: Oldest, queue: Queue, bounds: Bounds) -> list[Observation]:
+    """Observe a pause that keeps jobs waiting. It is meant, and may be forgotten."""
+    if oldest.task is not None or now - oldest.since_us < bounds.unserved_us:
+        return []
+    note = f' ("{queue.paused_note}")' if queue.paused_note else ""
+    sentence = (
+        f"Queue {queue.name!r} was paused {span(now - (queue.paused_us or now))} ago by {queue.paused_by!r}{note}, and "
+        f"its oldest due job has waited for {span(now - oldest.since_us)}."
+    )
+    command = f"leasehold queues resume {queue.name}"
+    return [Observation(ObservationKind.PAUSED, queue.name, oldest.since_us, sentence, command)]
 
 
 def _unknown_task(now: int, oldest: Oldest, live: list[WorkerStatus], bounds: Bounds) -> list[Observation]:

@@ -23,14 +23,14 @@ def observations(
     router: Router, *, quiet_seconds: float = 600, silent_seconds: float = 5, waiting_seconds: float = 300
 ) -> list[Observation]:
     """
-    Return what is worth a look now: work that does not move, silent owners, and queues without a consumer.
+    Return what is worth a look now: work that does not move, silent owners, queues that are paused or not served.
 
     A running job is worth one after *quiet_seconds* without progress, a lease *silent_seconds* past its deadline, a due
     job after *waiting_seconds*. It compares, and changes nothing: an observation never moves a job. Upkeep does the
     same with these defaults every ten seconds, and records an event `observed` when an observation begins and
-    `cleared` when it has ended: `noted_at` is when it has recorded the begin. A queue without a consumer it records
-    when a due job has waited there for 30 seconds. Only here, and only among the 1,000
-    running jobs that were added last, jobs that were reclaimed three times or more are looked for.
+    `cleared` when it has ended: `noted_at` is when it has recorded the begin. A queue that is paused or has no consumer
+    it records when a due job has waited there for 30 seconds. Only here, and only among the 1,000 running jobs that
+    were added last, jobs that were reclaimed three times or more are looked for.
     """
     bounds = Bounds(
         checks.microseconds(quiet_seconds, "quiet_seconds"),
