@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -81,7 +82,7 @@ class Places:
         else:
             import sqlite3
 
-            with sqlite3.connect(self.folder / "gate.db") as file:
+            with contextlib.closing(sqlite3.connect(self.folder / "gate.db")) as file, file:
                 file.execute(sql)
             file.close()
 

@@ -424,6 +424,18 @@ def test_no_use_begins_unseen_when_a_gate_in_memory_has_come_to_rest(places: Pla
         assert not home.running("k", NEW)
 
 
+def test_a_use_that_ends_after_its_gate_was_closed_leaves_no_file_open(places: Places) -> None:
+    """Its end is recorded all the same: otherwise the next seal would wait for it."""
+    opener = places.opener("sqlite", drain_seconds=0)
+    gate: Any = opener()
+    use = gate.begin("k", **under(OLD))
+    gate.close()
+    use.end()
+    assert gate._home._database._open is None
+    with opener() as other:
+        assert other.seal("k", **under(NEW)).doubts == ()
+
+
 @pytest.mark.parametrize("verb", ["begin", "seal"])
 def test_no_verb_passes_a_gate_in_memory_that_was_closed_meanwhile(places: Places, verb: str) -> None:
     """The use would be unknown to the next process, and the file open again, which keeps that process out."""

@@ -59,6 +59,7 @@ class SqliteDatabase(Database):
         self._exclusive = exclusive
         self._lock = threading.Lock()
         self._open: sqlite3.Connection | None = None
+        self._closed = False
         self._made_in = os.getpid()
         self._generation = generation()
         with self.transaction():
@@ -67,15 +68,14 @@ class SqliteDatabase(Database):
     def run(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
         """Run one statement."""
         self.check_process()
-        with self._explained(), self._lock:
-            return self._connection().execute(sql, params).fetchall()
+        with self._explained(), self._lock, self._borrowed() as connection:
+            return connection.execute(sql, params).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[Run]:
         """Hold the file's write lock for a few statements."""
         self.check_process()
-        with self._explained(), self._lock:
-            connection = self._connection()
+        with self._explained(), self._lock, self._borrowed() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield partial(_fetch, connection)
@@ -106,10 +106,16 @@ class SqliteDatabase(Database):
         """Return whether this process was forked from the one that opened the file."""
         return self._generation != generation()
 
-    def _connection(self) -> sqlite3.Connection:
+    @contextmanager
+    def _borrowed(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection, which stays open until `close`; a use that ends later opens one for that alone."""
         if self._open is None:
             self._open = self._connect()
-        return self._open
+        try:
+            yield self._open
+        finally:
+            if self._closed:
+                self._shut()
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -153,9 +159,13 @@ class SqliteDatabase(Database):
         if self.is_of_another_process():
             return
         with self._lock:
-            if self._open is not None:
-                self._open.close()
-                self._open = None
+            self._closed = True
+            self._shut()
+
+    def _shut(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
 
 def _fetch(connection: sqlite3.Connection, sql: str, params: Sequence[Any]) -> list[Row]:
