@@ -10,6 +10,7 @@ from tests.support import until
 from leasehold import Retry, Router
 from leasehold.core.job import Progress, new_job
 from leasehold.core.ownership import Event
+from leasehold.core.redaction import HIDDEN, Redaction
 from leasehold.core.workers import WorkerReport
 from leasehold.reconciler import Reconciler
 from leasehold.store import Renewal, Store
@@ -137,3 +138,11 @@ def test_a_job_that_loses_owner_after_owner_is_observed() -> None:
             "Job 'poison' lost its owner 3 times, last: the lease of 'w-2' expired; max_reclaims is 50."
         )
         assert (found.subject, found.command) == ("poison", "leasehold history poison")
+
+
+def test_a_hidden_subject_is_hidden_in_the_sentence_too() -> None:
+    facts = {"observation": "no-consumer", "subject": "mail", "sentence": "No live worker serves queue 'mail'."}
+
+    shown = Redaction(["facts.subject"]).facts(facts)
+
+    assert shown == {"observation": "no-consumer", "subject": HIDDEN, "sentence": HIDDEN}

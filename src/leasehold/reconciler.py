@@ -71,8 +71,7 @@ def _write(found: Iterable[Observation], noted: Iterable[Noted], redaction: Reda
             job_id, epoch, owner = one.held or (None, None, None)
             held = {"job_id": job_id, "epoch": epoch, "owner": owner} if job_id else {}
             shown = redaction.facts(one.facts())
-            # The sentence names the subject and the task.
-            is_hidden = HIDDEN in (fact(shown, name) for name in ("sentence", "subject", "task"))
+            is_hidden = fact(shown, "sentence") == HIDDEN
             text = f"observation began: {_named(shown)}" if is_hidden else one.sentence
             log.warning("%s", text, extra={"kind": "observed", **held, "facts": shown})
     for kind, subject, task in sorted(was - now):

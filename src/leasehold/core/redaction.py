@@ -88,6 +88,9 @@ class Redaction:
                 view = {**view, "facts": _in_facts(facts, name, path[1:])}
         if self.hides_errors and view.get("kind") == "ownership" and view.get("ended") not in _OPERATORS:
             view = {**view, "note": _hidden(view["note"], ())}
+        facts = view.get("facts")
+        if isinstance(facts, Mapping) and "sentence" in facts and HIDDEN in (facts.get("subject"), facts.get("task")):
+            view = {**view, "facts": {**facts, "sentence": HIDDEN}}  # the sentence of an observation names both
         return view
 
     def facts(self, facts: Mapping[str, Any]) -> Any:
