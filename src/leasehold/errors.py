@@ -142,7 +142,8 @@ class StaleEpoch(LeaseholdError):
         if self.reason in ("manual", "cancellation") and self.moved_by is not None:
             by = repr(self.moved_by) + (f": {self.note!r}" if self.note else "")
         if outcome := self._outcome():
-            ended = f" Epoch {self.presented} was ended by {by}." if by else ""
+            # An operator's epoch may be any number that was typed: nothing is known about how it ended.
+            ended = f" Epoch {self.presented} was ended by {by}." if by and not operating else ""
             advice = "Read the job again and decide." if operating else "Stop working on it."
             return f"the current epoch is {self.current}, and the job is finished: {outcome}.{ended} {advice}"
         held = f"owner {self.owner!r}" if self.owner is not None else "no owner"

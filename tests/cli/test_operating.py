@@ -17,6 +17,7 @@ from leasehold import Retry, Router
 from leasehold.cli import acting, target
 from leasehold.cli.app import run
 from leasehold.cli.exit_codes import CODES
+from leasehold.core.workers import WorkerReport
 from leasehold.router import bulk
 
 
@@ -554,6 +555,45 @@ def test_the_doctor_is_silent_about_a_store_that_is_well(tmp_path: Path, capsys:
     for form in ((), ("--json",), ("--jsonl",)):
         code, _, err = called(capsys, "doctor", "--store", url, "--fields", "kin", *form)
         assert (code, "Did you mean kind?" in err) == (2, True)
+
+
+def test_a_field_that_was_asked_for_is_shown_even_if_it_is_empty(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script reads as many lines as it named fields; without --fields, what is empty is left out."""
+    assert called(capsys, "show", "mail-0", "--fields", "status,owner")[1] == "status  failed\nowner   -\n"
+    assert "\nowner" not in called(capsys, "show", "mail-0")[1]
+
+
+def test_the_name_that_a_worker_was_given_leads_to_its_own(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Jobs are held under the second, which no other worker has."""
+    with Router(url) as router:
+        router.store.report(WorkerReport("old:7:e7ba", "old", None, None, (), 1, 0, 0))
+
+    for command in (("jobs", "--owner", "old"), ("requeue", "--owner", "old", "--status", "running")):
+        _, _, err = called(capsys, *command)
+        assert err == "No job fits. --owner takes a worker's own name; 'old' is 'old:7:e7ba'.\n"
+    assert called(capsys, "jobs", "--owner", "nobody")[2] == "No job fits.\n"
+
+
+def test_an_operators_wrong_epoch_is_not_told_how_it_ended(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may never have been issued."""
+    code, _, err = called(capsys, "transfer", "mail-0", "--to", "spare", "--epoch", "1")
+
+    assert (code, "the job is finished" in err, "was ended by" in err) == (3, True, False)
+
+
+def test_an_application_in_another_folder_can_be_added_to(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `leasehold worker` finds it."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "far_app.py").write_text(
+        f"from leasehold import Router\nrouter = Router({url!r})\n@router.task(queue='far')\ndef go() -> None: ...\n"
+    )
+
+    add = ("add", "far-1", "--app", "far_app:router", "--task", "go")
+    assert called(capsys, *add)[0] == 2
+    assert called(capsys, *add, "--app-dir", "elsewhere") == (0, "far-1\n", "")
+    assert answer(capsys, "show", "far-1")["queue"] == "far"
 
 
 def test_the_doctor_names_a_pause_that_keeps_jobs_waiting(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,10 @@ def test_a_store_that_is_not_there_is_not_made(verb: str, tmp_path: Path) -> Non
     shown = leasehold("store", verb, "sqlite:///missing.db", cwd=tmp_path)
 
     assert (shown.returncode, shown.stdout) == (7, "")
-    assert "names the file 'missing.db', which does not exist" in shown.stderr
+    assert (
+        "missing.db', which does not exist. Check the path, or create a store there: `leasehold store migrate URL`"
+        in shown.stderr
+    )
     assert list(tmp_path.iterdir()) == []
 
 

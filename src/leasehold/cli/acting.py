@@ -22,7 +22,7 @@ from ..router.bulk import Action, BulkOutcome, matching
 from ..views import JOB_FIELDS, Views
 from .asking import agrees, asked, can_ask, declined, yes_option
 from .completion import job_ids, owner_names
-from .finding import filter_options, has_filter
+from .finding import filter_options, has_filter, nothing_fits
 from .jobs import SPARE, classed, worded
 from .output import Output, cell, output_options, show_one, show_rows, show_sentence
 from .target import Target, actor_option, parsed_json, target_options
@@ -418,7 +418,7 @@ def _preview(
         classed(first, output),
         _PREVIEW,
         output,
-        empty="No job fits.",
+        empty=nothing_fits(router, wanted),
         known=JOB_FIELDS,
         spare=SPARE,
         count=count,

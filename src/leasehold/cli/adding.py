@@ -31,10 +31,17 @@ from .target import Target, pairs, parsed_json, target_options
     metavar="KEY=VALUE",
     help="Data of your own that jobs can be found by; VALUE is JSON or text.",
 )
+@click.option("--app-dir", default=".", metavar="FOLDER", help="Import the module of --app from this folder first.")
 @target_options
 @output_options
 def add(
-    target: Target, output: Output, id: str | None, payload: str | None, meta: tuple[str, ...], **options: Any
+    target: Target,
+    output: Output,
+    id: str | None,
+    payload: str | None,
+    meta: tuple[str, ...],
+    app_dir: str,
+    **options: Any,
 ) -> int:
     """
     Add a job, unless one with this ID exists.
@@ -54,6 +61,7 @@ def add(
     if meta:
         chosen["meta"] = pairs(meta, "--meta")
     value = None if payload is None else parsed_json(payload, "--payload")
+    target.app_dir = app_dir
     with target.open() as router:
         if target.app is not None and "task" in chosen:
             added = _of_the_application(router, target.app, id, value, **chosen)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from .. import Router
 from ..core import instants, search
 from ..core.clock import SystemClock
 from ..core.job import Status
@@ -102,3 +103,11 @@ def instant_us(text: str, option: str) -> int:
             f"{option} takes an age such as 15min, 2h or 3d, or an ISO time, not {text!r}."
         ) from None
     return instants.instant(at if at.tzinfo else at.astimezone(UTC), option)
+
+
+def nothing_fits(router: Router, wanted: Search) -> str:
+    """Return what is printed if no job fits: a worker's given name is not the name that its jobs have."""
+    known = () if wanted.owner is None else router.workers()
+    own = [repr(worker.name) for worker in known if wanted.owner == worker.given_name != worker.name]
+    hint = f" --owner takes a worker's own name; {wanted.owner!r} is {', '.join(own)}." if own else ""
+    return f"No job fits.{hint}"

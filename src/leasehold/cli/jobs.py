@@ -18,7 +18,7 @@ from ..core.ownership import Event
 from ..core.search import Search
 from ..views import COUNTED_BY, EVENT_FIELDS, JOB_FIELDS, OWNERSHIP_FIELDS, Views
 from .completion import job_ids
-from .finding import filter_options
+from .finding import filter_options, nothing_fits
 from .output import (
     Output,
     age,
@@ -103,7 +103,7 @@ def jobs(
         def count() -> None:
             tally = views.tally(wanted, str(count_by), cursor=cursor)
             known, more = (str(count_by), "jobs"), {"complete": tally["complete"], "cursor": tally["cursor"]}
-            show_rows(tally["rows"], known, output, empty="No job fits.", known=known, **more)
+            show_rows(tally["rows"], known, output, empty=nothing_fits(router, wanted), known=known, **more)
             if tally["cursor"] and not output.is_for_programs:
                 click.echo(
                     f"(only the first 10,000 jobs were counted; to continue: --cursor {tally['cursor']})", err=True
@@ -116,7 +116,7 @@ def jobs(
                 [name for name in _COLUMNS if name != "reclaims" or any(row[name] for row in page["jobs"])],
                 output,
                 spare=SPARE,
-                empty="No job fits.",
+                empty=nothing_fits(router, wanted),
                 known=JOB_FIELDS,
                 cursor=page["cursor"],
                 complete=page["complete"],

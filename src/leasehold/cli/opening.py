@@ -30,7 +30,8 @@ def open_existing(url: str, schema: str = "leasehold") -> Router:
     path = unquote(urlsplit(url).path[1:])
     if not os.path.exists(path):
         raise StoreUnavailable(
-            f"{url!r} names the file {path!r}, which does not exist. Check the path. Nothing was created."
+            f"{url!r} names the file {os.path.abspath(path)!r}, which does not exist. Check the path, or create a "
+            "store there: `leasehold store migrate URL`. Nothing was created."
         )
     if not _holds_store(path, schema):
         raise StoreUnavailable(

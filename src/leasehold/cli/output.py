@@ -135,8 +135,8 @@ def show_one(facts: dict[str, Any], output: Output) -> None:
         return
     width = max(len(name) for name in facts)
     for name, value in facts.items():
-        if value is None or value in ([], {}):
-            continue
+        if not output.fields and (value is None or value in ([], {})):
+            continue  # what was asked for by name is shown even if it is empty
         text = cell(name, value, utc=output.utc)
         text = folded(localized(text, output), width + 2) if name == "explanation" else text
         lines = _styled(name, text, output.color).replace("\n", "\n" + " " * (width + 2))

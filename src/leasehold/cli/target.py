@@ -27,6 +27,8 @@ _KNOWN = {"store", "schema", "redact"}
 class Target:
     """The store that a command works on, and what is hidden of its data."""
 
+    app_dir = "."  # where the module of *app* is imported from
+
     def __init__(
         self, url: str, schema: str, redaction: Redaction, app: str | None = None, reveal: bool = False
     ) -> None:
@@ -38,7 +40,7 @@ class Target:
 
     def open(self) -> Router:
         """Return a router on the store, which must exist; or that of the application, which has its guards."""
-        router = open_existing(self.url, self.schema) if self.app is None else load(self.app)
+        router = open_existing(self.url, self.schema) if self.app is None else load(self.app, self.app_dir)
         router.redaction = Redaction() if self.reveal else router.redaction | self.redaction
         return router
 
