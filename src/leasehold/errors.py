@@ -170,9 +170,10 @@ class StaleEpoch(LeaseholdError):
         """Return how the job ended, as a clause; "" if it has not ended, or the record does not have it."""
         if self.status is None or self.finished_at is None:
             return ""
-        ended = "completed" if self.status == "done" else self.status.value
-        by = "" if self.finished_by is None else f" by {self.finished_by!r}"
-        return f"it was {ended}{by} at {self.finished_at.isoformat(timespec='seconds')}"
+        words = {"done": ("it was completed", "by"), "failed": ("it failed", "with owner")}
+        ended, who = words.get(self.status.value, (f"it was {self.status.value}", "by"))
+        by = "" if self.finished_by is None else f" {who} {self.finished_by!r}"
+        return f"{ended}{by} at {self.finished_at.isoformat(timespec='seconds')}"
 
     @property
     def job_id(self) -> str | None:

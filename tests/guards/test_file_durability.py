@@ -214,7 +214,7 @@ def test_a_folder_on_another_file_system_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     """A volume that is not mounted must not look like a folder without marks; nor must one that was removed."""
     guard = FileGuard(tmp_path / "out")
-    with pytest.raises(GuardUnavailable, match="is not a folder"):
+    with pytest.raises(GuardUnavailable, match="is not a folder, so no file in it can be guarded"):
         guard.write("q3.csv", b"", **under(OLD))
     assert not (tmp_path / "out").exists()
     FileGuard(tmp_path / "out", create=True).write("q3.csv", b"", **under(OLD))

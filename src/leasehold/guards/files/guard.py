@@ -338,8 +338,8 @@ class FileGuard(Guard):
                     make_folders(self._root)
                 elif not os.path.isdir(self._root):
                     raise GuardUnavailable(
-                        f"{self._root} is not a folder, so {self.resource(key)} cannot be guarded. Create it, mount "
-                        "its file system, or pass create=True."
+                        f"{self._root} is not a folder, so no file in it can be guarded. Create it, mount its file "
+                        "system, or pass create=True."
                     )
                 self._refuse_shared_file_system()
                 if outer := names.guarded_above(self._root):
