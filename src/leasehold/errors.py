@@ -170,10 +170,12 @@ class StaleEpoch(LeaseholdError):
         """Return how the job ended, as a clause; "" if it has not ended, or the record does not have it."""
         if self.status is None or self.finished_at is None:
             return ""
-        words = {"done": ("it was completed", "by"), "failed": ("it failed", "with owner")}
-        ended, who = words.get(self.status.value, (f"it was {self.status.value}", "by"))
-        by = "" if self.finished_by is None else f" {who} {self.finished_by!r}"
-        return f"{ended}{by} at {self.finished_at.isoformat(timespec='seconds')}"
+        at = f"at {self.finished_at.isoformat(timespec='seconds')}"
+        who = "" if self.finished_by is None else repr(self.finished_by)
+        if self.status == "failed":  # an owner reports that, and so does upkeep when the owners have died
+            return f"it failed {at}, reported by {who}" if who else f"it failed {at}"
+        ended = "completed" if self.status == "done" else self.status.value
+        return f"it was {ended} by {who} {at}" if who else f"it was {ended} {at}"
 
     @property
     def job_id(self) -> str | None:

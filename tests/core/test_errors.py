@@ -101,7 +101,7 @@ def test_the_tree_is_as_drawn() -> None:
                 ending=DONE._replace(status=Status.FAILED),
             ),
             "job 'a': transfer with epoch 1 is refused: the current epoch is 42, and the job is finished: it failed "
-            "with owner 'worker-2' at 2026-11-16T15:04:05+00:00. Read the job again and decide.",
+            "at 2026-11-16T15:04:05+00:00, reported by 'worker-2'. Read the job again and decide.",
         ),
         (
             StaleEpoch.of_job("a", presented=41, current=42, owner="w", reason=Reason.TIMEOUT, verb="transfer"),

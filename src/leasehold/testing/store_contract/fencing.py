@@ -327,9 +327,14 @@ class Fencing(Contract):
         assert (refused.moved_by, refused.reason, refused.owner) == (STORE, Reason.TIMEOUT, None)
         assert (refused.status, refused.finished_by) == (finished.status, by)
         assert refused.finished_at == finished.finished_at is not None
-        words = {"exhausted": "failed", "cancelled later": "cancelled"}.get(how, how)
-        name = "" if by is None else f" by {by!r}"
-        assert f"it was {words}{name} at {finished.finished_at.isoformat(timespec='seconds')}." in str(refused)
+        at = f"at {finished.finished_at.isoformat(timespec='seconds')}"
+        words = {
+            "completed": f"it was completed by 'b' {at}.",
+            "failed": f"it failed {at}, reported by 'b'.",
+            "exhausted": f"it failed {at}, reported by 'leasehold'.",
+            "cancelled later": f"it was cancelled {at}.",
+        }
+        assert words[how] in str(refused)
 
     def test_c5_of_an_unfinished_job_no_outcome_is_told(self, store: Store, clock: AlarmClock) -> None:
         """A replayed job has none either, though it had one."""
