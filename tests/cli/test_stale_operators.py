@@ -107,7 +107,7 @@ CASES = {
     "seen before the owner settled": Case(before_the_owner_settled, ("is done and cannot be ",), BY_STATE),
     "seen before a settlement by hand": Case(
         before_a_settlement_by_hand,
-        ("it was completed by 'ann' at ", "'paid in cash'", "What moved it first: finished at "),
+        ("it was completed by 'ann' at ", "What moved it first: finished at ", "note paid in cash"),
     ),
     "an older store's epoch": Case(of_an_older_store, ("moved by claim", "'worker-1' got it at ")),
     "a newer store's epoch": Case(
