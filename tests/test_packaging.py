@@ -139,7 +139,7 @@ def test_the_command_of_the_wheel_asks_for_its_libraries(python: Path, tmp_path:
     demo = run(command, "demo", cwd=tmp_path)
 
     assert (version.returncode, version.stdout) == (0, f"leasehold {leasehold.__version__}\n")
-    assert (demo.returncode, demo.stderr) == (2, 'The command needs click and rich: pip install "leasehold[cli]"\n')
+    assert (demo.returncode, demo.stderr) == (2, "The command needs click and rich: pip install click rich\n")
 
 
 def test_the_demo_of_the_wheel_runs(python: Path, tmp_path: Path) -> None:

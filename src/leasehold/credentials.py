@@ -442,7 +442,7 @@ def _jwt() -> Any:
     try:
         import jwt
     except ImportError:
-        raise Unsupported("credentials need PyJWT: pip install 'leasehold[signed]'.") from None
+        raise Unsupported("credentials need PyJWT: pip install PyJWT.") from None
     return jwt
 
 

@@ -48,7 +48,7 @@ def test_without_its_extra_the_command_says_what_to_install(missing: str) -> Non
     shown = run([sys.executable, "-c", hidden])
 
     assert shown.returncode == 2
-    assert shown.stderr == f'The command needs {missing}: pip install "leasehold[cli]"\n'
+    assert shown.stderr == f"The command needs {missing}: pip install {missing.replace(' and', '')}\n"
 
 
 def test_the_library_is_imported_without_click_and_rich() -> None:

@@ -154,4 +154,4 @@ def test_without_the_driver_the_demo_says_what_to_install() -> None:
     played = in_a_process([COMMAND[0], "-c", command, "demo", "--store", "postgresql://localhost/jobs"], TOP)
 
     assert (played.returncode, played.stdout) == (2, "")
-    assert "pip install 'leasehold[postgres]'" in played.stderr
+    assert "pip install 'psycopg[binary]'" in played.stderr

@@ -476,7 +476,7 @@ def test_without_obstore_the_extra_is_named() -> None:
     )
     ran = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
 
-    assert ran.stdout == "ObjectGuard needs obstore: pip install 'leasehold[s3]'.\n"
+    assert ran.stdout == "ObjectGuard needs obstore: pip install obstore.\n"
 
 
 # The async form

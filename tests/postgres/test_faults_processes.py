@@ -46,5 +46,5 @@ def test_without_the_driver_the_extra_is_named() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
 
-    assert "pip install 'leasehold[postgres]'" in ran.stdout
+    assert "pip install 'psycopg[binary]'" in ran.stdout
     assert "secret" not in ran.stdout

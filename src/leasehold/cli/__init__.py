@@ -28,7 +28,7 @@ def main() -> None:
         print(f"leasehold {__version__}")
         raise SystemExit(0)
     if missing:
-        print(f'The command needs {" and ".join(missing)}: pip install "leasehold[cli]"', file=sys.stderr)
+        print(f"The command needs {' and '.join(missing)}: pip install {' '.join(missing)}", file=sys.stderr)
         raise SystemExit(2)
     from .app import run  # on use: the library itself is imported without click and rich
 

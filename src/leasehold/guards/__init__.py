@@ -54,7 +54,7 @@ _LAZY = {  # each with what its module needs
     "SqlGuard": "sql",
     "Use": "gate",
 }
-_EXTRAS = {"obstore": "s3"}  # by the library that it brings
+_EXTRAS = {"obstore"}  # the libraries of extras that a guard here imports
 
 
 def __getattr__(name: str) -> Any:
@@ -65,4 +65,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise
-        raise Unsupported(f"{name} needs {error.name}: pip install 'leasehold[{_EXTRAS[error.name]}]'.") from None
+        raise Unsupported(f"{name} needs {error.name}: pip install {error.name}.") from None

@@ -151,7 +151,7 @@ def _open_postgres(url: str, clock: Clock | None, trace: bool, schema: str) -> S
         from .postgres.connection import split_url
     except ModuleNotFoundError as error:
         raise Unsupported(
-            f"a PostgreSQL store needs a driver that is not installed ({error}): pip install 'leasehold[postgres]'."
+            f"a PostgreSQL store needs a driver that is not installed ({error}): pip install 'psycopg[binary]'."
         ) from error
     except ImportError as error:
         why = str(error).strip().partition("\n")[0].rstrip(".:")

@@ -184,7 +184,7 @@ class PostgresDatabase(Database):
         try:
             import psycopg
         except ImportError:
-            raise Unsupported("a gate in PostgreSQL needs psycopg: pip install 'leasehold[postgres]'.") from None
+            raise Unsupported("a gate in PostgreSQL needs psycopg: pip install 'psycopg[binary]'.") from None
         self._psycopg: Any = psycopg
         self._url = url
         self._idle: list[Any] = []

@@ -251,7 +251,7 @@ def _default_client() -> Any:
             return getattr(import_module(library), client)()
         except ImportError:
             continue
-    raise Unsupported("HttpGuard needs httpx or requests: pip install 'leasehold[http]', or pass client=….")
+    raise Unsupported("HttpGuard needs httpx or requests: pip install httpx, or pass client=….")
 
 
 def _is_transport(error: Exception) -> bool:
@@ -284,7 +284,7 @@ def _httpx_auth(guard: HttpGuard, lease: Lease | None, credential: Callable[[str
     try:
         import httpx
     except ImportError:
-        raise Unsupported("httpx_auth needs httpx: pip install 'leasehold[http]'.") from None
+        raise Unsupported("httpx_auth needs httpx: pip install httpx.") from None
 
     class Auth(httpx.Auth):
         """Adds the header, and raises the problem of a response."""

@@ -201,8 +201,7 @@ class PostgresUrl(Source):
             import psycopg
         except ImportError as error:
             raise Unsupported(
-                f"a guard in PostgreSQL needs a driver that is not installed ({error}): pip install "
-                "'leasehold[postgres]'."
+                f"a guard in PostgreSQL needs a driver that is not installed ({error}): pip install 'psycopg[binary]'."
             ) from error
         try:
             handle = psycopg.connect(self._url, autocommit=True, application_name="leasehold guard")

