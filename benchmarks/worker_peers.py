@@ -59,7 +59,7 @@ def need(package: str) -> None:
     except importlib.metadata.PackageNotFoundError:
         raise MissingPeer(
             f"{package} is not installed, and this row compares with it. Install the extra that has the peers: "
-            "pip install 'leasehold[bench]', or in a checkout pip install -e '.[bench]'."
+            "pip install -e '.[bench]' in a checkout."
         ) from None
 
 

@@ -133,7 +133,7 @@ def test_a_peer_that_is_not_installed_names_the_extra(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
 
-    with pytest.raises(MissingPeer, match=r"huey is not installed.*pip install 'leasehold\[bench\]'"):
+    with pytest.raises(MissingPeer, match=r"huey is not installed.*pip install -e '\.\[bench\]'"):
         need("huey")
 
 
@@ -152,7 +152,7 @@ def test_the_benchmark_says_which_peer_is_missing_and_measures_nothing(tmp_path:
     assert ran.returncode != 0
     assert ran.stdout == ""
     assert "huey is not installed" in ran.stderr
-    assert "leasehold[bench]" in ran.stderr
+    assert "pip install -e '.[bench]'" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

@@ -20,6 +20,7 @@ from tests.cli.working import Working
 from tests.patience import PATIENCE_SECONDS
 from tests.support import until
 
+import leasehold
 from leasehold import Router
 
 FOLDER = TOP / "examples" / "deploy"
@@ -179,7 +180,9 @@ def test_the_image_has_what_the_worker_needs() -> None:
     """The extras of the command line and of the store that the other files use."""
     needed = (FOLDER / "requirements.txt").read_text().split()
 
-    assert needed == ["leasehold[cli,postgres]", "psycopg[binary]"]
+    wheel = f"leasehold-{leasehold.__version__}-py3-none-any.whl"
+    assert needed == [f"./{wheel}[cli,postgres]", "psycopg[binary]"]
+    assert f"COPY requirements.txt {wheel} ./\n" in (FOLDER / "Dockerfile").read_text()
 
 
 def test_the_page_shows_the_files_as_they_are() -> None:
