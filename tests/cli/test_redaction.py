@@ -120,6 +120,23 @@ def test_the_command_line_hides_the_same_and_shows_it_on_demand(
         assert SECRET in capsys.readouterr().out
 
 
+def test_a_traceback_is_shown_on_demand_unless_errors_are_hidden(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the frames, which name files, so it is not one of the views."""
+    assert run(["show", "failed", "--traceback", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["traceback"]
+    assert shown.startswith(f"ValueError: card {SECRET} is stolen")
+    assert __file__ in shown
+
+    assert run(["show", "failed", "--json"]) == 0
+    assert __file__ not in capsys.readouterr().out
+
+    monkeypatch.setenv("LEASEHOLD_REDACT", "error")
+    assert run(["show", "failed", "--traceback", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["traceback"] == HIDDEN
+
+
 def test_what_is_configured_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No place can show what another hides."""
     monkeypatch.setenv("LEASEHOLD_REDACT", "meta.token, error")

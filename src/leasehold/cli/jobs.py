@@ -131,9 +131,10 @@ def jobs(
 
 @click.command()
 @click.argument("id", shell_complete=job_ids)
+@click.option("--traceback", is_flag=True, help="Show the last error with the frames in which it was raised, too.")
 @target_options
 @output_options
-def show(target: Target, output: Output, id: str) -> int:
+def show(target: Target, output: Output, id: str, traceback: bool) -> int:
     """
     Show everything that is known of the job ID, and why it is not running.
 
@@ -144,9 +145,13 @@ def show(target: Target, output: Output, id: str) -> int:
     Examples:
       leasehold show invoice-42
       leasehold show invoice-42 --json
+      leasehold show invoice-42 --traceback
     """
     with target.open() as router:
-        show_one(Views(router).job(id), output)
+        facts = Views(router).job(id)
+        if traceback:  # not one of the views: frames name files, and views are for browsers too
+            facts["traceback"] = router.redaction.apply({"error": router.job(id).last_error})["error"]
+        show_one(facts, output)
     return 0
 
 
