@@ -256,7 +256,12 @@ class Guard(ABC):
             try:
                 lease.check()
             except StoreUnavailable as error:
-                log.info("could not check the lease of job %r after sealing: %s", lease.job_id, error)
+                log.info(
+                    "could not check whether the lease of job %r is still current; going on, since the key is sealed: "
+                    "%s",
+                    lease.job_id,
+                    error,
+                )
 
 
 @contextmanager
@@ -276,7 +281,7 @@ def _nothing(step: str) -> None:
 def _by_epoch(given: dict[str, Any]) -> Writer:
     if missing := {"owner", "store"} - given.keys():
         raise InvalidArgument(
-            f"epoch= needs {' and '.join(f'{name}=' for name in sorted(missing))} too: a mark records whose it is."
+            f"epoch= needs {' and '.join(f'{name}=' for name in sorted(missing))} too: a mark records all three."
         )
     if "lease" in given:
         raise InvalidArgument("a lease already has an epoch, an owner and a store: pass lease= without the others.")

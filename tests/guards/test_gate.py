@@ -291,9 +291,9 @@ def test_a_second_process_on_a_gate_in_memory_fails_at_start(places: Places, mon
         command = [sys.executable, "-P", "-c", _CHILD, places.url("memory"), "memory", str(OLD)]
         failed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
         assert failed.returncode != 0
-        assert "Conflict: another process has the gate" in failed.stderr
+        assert "is already open in another process" in failed.stderr
     shared = places.opener("sqlite")
-    with opened(), pytest.raises(GuardUnavailable, match="uses in memory"):
+    with opened(), pytest.raises(GuardUnavailable, match="open with uses='memory'"):
         shared()
 
 

@@ -362,7 +362,10 @@ def test_a_process_without_the_guards_says_so(router: Router, tmp_path: Path, sh
     with Router(router.url) as console:
         ended = console.cancel(console.job(lease.job_id), by="ann")
 
-    assert ended.unsealed == ("shelf:a (no guard of that name is registered in this process)",)
+    assert ended.unsealed == (
+        "shelf:a (no guard is registered as 'shelf' in this process: register it with "
+        "router.guard('shelf', guard), or try again in a process that has it)",
+    )
 
 
 def test_a_worker_without_guards_records_what_it_could_not_seal(

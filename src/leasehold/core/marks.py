@@ -75,9 +75,9 @@ def _is_text(value: object) -> bool:
 def unreadable(resource: str, why: str) -> GuardUnavailable:
     """Return the error for a mark that cannot be read: nothing may be written, since an older epoch might pass."""
     return GuardUnavailable(
-        f"{resource}: its mark cannot be read ({why}). Nothing was written: without the mark a stale owner might pass. "
-        "Restore the mark from a backup. Or remove it and seal the key again, once you know that no older owner is at "
-        "work."
+        f"{resource}: its mark cannot be read ({why}). Nothing was written: without the mark, a stale owner could not "
+        "be refused. Restore the mark from a backup. Or, once you know that no older owner is still running, remove "
+        "the mark and seal the key again."
     )
 
 
@@ -104,8 +104,8 @@ def refusal(mark: Mark, writer: Writer, *, resource: str, verb: str = "write") -
         strict = "" if writer.epoch < mark.epoch else ", and the guard is without strict_store"
         why = (
             f"the key stands at epoch {mark.epoch} of another store (owner {mark.owner!r}, store {mark.store}), and "
-            f"this epoch is of store {writer.store}. If that store has replaced the other{strict}, raise its counter "
-            f"with `leasehold store advance URL --above {mark.epoch}`"
+            f"this epoch is of store {writer.store}. If store {writer.store} has replaced store {mark.store}{strict}, "
+            f"raise the epochs of store {writer.store} with `leasehold store advance URL --above {mark.epoch}`"
         )
     else:
         why = (

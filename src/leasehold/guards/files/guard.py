@@ -169,7 +169,7 @@ class FileGuard(Guard):
     def _open(self, key: str, mode: str, encoding: str | None, presented: Presented) -> Iterator[IO[Any]]:
         if mode not in ("wb", "w"):
             raise InvalidArgument(
-                f"mode must be 'wb' or 'w', not {mode!r}: a guarded file is replaced as a whole, not changed in place."
+                f"mode= must be 'wb' or 'w', not {mode!r}: a guarded file is replaced as a whole, not changed in place."
             )
         key = self.canonical(key)
         with self._attempt(key, "write", presented) as writer, self._temporary(key, writer, "write") as new:
@@ -262,8 +262,9 @@ class FileGuard(Guard):
             if old is not None:
                 old.close()
             raise InvalidArgument(
-                f"{self.resource(key)} has {size:,} bytes and cannot grow by {len(content):,}: append copies the "
-                f"file, so it stops at {APPEND_LIMIT:,} bytes. Begin another file, or write this one with open()."
+                f"{self.resource(key)} has {size:,} bytes and cannot grow by {len(content):,}: append() copies the "
+                f"whole file, so it is limited to files of {APPEND_LIMIT:,} bytes. Begin another file, or write this "
+                "one with open()."
             )
         with _opened(new, "wb", None) as file:
             if old is not None:
@@ -363,7 +364,7 @@ class FileGuard(Guard):
         if kind is not None and file_systems.is_shared(kind):
             raise Unfenced(
                 f"{self._root} is on a file system of type {kind}, where other machines may write without respecting "
-                "the locks of this one: a file guard there would protect nothing. Use a local disk, or an "
+                "the locks of this machine: a file guard there would protect nothing. Use a local disk, or an "
                 "ObjectGuard."
             )
         if kind is not None and kind not in file_systems.LOCAL:
@@ -387,9 +388,17 @@ class FileGuard(Guard):
             self._prove_write(key, newer, b"new")
             with suppress(StaleEpoch):
                 self._prove_write(key, older, b"old")
-                raise Unfenced(f"{self._root}: a write under an older epoch was accepted. Do not rely on this guard.")
+                raise Unfenced(
+                    f"prove() failed: in {self._root}, a test write under an older epoch was accepted, so a stale "
+                    "owner could overwrite files there. Only a file of the test's own was written, and it was "
+                    "removed. Use a folder on a local disk, or an ObjectGuard."
+                )
             if Path(self._path(key)).read_bytes() != b"new":
-                raise Unfenced(f"{self._root}: a refused write has changed the file. Do not rely on this guard.")
+                raise Unfenced(
+                    f"prove() failed: in {self._root}, a test write that was refused has changed its file all the "
+                    "same, so a stale owner could overwrite files there. Only a file of the test's own was written, "
+                    "and it was removed. Use a folder on a local disk, or an ObjectGuard."
+                )
         finally:
             for path in (self._path(key), self._own_path("marks", key), self._own_path("locks", key)):
                 Path(path).unlink(missing_ok=True)
@@ -398,8 +407,8 @@ class FileGuard(Guard):
         first, second = self._lock(key, writer), self._lock(key, writer, busy_seconds=0)
         with self._failures(self.resource(key), "write"), first, suppress(GuardUnavailable), second:
             raise Unfenced(
-                f"{self._root}: a lock was granted twice, so two owners may write at once. The file system ignores "
-                "flock; use a local disk."
+                f"prove() failed: in {self._root}, a test lock was granted twice, so two owners could write at once. "
+                "The file system ignores flock. Use a folder on a local disk, or an ObjectGuard."
             )
 
     def _prove_write(self, key: str, writer: Writer, data: bytes) -> None:

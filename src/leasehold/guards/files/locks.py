@@ -120,7 +120,7 @@ class KeyLock:
     def _busy(self) -> GuardUnavailable:
         facts = holder(self._path)
         if facts is None:
-            who, advice = "another process", "Find it with `lsof` on the lock's file"
+            who, advice = "another process", f"Find that process with `lsof {self._path}`"
         else:
             who = f"process {facts['pid']} on {facts['host']} (owner {shown(facts['owner'])}, epoch {facts['epoch']})"
             advice = (

@@ -95,9 +95,9 @@ class SqliteDatabase(Database):
             return
         if self._exclusive:
             raise Conflict(
-                f"the gate at {self.path} was opened in process {self._made_in} and keeps its uses in that process's "
-                f"memory, so this forked process ({os.getpid()}) cannot share it. Open the gate after the fork, in one "
-                "process only; for several processes, pass uses='sql'."
+                f"the gate at {self.path} was opened in process {self._made_in} and keeps the list of running requests "
+                f"in the memory of that process, so this forked process ({os.getpid()}) cannot share it. Open the gate "
+                "after the fork, in one process only; for several processes, pass uses='sql'."
             )
         _abandoned.append(self._open)  # closing it here would disturb the parent's
         self._open, self._lock, self._generation = None, threading.Lock(), generation()
@@ -143,14 +143,15 @@ class SqliteDatabase(Database):
             busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
             if busy and self._exclusive:
                 raise Conflict(
-                    f"another process has the gate at {self.path} open. Uses in memory are seen by one process only, "
-                    "so a second one would not wait for them: share the gate with uses='sql'."
+                    f"the gate at {self.path} is already open in another process. With uses in memory, a process "
+                    "cannot see which requests are still running in another one, so a seal would not wait for them. "
+                    "To share the gate between processes, open it with uses='sql' in all of them."
                 ) from None
             if busy:
                 raise GuardUnavailable(
                     f"another connection has held the write lock of {self.path} for {self._busy_seconds:g} s: a "
-                    "process may be stopped inside a transaction, or has the gate open with uses in memory. Nothing "
-                    "was written."
+                    "process may be stopped inside a transaction, or another process has the gate open with "
+                    "uses='memory'. Nothing was written."
                 ) from error
             raise GuardUnavailable(f"the gate at {self.path} cannot be used: {error}. Nothing was written.") from error
 

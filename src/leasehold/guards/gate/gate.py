@@ -74,7 +74,7 @@ class Use:
         if not self._over:
             self._over = True
             log.warning(
-                "%s: the use under epoch %s of %r is in doubt: %s",
+                "%s: it is not known how the request under epoch %s of %r ended, so it is recorded as in doubt: %s",
                 self._gate.resource(self.key),
                 self.epoch,
                 self.owner,
@@ -83,7 +83,11 @@ class Use:
             try:
                 self._gate._home.doubt(self.key, {self._running.id: note})
             except (Conflict, GuardUnavailable) as error:
-                log.warning("%s: the doubt could not be recorded: %s", self._gate.resource(self.key), error)
+                log.warning(
+                    "%s: could not record that this request is in doubt, so the next seal waits for it: %s",
+                    self._gate.resource(self.key),
+                    error,
+                )
 
 
 class Gate(Guard):
@@ -251,7 +255,14 @@ class Gate(Guard):
                 self._home.wait(key, below, min(left, _LOOK_US))
         doubts = tuple(doubt for doubt in self._home.doubts(key) if doubt.epoch < below)
         if doubts:
-            log.warning("%s: sealed at epoch %s, with older uses in doubt: %s", self.resource(key), below, doubts)
+            shown = "; ".join(f"epoch {doubt.epoch} of {doubt.owner!r}: {doubt.note}" for doubt in doubts)
+            log.warning(
+                "%s: sealed at epoch %s, but it is not known what became of these older requests; they may have "
+                "written, or may still write: %s",
+                self.resource(key),
+                below,
+                shown,
+            )
         return doubts
 
     def _why_doubt(self, use: Running, left: int) -> str:
@@ -291,20 +302,23 @@ class Gate(Guard):
         found = self._home.mark(key)
         if found is None or found.epoch != new.epoch:
             raise Unfenced(
-                f"{self!r}: a seal at epoch {new.epoch} was not recorded: the mark is {found}. Do not rely on "
-                "this gate."
+                f"prove() failed: {self!r} did not record a test seal at epoch {new.epoch} (the mark is {found}), so "
+                "it would admit the requests of older owners. Only a key of the test's own was used. Check that "
+                "nothing else changes the gate's database."
             )
         if [one.id for one in self._home.running(key, new.epoch)] != [use.id]:
             raise Unfenced(
-                f"{self!r}: a seal does not see a use that began before it, and would not wait for its end. Do "
-                "not rely on this gate."
+                f"prove() failed: {self!r} did not find a test request that was running, so a seal would not wait for "
+                "the requests of older owners. Only a key of the test's own was used. Check that nothing else changes "
+                "the gate's database."
             )
         self._home.end(use)
         with suppress(StaleEpoch):
             self._home.end(self._home_use(key, old))
             raise Unfenced(
-                f"{self!r}: a use under epoch {old.epoch} was admitted after a seal at epoch {new.epoch}. Do not "
-                "rely on this gate."
+                f"prove() failed: {self!r} admitted a test request under epoch {old.epoch} after a seal at epoch "
+                f"{new.epoch}, so it would admit the requests of older owners. Only a key of the test's own was used. "
+                "Check that nothing else changes the gate's database."
             )
 
     def _home_use(self, key: str, writer: Writer) -> Running:

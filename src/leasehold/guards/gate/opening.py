@@ -20,12 +20,14 @@ def open_home(url: str, uses: str | None, clock: Clock) -> Home:
     if not isinstance(url, str):
         raise InvalidArgument(f"the URL of a gate must be a string, {_URLS}, not a {type(url).__name__}.")
     if uses not in ("memory", "sql", None):
-        raise InvalidArgument(f"uses must be 'memory' (this process alone) or 'sql' (several processes), not {uses!r}.")
+        raise InvalidArgument(
+            f"uses= must be 'memory' (this process alone) or 'sql' (several processes), not {uses!r}."
+        )
     parts = urlsplit(url)
     if parts.scheme in ("postgresql", "postgres"):
         if uses == "memory":
             raise InvalidArgument(
-                "uses='memory' is not possible with PostgreSQL. Leave it out, or use a SQLite file that no other "
+                "uses='memory' is not possible with PostgreSQL. Leave out uses=, or use a SQLite file that no other "
                 "process opens, such as sqlite:///gate.db."
             )
         return rows.RowsHome(PostgresDatabase(url, rows.TABLES), clock)

@@ -205,7 +205,11 @@ class RowsHome(Home):
         with contextlib.suppress(GuardUnavailable):
             self._remove(use.id)
             return
-        log.warning("gate:%s: the end of a use could not be recorded; a seal may wait for it", use.key)
+        log.warning(
+            "gate:%s: could not record that a request has ended; trying again at the next request. Until then, a seal "
+            "may wait for it",
+            use.key,
+        )
 
     def _remove(self, use_id: str) -> None:
         self._database.run(_END, (use_id,))

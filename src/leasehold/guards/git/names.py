@@ -65,5 +65,5 @@ def checked_commit(commit: object) -> str:
     """Return how a caller names a commit, if git cannot take it for an option or a range."""
     text = checks.name(commit, "commit")
     if text.startswith(("-", "^")) or ".." in text or "\n" in text:
-        raise InvalidArgument(f"commit must name one commit (HEAD, a branch, an id), not {shown(commit)}.")
+        raise InvalidArgument(f"commit= must name one commit (HEAD, a branch, an id), not {shown(commit)}.")
     return text

@@ -38,8 +38,8 @@ def prove(git: Git, remote: Remote, prefix: str) -> None:
         raise no_atomic_push(remote.url)
     if begin.code != 0:
         raise GuardUnavailable(
-            f"{remote.url} does not accept the ref {mark_ref}: {begin.why}. A guard keeps its marks in refs "
-            "of its own, so allow them there."
+            f"{remote.url} does not accept the ref {mark_ref}: {begin.why}. The guard stores its marks under {prefix}: "
+            "allow pushes to those refs on that server."
         )
     hooks = tempfile.mkdtemp(prefix="leasehold-git-")
     try:
@@ -52,11 +52,13 @@ def prove(git: Git, remote: Remote, prefix: str) -> None:
         late = Push(((data_ref, first, stale), (mark_ref, first, stale)))
         ran = late.run(git, remote.url, cwd=folder, settings=(f"core.hooksPath={hooks}",))
         if not os.path.exists(os.path.join(hooks, "raised")):
-            raise GuardUnavailable(f"the proof on {remote.url} could not be prepared: {ran.why}. Try again.")
+            raise GuardUnavailable(f"prove() could not prepare its test on {remote.url}: {ran.why}. Try again.")
         found = remote.refs(data_ref, mark_ref, resource=f"git:{mark_ref}")
         if ran.code == 0 or found != {data_ref: first, mark_ref: raised}:
             raise Unfenced(
-                f"{remote.url} accepted a push although its mark had been raised meanwhile. Do not rely on this guard."
+                f"prove() failed: {remote.url} accepted a test push although another push had raised its mark "
+                "meanwhile, so a stale owner could overwrite branches there. Only refs of the test's own were "
+                "written. Use a server that compares every ref of an atomic push."
             )
     finally:
         shutil.rmtree(hooks, ignore_errors=True)

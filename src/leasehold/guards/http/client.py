@@ -186,7 +186,10 @@ class HttpGuard(Guard):
             try:
                 seal = sealed(key, self._send("POST", key, headers, None, writer).content)
             except InDoubt as error:  # a seal may be repeated
-                raise GuardUnavailable(f"{self.resource(key)}: the seal got no reply. Seal again. {error}") from error
+                raise GuardUnavailable(
+                    f"{self.resource(key)}: the seal got no reply, and may or may not have taken effect. Seal again. "
+                    f"{error}"
+                ) from error
             assert isinstance(seal, Seal)
             return seal
 
@@ -197,7 +200,7 @@ class HttpGuard(Guard):
             before = self.mark(key)
         except NoLease as error:
             raise GuardUnavailable(
-                f"{self!r} cannot be proved: {self._base} shows no marks without a credential. Make its middleware "
+                f"prove() cannot test {self!r}: {self._base} shows no marks without a credential. Make its middleware "
                 "with public_marks=True, or register the guard with prove=False."
             ) from error
         old = before.epoch + 1 if before else 1
@@ -209,7 +212,11 @@ class HttpGuard(Guard):
             return
         finally:
             self.refused, self.at = refused, at
-        raise Unfenced(f"{self!r}: {self._base} handled a request under epoch {old} after a seal at {old + 1}.")
+        raise Unfenced(
+            f"prove() failed: {self._base} handled a test request under epoch {old} after a seal at epoch {old + 1}, "
+            "so it would handle the requests of older owners too. Check that every request to it passes through the "
+            "gate's middleware."
+        )
 
     # For clients of the caller's own
 

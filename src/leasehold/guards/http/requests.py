@@ -41,7 +41,7 @@ class Policy(Generic[Request]):
     ) -> None:
         if not callable(key):
             raise InvalidArgument(
-                f"key must be a function that takes the request and returns a key or None, not {key!r}."
+                f"key= must be a function that takes the request and returns a key or None, not {key!r}."
             )
         self._key = key
         self._safe = frozenset(method.upper() for method in safe_methods)

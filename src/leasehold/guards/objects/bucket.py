@@ -80,8 +80,8 @@ class Bucket:
             store = _at(store)
         if isinstance(store, HTTPStore | LocalStore):
             raise Unsupported(
-                f"{type(store).__name__} cannot replace an object on a condition: use S3Store, GCSStore, AzureStore, "
-                "or FileGuard for a folder."
+                f"{type(store).__name__} has no conditional writes (replace an object only if it has not changed), "
+                "which the guard needs: use S3Store, GCSStore, AzureStore, or FileGuard for a folder."
             )
         if not isinstance(store, S3Store | GCSStore | AzureStore | MemoryStore):
             raise InvalidArgument(

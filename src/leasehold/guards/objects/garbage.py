@@ -53,7 +53,10 @@ class Replaced:
             self._bucket.remove(paths)
         except GuardUnavailable as error:
             # The write has succeeded, or was refused, whatever happens here. `collect` removes what is left.
-            log.info("could not remove replaced data: %s", error)
+            log.info(
+                "could not remove data that was replaced; it stays in the bucket until guard.collect() removes it: %s",
+                error,
+            )
 
 
 def collect(bucket: Bucket, key: str, fetch: Callable[[], Found | None], *, before: int) -> int:

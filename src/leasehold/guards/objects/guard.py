@@ -353,8 +353,8 @@ class ObjectGuard(Guard):
                     "guard. Write the key again, or restore the object."
                 )
         raise GuardUnavailable(
-            f"{self.resource(key)}: its data was replaced and removed {_READS} times while it was read. Try again, or "
-            "give the guard a longer grace_seconds."
+            f"{self.resource(key)}: tried {_READS} times to read it, and each time a newer write had already removed "
+            "the data. Try again, or give the guard a longer grace_seconds, so that replaced data is kept longer."
         )
 
 

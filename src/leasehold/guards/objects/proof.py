@@ -74,7 +74,7 @@ class _Canary:
             return None
         except Unknown as error:
             raise GuardUnavailable(
-                f"{self._bucket!r} did not answer: {error}. Nothing was proved; try again."
+                f"prove() could not test {self._bucket!r}, which did not answer: {error}. Try again."
             ) from error
 
     def _at_once(self, seen: Version) -> int:
@@ -101,8 +101,8 @@ class _Canary:
 
     def _unfenced(self, what: str, so: str = "it does not compare, so a stale owner can write there") -> Unfenced:
         return Unfenced(
-            f"{self._bucket!r} {what}: {so}. Use a store with consistent reads "
-            "and conditional writes, or switch them on."
+            f"prove() failed: in its test, {self._bucket!r} {what}: {so}. Only an object of the test's own was "
+            "written. Use a store with consistent reads and conditional writes, or switch them on."
         )
 
 
