@@ -113,14 +113,14 @@ class CredentialKey:
         """Return the key that `reveal` wrote as *text*. An error names *what*, and nothing of the text."""
         parts = text.split(":")
         if len(parts) != 3 or not _KID.fullmatch(parts[0]) or parts[1] not in _JWT_NAMES:
-            raise InvalidArgument(f"{what} is not {_FORMAT}. It is not shown, since it may be a secret.")
+            raise InvalidArgument(f"{what} is not {_FORMAT}. The value is not shown, since it may be a secret.")
         kid, algorithm, encoded = parts
         plain = encoded.rstrip("=").replace("+", "-").replace("/", "_")
         try:
             material = base64.b64decode(plain + "=" * (-len(plain) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             raise InvalidArgument(
-                f"{what} ({kid!r}) is not in base64. It is not shown, since it is a secret."
+                f"{what} ({kid!r}) is not in base64. The value is not shown, since it is a secret."
             ) from None
         return cls(kid, algorithm, material)  # type: ignore[arg-type]  # it is one of _JWT_NAMES
 
@@ -250,7 +250,7 @@ class KeyRing:
     def texts(values: Iterable[str], what: str) -> list[str]:
         """Return *values* as a list. Raises `InvalidArgument` for one text, whose letters would be taken for keys."""
         if isinstance(values, str):
-            raise InvalidArgument(f"{what} must be a list of strings, not one string: write {what}=[{_shown(values)}].")
+            raise InvalidArgument(f"{what}= must be a list of strings: write {what}=[{_shown(values)}].")
         return list(values)
 
     # Verifying

@@ -213,7 +213,7 @@ def test_another_kind_of_database_is_refused(tmp_path: Path) -> None:
     """Rows of two never commit together."""
     with (
         closing(sqlite3.connect(tmp_path / "rows.db")) as connection,
-        pytest.raises(InvalidArgument, match="is to sqlite, and this needs one to postgresql"),
+        pytest.raises(InvalidArgument, match="is to sqlite, and this call needs one to postgresql"),
     ):
         recognise(connection).require_vendor("postgresql")
 

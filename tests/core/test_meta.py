@@ -16,18 +16,20 @@ from leasehold.errors import InvalidArgument
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ([1], "meta must be a dict with string keys, or None, not [1]."),
-        ("{}", "meta must be a dict with string keys, or None, not '{}'."),
+        ([1], "meta= must be a dict with string keys, or None, not [1]."),
+        ("{}", "meta= must be a dict with string keys, or None, not '{}'."),
         (
             {1: "a"},
-            "meta has the key 1 (int): keys in JSON are strings, so this key would come back as one. Make it a string.",
+            "meta has the key 1 (int): keys in JSON are strings, so this key would come back as a string. "
+            "Convert it to a string first.",
         ),
         ({"at": object}, "meta cannot be stored as JSON: Object of type type is not JSON serializable."),
-        ({"a": "x\0y"}, "meta must not contain NUL in any key or value."),
-        ({"a": [{"b\0": 1}]}, "meta must not contain NUL in any key or value."),
+        ({"a": "x\0y"}, "meta= must not contain NUL in any key or value."),
+        ({"a": [{"b\0": 1}]}, "meta= must not contain NUL in any key or value."),
         (
             {"leasehold.trace": 1},
-            "meta has the key 'leasehold.trace': keys that begin with 'leasehold.' are leasehold's own.",
+            "meta has the key 'leasehold.trace': keys that begin with 'leasehold.' are reserved for leasehold. "
+            "Rename it.",
         ),
         (
             {"a": "x" * 65_536},

@@ -44,8 +44,14 @@ def test_a_factor_below_one_shortens() -> None:
         ({"max_errors": 0}, "max_errors must be from 1 to 1000000, not 0."),
         ({"max_errors": True}, "max_errors must be a whole number, not True (bool)."),
         ({"max_reclaims": -1}, "max_reclaims must be from 0 to 1000000, not -1."),
-        ({"max_reclaims": None}, "max_reclaims must be a whole number, not None. For practically no limit: 1_000_000."),
-        ({"max_errors": None}, "max_errors must be a whole number, not None. For practically no limit: 1_000_000."),
+        (
+            {"max_reclaims": None},
+            "max_reclaims must be a whole number, not None. For practically no limit, pass 1_000_000.",
+        ),
+        (
+            {"max_errors": None},
+            "max_errors must be a whole number, not None. For practically no limit, pass 1_000_000.",
+        ),
         ({"max_reclaims": 1.5}, "max_reclaims must be a whole number, not 1.5 (float)."),
         ({"delay_seconds": -1}, "delay_seconds must be zero or more, not -1."),
         ({"delay_seconds": "1"}, "delay_seconds must be a number of seconds, not '1' (str)."),

@@ -107,12 +107,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: documents.encode({1: "a"}, "payload"),
-        "payload has the key 1 (int): keys in JSON are strings, so this key would come back as one. Make it a string.",
+        "payload has the key 1 (int): keys in JSON are strings, so this key would come back as a string. "
+        "Convert it to a string first.",
     ),
     (
         lambda: documents.encode([{"a": ({None: 1},)}], "payload"),
-        "payload has the key None (NoneType): keys in JSON are strings, so this key would come back as one. "
-        "Make it a string.",
+        "payload has the key None (NoneType): keys in JSON are strings, so this key would come back as a string. "
+        "Convert it to a string first.",
     ),
     (
         lambda: documents.encode({"a": {1, 2}}, "payload"),

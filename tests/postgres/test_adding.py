@@ -17,8 +17,8 @@ from .staging import Call, store_of, until_blocked
 
 KEPT = (
     r"^another transaction holds a lock that this call needs \(a row, or the id or unique key of a new "
-    r"job\): .*\. Nothing was changed\. Try again once it has ended: pg_stat_activity shows which are open, and "
-    r"since when\.$"
+    r"job\): .*\. Nothing was changed\. Try again once that transaction has ended: pg_stat_activity shows "
+    r"which ones are open, and since when\.$"
 )
 
 ADDS: dict[str, Callable[[Router], object]] = {

@@ -224,7 +224,7 @@ def test_a_connection_to_another_kind_of_database_is_refused(router: Router) -> 
     engine = sqlalchemy.create_engine("sqlite://", poolclass=NullPool)
     with closing(sqlite3.connect(":memory:")) as plain, engine.connect() as core:
         for connection in (plain, core):
-            with pytest.raises(InvalidArgument, match="is to sqlite, and this needs one to postgresql"):
+            with pytest.raises(InvalidArgument, match="is to sqlite, and this call needs one to postgresql"):
                 lease.fence(connection)
 
 

@@ -60,7 +60,7 @@ def test_a_host_that_nobody_knows() -> None:
     said = refusal(f"postgresql://ann:{SECRET}@nowhere.invalid/jobs")
 
     assert said.startswith("cannot connect to postgresql://ann:…@nowhere.invalid/jobs: failed to resolve host")
-    assert "Look at the host's name" in said
+    assert "Check the name of the host" in said
 
 
 def test_a_port_that_nobody_listens_to() -> None:

@@ -215,7 +215,7 @@ def test_a_release_that_does_not_fit_any_more_is_told_so(server_url: str, nowher
         assert incompatible.run("store", "migrate", server_url, "--schema", nowhere, "--json").found["to"] == NEXT
         message = (
             f"has version {NEXT}, which works with leaseholds for version {NEXT} or later, and this leasehold knows "
-            f"{latest()} at most.*Install that one; nothing was changed"
+            f"{latest()} at most.*Upgrade leasehold. Nothing was changed"
         )
 
         with pytest.raises(StoreIncompatible, match=message):

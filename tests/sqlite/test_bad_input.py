@@ -100,8 +100,8 @@ BAD_ADDS: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "a number as key": (
         lambda r: r.add("a", {"x": [{1: 2}]}),
-        r"^payload has the key 1 \(int\): keys in JSON are strings, so this key would come back as one\. "
-        r"Make it a string\.$",
+        r"^payload has the key 1 \(int\): keys in JSON are strings, so this key would come back as a string\. "
+        r"Convert it to a string first\.$",
     ),
     "too large": (
         lambda r: r.add("a", "x" * (1024 * 1024)),
@@ -145,7 +145,7 @@ BAD_ADDS: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda r: r.add("a", delay_seconds=1, run_at=datetime.now().astimezone()),
         r"^a job takes delay_seconds or run_at, not both\.$",
     ),
-    "a number as retry": (lambda r: r.add("a", retry=3), r"^retry must be a Retry\(…\), not 3\.$"),
+    "a number as retry": (lambda r: r.add("a", retry=3), r"^retry= must be a Retry\(…\), not 3\.$"),
     "no errors": (
         lambda r: r.add("a", retry=Retry(max_errors=0)),
         r"^max_errors must be from 1 to 1000000, not 0\.$",
@@ -179,9 +179,9 @@ BAD_CLAIMS: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "one queue": (
         lambda r: r.claim("worker-1", queues="mail"),
-        r"^queues must be a list of names: write \['mail'\]\.$",
+        r"^queues= must be a list of names: write \['mail'\]\.$",
     ),
-    "no queue": (lambda r: r.claim("worker-1", queues=[]), r"^queues is empty, so no job could ever be claimed"),
+    "no queue": (lambda r: r.claim("worker-1", queues=[]), r"^queues= is empty, so no job could ever be claimed"),
     "limit 0": (lambda r: r.claim_many("worker-1", limit=0), r"^limit must be from 1 to 10000, not 0\.$"),
     "limit -1": (lambda r: r.claim_many("worker-1", limit=-1), r"^limit must be from 1 to 10000, not -1\.$"),
     "limit in words": (
@@ -200,7 +200,7 @@ def unseen(verb: str, **options: str) -> tuple[Callable[[Any], object], str]:
     """An operator's verb that does not say which epoch was seen."""
     return (
         lambda r: getattr(r, verb)("running", by="ops", **options),
-        r"^say at which epoch you saw job 'running': pass epoch=…, or the Job that router\.job\('running'\) returns\.",
+        r"^job 'running' needs an epoch: pass epoch=…, or the Job that router\.job\('running'\) returned\.",
     )
 
 
@@ -219,8 +219,8 @@ BAD_MOVES: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda r: r.cancel("running", by="ops", epoch="7"),
         r"^epoch must be a whole number, not '7' \(str\)\.$",
     ),
-    "nobody": (lambda r: r.cancel(r.job("running"), by=""), r"^by must have 1 to 255 characters"),
-    "to nobody": (lambda r: r.transfer(r.job("running"), to="", by="ops"), r"^to must have 1 to 255 characters"),
+    "nobody": (lambda r: r.cancel(r.job("running"), by=""), r"^by= must have 1 to 255 characters"),
+    "to nobody": (lambda r: r.transfer(r.job("running"), to="", by="ops"), r"^to= must have 1 to 255 characters"),
     "no note": (
         lambda r: r.cancel(r.job("running"), by="ops", note=7),
         r"^note must be a string, not 7 \(int\)\.$",
@@ -262,7 +262,7 @@ def holding(router: Router) -> Lease:
 
 BAD_WRITES: dict[str, tuple[Callable[[Any], object], str]] = {
     "result": (lambda lease: lease.complete(object()), r"^result cannot be stored as JSON"),
-    "then": (lambda lease: lease.complete(then={"id": "a"}), r"^then must be a list of jobs, not dict\.$"),
+    "then": (lambda lease: lease.complete(then={"id": "a"}), r"^then= must be a list of jobs, not dict\.$"),
     "one of then": (
         lambda lease: lease.complete(then=[{"id": "a"}, {"id": ""}]),
         r"^a job's id must have 1 to 255 characters",
@@ -541,8 +541,8 @@ def test_a_newer_schema_is_left_as_it_is(tmp_path: Path) -> None:
         connection.execute("UPDATE leasehold_store SET schema_version = 99")
         before = list(connection.iterdump())
     message = (
-        r"jobs\.db has version 99, and this leasehold knows \d+ at most: a newer leasehold has used it\. "
-        r"Install that one; nothing was changed\.$"
+        r"jobs\.db has version 99, and this leasehold knows \d+ at most: a newer leasehold has installed it\. "
+        r"Upgrade leasehold\. Nothing was changed\.$"
     )
 
     with Router(f"sqlite:///{path}") as router, closing(sqlite3.connect(path)) as connection:
@@ -662,7 +662,10 @@ def test_a_fence_needs_a_transaction(tmp_path: Path) -> None:
             lambda: lease.add("child", connection=connection),
             lambda: router.add("b", connection=connection),
         ):
-            with pytest.raises(NotInTransaction, match=r"^that connection has no open transaction.*begin one first"):
+            with pytest.raises(
+                NotInTransaction,
+                match=r"^the connection that you passed has no open transaction.*begin one first",
+            ):
                 call()
 
         assert looks(router) == before
@@ -687,7 +690,7 @@ def test_a_connection_to_another_file_is_refused(tmp_path: Path) -> None:
         router.add("a")
         for other, name in ((connection, r".*other\.db"), (memory, "a database in memory")):
             with pytest.raises(
-                InvalidArgument, match=rf"^that connection is to {name}, and this store is in .*jobs\.db"
+                InvalidArgument, match=rf"^the connection that you passed is to {name}, and this store is in .*jobs\.db"
             ):
                 router.add("b", connection=other)
         with pytest.raises(

@@ -92,16 +92,16 @@ class Connection:
         """Raise `InvalidArgument` if it is to another kind of database."""
         if self.vendor != vendor:
             raise InvalidArgument(
-                f"that connection is to {self.vendor}, and this needs one to {vendor}: only rows in the same database "
-                "can commit together."
+                f"the connection that you passed is to {self.vendor}, and this call needs one to {vendor}: only rows "
+                "in the same database can commit together."
             )
 
     def require_transaction(self) -> None:
         """Raise `NotInTransaction` if each statement would commit by itself."""
         if not self.in_transaction() and not self.begins():
             raise NotInTransaction(
-                "that connection has no open transaction, so each statement would commit by itself: begin one first "
-                f"({self.library}: {self.how_to_begin})."
+                "the connection that you passed has no open transaction, so each statement would commit by itself: "
+                f"begin one first ({self.library}: {self.how_to_begin})."
             )
 
     def require_no_savepoint(self) -> None:
@@ -159,8 +159,9 @@ class Connection:
 
 
 IN_SAVEPOINT = (
-    "that connection is inside a savepoint: if it is rolled back, the outer transaction would commit without what was "
-    "joined here. Call this outside of it, or pass savepoint=True if you know that it will not be."
+    "the connection that you passed is inside a savepoint. If the savepoint is rolled back, the outer transaction can "
+    "still commit, without what this call has joined to it. Make the call outside of the savepoint, or pass "
+    "savepoint=True if you know that the savepoint will not be rolled back."
 )
 
 

@@ -55,7 +55,7 @@ def _only_string_keys(value: object, what: str) -> None:
             if not isinstance(key, str):
                 raise InvalidArgument(
                     f"{what} has the key {shown(key)} ({type(key).__name__}): keys in JSON are strings, so this key "
-                    "would come back as one. Make it a string."
+                    "would come back as a string. Convert it to a string first."
                 )
             if isinstance(inner, _NESTS):
                 _only_string_keys(inner, what)

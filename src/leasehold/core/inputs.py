@@ -14,18 +14,18 @@ from .retention import Retention
 def modules(names: Sequence[str]) -> tuple[str, ...]:
     """Return the modules that a worker is to import."""
     if isinstance(names, str):
-        raise InvalidArgument(f"imports must be a list of modules: write [{names!r}].")
+        raise InvalidArgument(f"imports= must be a list of modules: write [{names!r}].")
     return tuple(checks.name(name, "a module's name") for name in names)
 
 
 def queues(names: Sequence[str]) -> list[str]:
     """Return the queues to claim from: one at least."""
     if isinstance(names, str):
-        raise InvalidArgument(f"queues must be a list of names: write [{names!r}].")
+        raise InvalidArgument(f"queues= must be a list of names: write [{names!r}].")
     named = [checks.name(queue, "queue") for queue in names]
     if not named:
         raise InvalidArgument(
-            "queues is empty, so no job could ever be claimed: name at least one, or pass None for all."
+            "queues= is empty, so no job could ever be claimed: name at least one queue, or pass None for all of them."
         )
     return named
 
@@ -36,8 +36,8 @@ def seen(job: Job | str, epoch: int | None) -> tuple[str, int]:
         return job.id, job.epoch if epoch is None else checks.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
     if epoch is None:
         raise InvalidArgument(
-            f"say at which epoch you saw job {job!r}: pass epoch=…, or the Job that router.job({job!r}) returns. The "
-            "call is refused if the epoch has changed since then."
+            f"job {job!r} needs an epoch: pass epoch=…, or the Job that router.job({job!r}) returned. If the epoch has "
+            "changed since then, the call is refused."
         )
     return checks.name(job, "a job's id"), checks.whole(epoch, "epoch", least=0, most=EPOCH_LIMIT)
 
@@ -45,7 +45,7 @@ def seen(job: Job | str, epoch: int | None) -> tuple[str, int]:
 def retention(policy: object) -> Retention:
     """Return how long things are kept."""
     if not isinstance(policy, Retention):
-        raise InvalidArgument(f"retention must be a Retention(…), not {policy!r}.")
+        raise InvalidArgument(f"retention= must be a Retention(…), not {policy!r}.")
     return policy
 
 
@@ -71,9 +71,9 @@ def effect(name: object, call: object, in_doubt: object, undone: object) -> bool
     """Check the arguments of `Lease.once`; return whether an effect in doubt is brought about again."""
     checks.name(name, "the name of an effect")
     if not callable(call):
-        raise InvalidArgument(f"once() takes a function, which it calls with the effect's key, not {call!r}.")
+        raise InvalidArgument(f"once() calls a function with the effect's key, and {call!r} cannot be called.")
     if not isinstance(undone, tuple) or not all(isinstance(k, type) and issubclass(k, BaseException) for k in undone):
-        raise InvalidArgument(f"undone must be a tuple of exception classes, such as (CardDeclined,), not {undone!r}.")
+        raise InvalidArgument(f"undone= must be a tuple of exception classes, such as (CardDeclined,), not {undone!r}.")
     if in_doubt not in ("raise", "retry"):
         raise InvalidArgument(f'in_doubt must be "raise" or "retry", not {in_doubt!r}.')
     return in_doubt == "retry"

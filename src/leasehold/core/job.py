@@ -113,7 +113,7 @@ def new_job(
     if delay_seconds is not None and run_at is not None:
         raise InvalidArgument("a job takes delay_seconds or run_at, not both.")
     if retry is not None and not isinstance(retry, Retry):
-        raise InvalidArgument(f"retry must be a Retry(…), not {retry!r}.")
+        raise InvalidArgument(f"retry= must be a Retry(…), not {retry!r}.")
     if retry is not None and retry.only:
         raise InvalidArgument(
             "Retry(only=…) is for @router.task(retry=…): exception classes cannot be stored with a job. The `only` "
@@ -132,8 +132,8 @@ def new_job(
         checks.whole(priority, "priority", least=-PRIORITY_LIMIT, most=PRIORITY_LIMIT),
         None if run_at is None else instants.instant(run_at, "run_at"),
         0 if delay_seconds is None else checks.microseconds(delay_seconds, "delay_seconds", zero=True),
-        checks.optional_name(lock, "lock"),
-        checks.optional_name(unique, "unique"),
+        checks.optional_name(lock, "lock="),
+        checks.optional_name(unique, "unique="),
         None if lease_seconds is None else checks.microseconds(lease_seconds, "lease_seconds"),
         None if stall_seconds is None else checks.microseconds(stall_seconds, "stall_seconds"),
         None if start_within_seconds is None else checks.microseconds(start_within_seconds, "start_within_seconds"),

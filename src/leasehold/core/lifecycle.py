@@ -234,8 +234,8 @@ def reclaimed_in_part(error: StoreUnavailable, count: int) -> StoreUnavailable:
 def lock_held(job_id: str, key: str, holder: str, epoch: int) -> Conflict:
     """Return the refusal of a transfer to a job whose lock key another job holds."""
     return Conflict(
-        f"job {job_id!r} cannot run now: its lock {key!r} is held by job {holder!r} (epoch {epoch}). "
-        "Cancel or finish that one first."
+        f"job {job_id!r} cannot run now: its lock {key!r} is held by job {holder!r} (epoch {epoch}). Cancel or finish "
+        f"job {holder!r} first."
     )
 
 
@@ -256,7 +256,7 @@ def not_prunable(job_id: str, status: Status, parent: str | None, effect: str | 
     if status not in FINISHED:
         return Conflict(f"job {job_id!r} is {status} and cannot be pruned: only a finished job can.")
     if parent is not None:
-        why = f"its parent {parent!r} is kept, and a replay of that would add it again. Prune the parent first"
+        why = f"its parent {parent!r} is kept, and replaying that would add this job again. Prune the parent first"
     elif effect is not None:
         why = f"its effect {effect!r} is in doubt. Resolve it first: leasehold resolve {job_id} {effect}"
     else:
@@ -267,5 +267,6 @@ def not_prunable(job_id: str, status: Status, parent: str | None, effect: str | 
 def unique_taken(job_id: str, key: str, holder: str) -> Conflict:
     """Return the refusal of a replay whose unique key an unfinished job has."""
     return Conflict(
-        f"job {job_id!r} cannot be replayed: its unique key {key!r} belongs to job {holder!r}, which is unfinished."
+        f"job {job_id!r} cannot be replayed: its unique key {key!r} belongs to job {holder!r}, which is unfinished. "
+        "Cancel that job first, or let it finish."
     )

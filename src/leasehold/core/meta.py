@@ -33,11 +33,13 @@ def encode(meta: object) -> str | None:
     if meta is None:
         return DETACHED
     if not isinstance(meta, Mapping):
-        raise InvalidArgument(f"meta must be a dict with string keys, or None, not {wording.shown(meta)}.")
+        raise InvalidArgument(f"meta= must be a dict with string keys, or None, not {wording.shown(meta)}.")
     own = dict(meta)
     for key in own:
         if isinstance(key, str) and key.startswith(RESERVED):
-            raise InvalidArgument(f"meta has the key {key!r}: keys that begin with {RESERVED!r} are leasehold's own.")
+            raise InvalidArgument(
+                f"meta has the key {key!r}: keys that begin with {RESERVED!r} are reserved for leasehold. Rename it."
+            )
     return _document(own)
 
 
@@ -61,7 +63,7 @@ def _document(meta: dict[str, Any]) -> str | None:
         return None
     document = documents.encode(meta, "meta")
     if "\\u0000" in document and _has_nul(meta):
-        raise InvalidArgument("meta must not contain NUL in any key or value.")
+        raise InvalidArgument("meta= must not contain NUL in any key or value.")
     if len(document) > LIMIT // 4 and (size := len(document.encode())) > LIMIT:
         raise InvalidArgument(
             f"meta has {size:,} bytes as JSON, and the limit is {LIMIT:,}: store it elsewhere, and put only "

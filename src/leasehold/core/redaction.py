@@ -52,7 +52,7 @@ class Redaction:
 
     def __init__(self, paths: Iterable[str] = ()) -> None:
         if isinstance(paths, str):
-            raise InvalidArgument(f"redact must be a list of paths: write [{paths!r}].")
+            raise InvalidArgument(f"redact= must be a list of paths: write [{paths!r}].")
         self.paths = tuple(dict.fromkeys(path.strip() for path in paths if path.strip()))
         self._split = [tuple(path.split(".")) for path in self.paths]
         for path in self._split:

@@ -36,7 +36,9 @@ class Retry:
     def __post_init__(self) -> None:
         for what, budget in (("max_errors", self.max_errors), ("max_reclaims", self.max_reclaims)):
             if budget is None:
-                raise InvalidArgument(f"{what} must be a whole number, not None. For practically no limit: {_MOST:_}.")
+                raise InvalidArgument(
+                    f"{what} must be a whole number, not None. For practically no limit, pass {_MOST:_}."
+                )
         checks.whole(self.max_errors, "max_errors", least=1, most=_MOST)
         checks.whole(self.max_reclaims, "max_reclaims", least=0, most=_MOST)
         checks.microseconds(self.delay_seconds, "delay_seconds", zero=True)

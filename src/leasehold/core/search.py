@@ -169,8 +169,8 @@ def _scalars(given: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
         checks.text(key, f"a key of {what}")
         if not isinstance(value, _SCALARS):
             raise InvalidArgument(
-                f"the value that {what} is searched for at {key!r} must be a string, number, bool or None, "
-                f"not {shown(value)}."
+                f"the value to search {what} for, under the key {key!r}, must be a string, number, bool or None, not "
+                f"{shown(value)}."
             )
         documents.encode(value, f"{what} at {key!r}")
     return found

@@ -40,6 +40,6 @@ def refuse_newer(where: str, version: int, known: int, oldest: int | None = None
     """Return the error for a schema of a newer leasehold, which works with code of version *oldest* or later."""
     works = "" if oldest is None else f", which works with leaseholds for version {oldest} or later"
     return StoreIncompatible(
-        f"{where} has version {version}{works}, and this leasehold knows {known} at most: a newer leasehold has used "
-        "it. Install that one; nothing was changed."
+        f"{where} has version {version}{works}, and this leasehold knows {known} at most: a newer leasehold has "
+        "installed it. Upgrade leasehold. Nothing was changed."
     )

@@ -339,7 +339,11 @@ class Upkeep:
         except LeaseholdError as error:  # the takeover has been done; the fence itself refuses what they wrote
             if not (self._warned_of_rights or self._database.closed):
                 self._warned_of_rights = True
-                log.warning("could not end the open transaction of an owner that lost its job: %s", may_not_end(error))
+                log.warning(
+                    "could not end the open transaction of an owner that lost its job. The transaction cannot commit, "
+                    "but the rows that it has locked stay locked until it ends: %s",
+                    may_not_end(error),
+                )
 
     def _prune(self, retention: Retention, kind: str, keep_us: int, place: Place) -> Place | None:
         """Prune one portion by policy (see `policy.Pass`)."""

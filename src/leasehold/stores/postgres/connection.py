@@ -243,7 +243,7 @@ class Pool(Generic[ConnectionT]):
         if not room:
             raise StoreUnavailable(
                 f"all {self.limit} connections to {self._where} have been in use for {self.wait_seconds:g} s "
-                "(connections, wait_seconds): use fewer threads, or allow more connections in the URL. Nothing was "
+                "(wait_seconds): use fewer threads, or raise the setting `connections` in the URL. Nothing was "
                 "changed."
             )
 

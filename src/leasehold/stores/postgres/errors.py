@@ -40,18 +40,18 @@ _ADVICE = (
     ),
     (
         r"resolve host|translate host name|name or service not known",
-        "Look at the host's name in the URL, and at your name server.",
+        "Check the name of the host in the URL, and your DNS.",
     ),
     (
         r"too many clients|remaining connection slots|too many connections",
-        "Every connection that the server allows is taken: let fewer processes have fewer, put a pooler in front of "
-        "it, or raise max_connections.",
+        "Every connection that the server allows is taken: run fewer processes, or with fewer connections each, put a "
+        "pooler in front of the server, or raise max_connections.",
     ),
     (
         r"starting up|shutting down|recovery mode|not yet accepting",
         "It is being started or stopped: try again in a moment.",
     ),
-    (r"SSL|encryption", "Ask for what the server wants: sslmode=require or sslmode=disable in the URL."),
+    (r"SSL|encryption", "Check whether the server requires TLS: put sslmode=require or sslmode=disable into the URL."),
     (
         r"password|authentication|pg_hba|role \".*\" does not exist",
         "Look at the user and the password in the URL, and at the server's pg_hba.conf.",
@@ -59,7 +59,10 @@ _ADVICE = (
     (r"database \".*\" does not exist", "Create that database (createdb), or name another in the URL."),
     (r"refused|No such file|server running", "Is the server running, and is this its address?"),
     (r"timeout|timed out", "Is this its address, and does a firewall let you through?"),
-    (r"closed the connection|server closed", "Something answered and hung up: is it PostgreSQL, and is it well?"),
+    (
+        r"closed the connection|server closed",
+        "Something accepted the connection and closed it: check that it is PostgreSQL, and look at its log.",
+    ),
 )
 
 
@@ -76,8 +79,8 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
     match code:
         case "LH002":
             return InvalidArgument(
-                f"that connection is not to the database of this store ({where}): only rows in the same database can "
-                "commit together."
+                f"the connection that you passed is not to the database of this store ({where}): only rows in the same "
+                "database can commit together."
             )
         case "LH003":
             return wrong_clock(int(detail_of(error) or 0))
@@ -101,27 +104,27 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
         case "3F000" | "42P01" | "42883":
             return StoreIncompatible(
                 f"schema {schema!r} of {where} does not exist, or belongs to another version of leasehold: {message}. "
-                "If the store is in another schema, name that one; else run `leasehold store migrate URL`, which "
-                f"creates or updates it. {NOTHING}"
+                "If the store is in another schema, pass its name (schema=…, or --schema). If not, run `leasehold "
+                f"store migrate URL`, which creates or updates it. {NOTHING}"
             )
         case "42501":
             return missing_right(message, where, schema, role)
         case "25P02":
             return NotInTransaction(
-                "that connection's transaction failed at an earlier statement, so the server accepts nothing more in "
-                f"it: roll it back, and repeat this in a new one. {NOTHING}"
+                "the transaction on the connection that you passed failed at an earlier statement, so the server "
+                f"accepts nothing more in it: roll it back, and repeat this call in a new transaction. {NOTHING}"
             )
         case "25006":
             return StoreUnavailable(
                 f"{where} is read-only: {message}. If it is a standby, put the primary into the URL, or all hosts with "
-                "target_session_attrs=read-write. If it is not, turn off default_transaction_read_only for the role, "
-                f"the database or the server. {NOTHING}"
+                "target_session_attrs=read-write. If it is not a standby, turn off default_transaction_read_only for "
+                f"the role, the database or the server. {NOTHING}"
             )
         case "55P03":
             return StoreUnavailable(
-                "another transaction holds a lock that this call needs (a row, or the id or unique key of a "
-                f"new job): {message}. {NOTHING} Try again once it has ended: pg_stat_activity shows which are open, "
-                "and since when."
+                "another transaction holds a lock that this call needs (a row, or the id or unique key of a new job): "
+                f"{message}. {NOTHING} Try again once that transaction has ended: pg_stat_activity shows which ones "
+                "are open, and since when."
             )
         case "40P01" | "40001":
             return StoreUnavailable(
@@ -140,7 +143,7 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
         case "2200H":
             return StoreUnavailable(f"no epoch is left below 2**53: {message}. {NOTHING}")
     # The server has refused the statement, and with it the whole transaction.
-    return StoreUnavailable(f"{where} refused this with {code}: {message}. {NOTHING}")
+    return StoreUnavailable(f"{where} refused this call with SQLSTATE {code}: {message}. {NOTHING}")
 
 
 def cannot_connect(error: Exception, url: str) -> StoreUnavailable:

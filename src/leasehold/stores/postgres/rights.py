@@ -228,15 +228,15 @@ def missing_right(message: str, where: str, schema: str, role: str | None) -> St
     """Return the error of a role that lacks a right, and how it gets it; *message* is the server's own message."""
     words = set(re.findall(r"\w+", message))
     wanted = [kind for kind, granted in KINDS.items() if words & {*granted.functions, *granted.relations}]
-    whose = f"role {role!r}" if role else "the role of that connection"
+    whose = f"role {role!r}" if role else "the role of the connection that you passed"
     lacks = f"{whose} lacks a right in schema {schema!r} of {where}: {message}."
     if not wanted and schema not in message:
         return StoreIncompatible(f"{lacks} Nothing was changed.")
     kind, *others = wanted or KINDS
     instead = f" (or {' or '.join(f'`--kind {other}`' for other in others)})" if others else ""
     return StoreIncompatible(
-        f"{lacks} Let the schema's owner give it: `leasehold store grant URL --role {role or 'NAME'} --kind {kind}`"
-        f"{instead}. Nothing was changed."
+        f"{lacks} To get it, have the schema's owner run `leasehold store grant URL --role {role or 'NAME'} --kind "
+        f"{kind}`{instead}. Nothing was changed."
     )
 
 
@@ -247,7 +247,6 @@ def may_not_end(error: Exception) -> str:
     if isinstance(cause, psycopg.errors.InsufficientPrivilege) and cause.diag.context:
         return (
             f"the role that owns the schema may not end that session ({cause.diag.message_primary}). GRANT "
-            "pg_signal_backend TO that role helps, unless the session is a superuser's. The fence refuses what it "
-            "writes all the same; only the rows that it has locked stay so until it ends."
+            "pg_signal_backend TO that role; only a superuser may end the session of a superuser."
         )
     return str(error)

@@ -255,9 +255,9 @@ def _signatures(connection: Connection, schema: str) -> set[str]:
 
 def _may_not_make(where: str, role: str, error: psycopg.Error) -> StoreIncompatible:
     return StoreIncompatible(
-        f"role {role!r} may not make or change {where} ({error.diag.message_primary}). Let an owner do it, with "
-        f"`leasehold store migrate URL`, and give this role its rights, with `leasehold store grant URL --role {role} "
-        "--kind …`. Nothing was changed."
+        f"role {role!r} may not make or change {where} ({error.diag.message_primary}). Have the owner run `leasehold "
+        f"store migrate URL`, and then `leasehold store grant URL --role {role} --kind …`, which gives this role its "
+        "rights. Nothing was changed."
     )
 
 
@@ -306,10 +306,11 @@ def statements(schema: str) -> Statements:
 def checked(schema: object) -> str:
     """Return *schema* if PostgreSQL can have a schema of that name, and our functions can name it."""
     if not isinstance(schema, str) or not 0 < len(schema.encode(errors="replace")) <= 63:
-        raise InvalidArgument(f"schema is the name of a PostgreSQL schema, of 1 to 63 bytes, not {schema!r}.")
+        raise InvalidArgument(f"schema= must be the name of a PostgreSQL schema, of 1 to 63 bytes, not {schema!r}.")
     if "\0" in schema or "$lh$" in schema or schema.startswith("pg_"):
         raise InvalidArgument(
-            f"schema cannot be {schema!r}: names that begin with pg_ are PostgreSQL's own; NUL and $lh$ cannot occur."
+            f"schema= cannot be {schema!r}: names that begin with pg_ belong to PostgreSQL, and a name cannot contain "
+            "NUL or $lh$."
         )
     return schema
 

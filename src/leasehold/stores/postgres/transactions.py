@@ -367,7 +367,7 @@ class PostgresTransactions(DatabaseTransactions):
         if code in ("3F000", "42P01", "42883"):
             # Our schema is not where that connection leads.
             return InvalidArgument(
-                f"that connection is to a database that does not have the schema {schema!r} of this store ({where}): "
-                "only rows in the same database can commit together."
+                f"the connection that you passed is to a database without the schema {schema!r} of this store "
+                f"({where}). Only rows in the same database can commit together: pass a connection to that database."
             )
         return explained(driver, where, schema)

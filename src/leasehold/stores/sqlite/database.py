@@ -355,8 +355,9 @@ class Database:
                 _undo(connection)
                 if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
                     raise StoreUnavailable(
-                        f"{self.path} is in use by another process, or by another Router of this one, which would not "
-                        "notice that the schema has changed. Stop it, and run this again. Nothing was changed."
+                        f"{self.path} is in use by another process, or by another Router of this process, which would "
+                        "not notice that the schema has changed. Stop that process or close that Router, and run this "
+                        "again. Nothing was changed."
                     ) from error
                 raise self.explained(error) from error
             finally:

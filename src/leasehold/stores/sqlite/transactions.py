@@ -153,7 +153,11 @@ class SqliteTransactions(DatabaseTransactions):
             try:
                 self._database.write_soon(self._session, _nothing)
             except LeaseholdError as error:
-                log.debug("could not record %d refusals yet; retrying later: %s", len(self._session.deferred), error)
+                log.debug(
+                    "could not record %d refusals of stale owners yet; retrying later: %s",
+                    len(self._session.deferred),
+                    error,
+                )
 
     def record_all(self) -> None:
         """Record the refusals that were deferred, as the store's last write: wait for it, and log a failure."""
@@ -162,7 +166,11 @@ class SqliteTransactions(DatabaseTransactions):
                 refuse_inside(self._database.key)
                 self._database.write(self._session, _nothing)
             except LeaseholdError as error:
-                log.warning("%d refusals could not be recorded: %s", len(self._session.deferred), error)
+                log.warning(
+                    "could not record %d refusals of stale owners in the jobs' events: %s",
+                    len(self._session.deferred),
+                    error,
+                )
             self._session.deferred.clear()
 
     # Programs
@@ -226,8 +234,8 @@ class SqliteTransactions(DatabaseTransactions):
         # whatever its name: the caller's is still open from before it was replaced.
         if self._database.opened and last != self._database.read(programs.last_epoch(self._joined)):
             raise StoreUnavailable(
-                f"that connection is to a file that has been replaced: {self._database.path} is another file now. "
-                "Nothing was changed: open a new connection."
+                f"the connection that you passed is to a file that has been replaced: {self._database.path} is another "
+                "file now. Nothing was changed. Open a new connection, and pass that one."
             )
 
     # On a caller's connection
@@ -265,7 +273,7 @@ class SqliteTransactions(DatabaseTransactions):
             self._database.refuse_missing()
         elif not name or not os.path.exists(path) or not os.path.exists(name) or not os.path.samefile(name, path):
             raise InvalidArgument(
-                f"that connection is to {name or 'a database in memory'}, and this store is in {path}: "
+                f"the connection that you passed is to {name or 'a database in memory'}, and this store is in {path}: "
                 "only rows in the same file can commit together."
             )
 
@@ -298,9 +306,9 @@ def _refuse_first_savepoint(callers: Connection) -> None:
     if callers.in_savepoint() and callers.begins() and not is_here(callers.handle):
         # A savepoint is no write, so the driver has not begun for it; if it came first, it is the transaction.
         raise Conflict(
-            "that connection is inside a savepoint, and sqlite3 may not have begun a transaction around it. Then the "
-            "end of the savepoint commits, and what follows is not fenced. Call fence() or another verb before the "
-            "savepoint, or let the engine emit BEGIN."
+            "the connection that you passed is inside a savepoint, and sqlite3 may not have begun a transaction "
+            "around it. If so, the end of the savepoint commits, and what follows is not fenced. Call fence() or "
+            "another verb before the savepoint, or let the engine emit BEGIN."
         )
 
 
