@@ -163,7 +163,7 @@ def test_an_exception_of_the_block_leaves_it_and_what_on_lost_raises_is_logged(
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert "on_lost of the lease of job 'a' raised" in caplog.text
+    assert "the function passed as on_lost= for the lease of job 'a' raised an error" in caplog.text
     assert "RuntimeError: a slip" in caplog.text
 
 

@@ -247,7 +247,10 @@ def test_a_verb_succeeds_whatever_the_log_does(broken_log: pytest.CaptureFixture
         ended = operators.cancel("a", epoch=lease.epoch, by="ada")  # by a process that does not know the guard
 
         assert ended.status == "cancelled"
-        assert ended.unsealed == ("shelf:k (no guard of that name is registered in this process)",)
+        assert ended.unsealed == (
+            "shelf:k (no guard is registered as 'shelf' in this process: register it with "
+            "router.guard('shelf', guard), or try again in a process that has it)",
+        )
         assert [event.facts["by"] for event in router.events("a", kind="unsealed")] == ["ada"]
     assert "broken filter: 1 key of job 'a'" in broken_log.readouterr().err
 

@@ -81,7 +81,7 @@ def test_only_the_queues_that_are_named_are_drained(router: Router, clock: Manua
     assert clock.time == began
     assert [job.id for job in router.drain(queues=["b", "c"], advance=True)] == [b.id, later.id]
     assert (clock.time - began).total_seconds() == 5
-    with pytest.raises(InvalidArgument, match="queues must be a list of names"):
+    with pytest.raises(InvalidArgument, match="queues= must be a list of names"):
         router.drain(queues="a")
 
 

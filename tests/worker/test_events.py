@@ -319,7 +319,7 @@ def test_a_slow_listener_delays_no_job_and_an_exception_is_logged(
         until(lambda: len(after) == 20, "the second listener")
 
     assert worker.tally.done == 20
-    assert caplog.text.count("raised at a 'settled' event") == 20
+    assert caplog.text.count("raised an error when it got a 'settled' event") == 20
     assert "SystemExit: a slip" in caplog.text
 
 

@@ -107,6 +107,6 @@ def test_what_cannot_be_kept_is_refused_where_it_is_given(any_router: Router) ->
 
     with pytest.raises(InvalidArgument, match=r"begin with 'leasehold\.'"):
         step.options(meta={"leasehold.x": 1})
-    with pytest.raises(InvalidArgument, match="meta must be a dict"):
+    with pytest.raises(InvalidArgument, match="meta= must be a dict"):
         any_router.add("a", meta="text")  # type: ignore[arg-type]
     assert any_router.jobs() == []

@@ -327,7 +327,7 @@ def test_a_process_needs_a_plain_function_at_the_top_of_a_module() -> None:
     assert refused(router, Report(date.max, Decimal(1)).show, process=True).endswith(
         f"Report.show cannot be a task: {said}"
     )
-    assert refused(router, local, process=1) == "process must be True or False, not 1 (int)."
+    assert refused(router, local, process=1) == "process= must be True or False, not 1 (int)."
 
 
 # The lease
@@ -400,15 +400,15 @@ def test_a_lease_among_the_arguments_of_add_is_refused(router: Router) -> None:
         ({"lease_seconds": 0}, "lease_seconds must be above zero, not 0."),
         ({"stall_seconds": -1}, "stall_seconds must be above zero"),
         ({"run_seconds": "10"}, "run_seconds must be a number of seconds, not '10' (str)."),
-        ({"retry": 5}, "retry must be a Retry(…), not 5."),
+        ({"retry": 5}, "retry= must be a Retry(…), not 5."),
         (
             {"final": ValueError},
-            "final must be a tuple of exception classes, such as (ValueError,), not <class 'ValueError'>",
+            "final= must be a tuple of exception classes, such as (ValueError,), not <class 'ValueError'>",
         ),
-        ({"final": (ValueError, "x")}, "final must be a tuple of exception classes"),
-        ({"delay": 5}, "delay must be a plain function of (errors, error) that returns seconds, not 5 (int)."),
+        ({"final": (ValueError, "x")}, "final= must be a tuple of exception classes"),
+        ({"delay": 5}, "delay= must be a plain function of (errors, error) that returns seconds, not 5 (int)."),
         ({"delay": lambda errors: 1}, "cannot be called like that: too many positional arguments."),
-        ({"delay": asyncio.sleep}, "delay must be a plain function of (errors, error)"),
+        ({"delay": asyncio.sleep}, "delay= must be a plain function of (errors, error)"),
         (
             {"queues": ["a"]},
             "@router.task has no 'queues': it takes name, queue, priority, lease_seconds, stall_seconds, ",
@@ -455,7 +455,7 @@ def test_imports_are_the_names_of_modules() -> None:
     """For a worker to import; a Router imports nothing."""
     assert Router(imports=["app.tasks"]).imports == ("app.tasks",)
     assert Router().imports == ()
-    with pytest.raises(InvalidArgument, match=r"imports must be a list of modules: write \['app.tasks'\]"):
+    with pytest.raises(InvalidArgument, match=r"imports= must be a list of modules: write \['app.tasks'\]"):
         Router(imports="app.tasks")
     with pytest.raises(InvalidArgument, match="a module's name must be a string"):
         Router(imports=[5])  # type: ignore[list-item]
@@ -507,7 +507,7 @@ def test_options_are_those_of_the_job(router: Router, clock: ManualClock) -> Non
         ({"task": "other"}, "options(…) has no 'task': it takes id, parent, connection, savepoint, queue, "),
         ({"run_seconds": 0}, "run_seconds must be above zero, not 0."),
         ({"process": True}, "options(…) has no 'process'"),
-        ({"parent": "job-1"}, "parent must be a Lease, or None for no parent, not 'job-1' (str)."),
+        ({"parent": "job-1"}, "parent= must be a Lease, or None for no parent, not 'job-1' (str)."),
         (
             {"delay_seconds": 1, "run_at": datetime(2100, 1, 1, tzinfo=UTC)},
             "a job takes delay_seconds or run_at, not both",
@@ -691,7 +691,9 @@ def test_a_lease_of_another_store_is_no_parent() -> None:
     here.add("parent")
     with claimed(here).active() as lease:
         assert step.add(1).job.parent is None
-        with pytest.raises(InvalidArgument, match=r"parent <Lease 'parent' .*> does not belong to the store of"):
+        with pytest.raises(
+            InvalidArgument, match=r"in the same store as task .*, and <Lease 'parent' .*> is of another"
+        ):
             step.options(parent=lease)
 
 

@@ -84,7 +84,7 @@ def prune(
         )
     if note is not None:
         raise click.UsageError(
-            "--note is only recorded with filters, and pruning by age records nothing: leave out --note."
+            "--note is recorded only when jobs are pruned by filters. Pruning by age records nothing: leave out --note."
         )
     with target.open() as router:
         return _prune_old(router, output, end, apply, expect, yes)

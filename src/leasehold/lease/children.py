@@ -60,7 +60,7 @@ class Children:
     def following(self, parent: NewJob, items: Iterable[Child], exists: Callable[[str], bool]) -> tuple[NewJob, ...]:
         """Return the jobs that a completion sets off, numbered behind those that were added before."""
         if isinstance(items, str | Mapping | NewJob):
-            raise InvalidArgument(f"then must be a list of jobs, not {type(items).__name__}.")
+            raise InvalidArgument(f"then= must be a list of jobs, not {type(items).__name__}.")
         wishes = [as_child(item) for item in items]
         for _, name in wishes:
             self.recount(name, exists)

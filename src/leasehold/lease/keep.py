@@ -127,4 +127,7 @@ class Keeper(threading.Thread):
             try:
                 on_lost(self._lease)
             except Exception:
-                log.exception("on_lost of the lease of job %r raised", self._lease._grant.spec.id)
+                log.exception(
+                    "the function passed as on_lost= for the lease of job %r raised an error",
+                    self._lease._grant.spec.id,
+                )

@@ -99,7 +99,7 @@ def bulk(
     if wanted == replace(Search(), newest=wanted.newest):
         raise InvalidArgument("a bulk action needs a filter: without one it would change every job.")
     checks.whole(expect, "expect", least=0, most=2**53)
-    by, note = checks.name(by, "by"), inputs.note(note)
+    by, note = checks.name(by, "by="), inputs.note(note)
     alone(router.store)  # each verb would be refused inside an open transaction, and no job has moved
     jobs = matching(router, wanted)
     seen = [(job.id, job.epoch) for job in (_parents_first(list(jobs)) if verb == "prune" else jobs)]

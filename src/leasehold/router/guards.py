@@ -53,7 +53,7 @@ def seal(router: Router, job: Job | str, *, by: str) -> Sealed:
             f"job {found.id!r} is {found.status.value}: only the keys of a finished job are sealed by hand. Those of "
             "an unfinished job are sealed by its next owner."
         )
-    return router._registry.guards.seal_ended(found, by=checks.name(by, "by"))
+    return router._registry.guards.seal_ended(found, by=checks.name(by, "by="))
 
 
 def note_failed(router: Router, ended: Ownership) -> None:

@@ -39,8 +39,8 @@ def transfer(
     grant = alone(router.store).transfer(
         job_id,
         seen,
-        to=checks.name(to, "to"),
-        by=checks.name(by, "by"),
+        to=checks.name(to, "to="),
+        by=checks.name(by, "by="),
         note=inputs.note(note),
         lease_us=None if lease_seconds is None else checks.microseconds(lease_seconds, "lease_seconds"),
         default_lease_us=router._lease_us,
@@ -56,7 +56,7 @@ def cancel(router: Router, job: Job | str, *, by: str, epoch: int | None = None,
     `unsealed` of the returned job names the keys that could not be reached; `router.seal` tries them again. Raises as
     `transfer` does.
     """
-    ended = alone(router.store).cancel(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
+    ended = alone(router.store).cancel(*inputs.seen(job, epoch), by=checks.name(by, "by="), note=inputs.note(note))
     moved(router, "cancelled", ended, by=by, note=note)
     return sealed(router, ended, by)
 
@@ -67,7 +67,7 @@ def replay(router: Router, job: Job | str, *, by: str, epoch: int | None = None,
 
     Raises as `transfer` does; `Conflict` if it is not finished, or an unfinished job has its unique key.
     """
-    after = alone(router.store).replay(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
+    after = alone(router.store).replay(*inputs.seen(job, epoch), by=checks.name(by, "by="), note=inputs.note(note))
     moved(router, "replayed", after, by=by, note=note)
     return after
 
@@ -79,7 +79,7 @@ def requeue(router: Router, job: Job | str, *, by: str, epoch: int | None = None
     The owner is refused with `StaleEpoch`, which names *by* and *note*. Raises as `transfer` does; `Conflict` if the
     job is not running.
     """
-    after = alone(router.store).requeue(*inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note))
+    after = alone(router.store).requeue(*inputs.seen(job, epoch), by=checks.name(by, "by="), note=inputs.note(note))
     moved(router, "requeued", after, by=by, note=note)
     return after
 
@@ -90,7 +90,7 @@ def complete(
     """Complete the job by hand. Its owner is refused from then on, as after `cancel`. Raises as `transfer` does."""
     document = documents.encode(result, "result")
     ended = alone(router.store).finish(
-        *inputs.seen(job, epoch), by=checks.name(by, "by"), note=inputs.note(note), result=document
+        *inputs.seen(job, epoch), by=checks.name(by, "by="), note=inputs.note(note), result=document
     )
     moved(router, "finished", ended, by=by, note=note)
     return sealed(router, ended, by)
@@ -116,7 +116,7 @@ def resolve(
     after = alone(router.store).resolve(
         *inputs.seen(job, epoch),
         checks.name(name, "the name of an effect"),
-        by=checks.name(by, "by"),
+        by=checks.name(by, "by="),
         outcome=documents.encode(outcome, "outcome") if happened else None,
         note=inputs.note(note),
     )

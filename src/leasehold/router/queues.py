@@ -21,14 +21,14 @@ def pause(router: Router, queue: str, *, by: str, note: str | None = None) -> Qu
     verbs work on its jobs. To pause a paused queue replaces who, when and why.
     """
     name = checks.name(queue, "queue")
-    paused = alone(router.store).pause(name, by=checks.name(by, "by"), note=inputs.note(note))
+    paused = alone(router.store).pause(name, by=checks.name(by, "by="), note=inputs.note(note))
     acted(router, "paused", f"queue {name!r} paused", queue=name, by=by, note=note)
     return paused
 
 
 def resume(router: Router, queue: str, *, by: str) -> Queue:
     """Have claims take jobs from *queue* again, those that wait already too. A queue that is not paused stays so."""
-    resumed = alone(router.store).resume(checks.name(queue, "queue"), by=checks.name(by, "by"))
+    resumed = alone(router.store).resume(checks.name(queue, "queue"), by=checks.name(by, "by="))
     acted(router, "resumed", f"queue {queue!r} resumed", queue=queue, by=by)
     return resumed
 

@@ -90,8 +90,8 @@ class Guards:
             raise InvalidArgument(f"router.guard takes a Guard, not {guard!r}.")
         if self._named.get(name, guard) is not guard:
             raise InvalidArgument(
-                f"two guards are called {name!r}: register one of them under another name, by which a job's "
-                "record finds it."
+                f"two guards are called {name!r}: register one of them under another name, since jobs record the keys "
+                "to seal by the name of their guard."
             )
         if guard.name not in (None, name):
             raise InvalidArgument(f"{guard!r} is already registered as {guard.name!r}.")
@@ -210,7 +210,7 @@ class Guards:
             try:
                 guard = self._named.get(name)
                 if guard is None:
-                    raise Conflict("no guard of that name is registered in this process")
+                    raise self._not_registered(name)
                 guard.seal(key, epoch=epoch, owner=by, store=identity)
             except StaleEpoch:
                 pass  # a newer owner has been there: nothing older passes any more
@@ -222,6 +222,13 @@ class Guards:
             facts = {"keys": [list(one) for one in sealed], "by": by}
             self._record(Note(NoteKind.SEALED, job_id, epoch, None, facts))
         return Sealed(job_id, epoch, tuple(sealed), tuple(unreached))
+
+    def _not_registered(self, name: str) -> Conflict:
+        only = f", only {', '.join(map(repr, sorted(self._named)))}" if self._named else ""
+        return Conflict(
+            f"no guard is registered as {name!r} in this process{only}: register it with router.guard({name!r}, "
+            "guard), or try again in a process that has it"
+        )
 
     def _note_unreached(self, done: Sealed, by: str) -> None:
         facts = {"keys": [[one.guard, one.key, _storable(one.why)] for one in done.unreached], "by": by}
@@ -318,7 +325,11 @@ class Guards:
             except Unfenced as error:
                 log.error("a guard no longer protects its keys: %s", error)
             except Exception as error:
-                log.warning("a guard could not be proved; trying again in %d seconds: %s", PROVE_SECONDS, error)
+                log.warning(
+                    "could not test whether a guard refuses stale writes; trying again in %d seconds: %s",
+                    PROVE_SECONDS,
+                    error,
+                )
 
 
 def _storable(text: str) -> str:
@@ -335,8 +346,11 @@ def keys_of(seals: Keys, arguments: Mapping[str, Any]) -> list[GuardKey]:
     for key in keys:
         if not isinstance(key, GuardKey):
             raise InvalidArgument(
-                f"seals returned {key!r}, which is not a key of a guard: return [guard.key(name), …]."
+                f"the function passed as seals= returned {key!r}, which is not a key of a guard: return "
+                "[guard.key(name), …]."
             )
     if len(keys) > _MOST_KEYS:
-        raise InvalidArgument(f"seals returned {len(keys)} keys, and a job can have at most {_MOST_KEYS}.")
+        raise InvalidArgument(
+            f"the function passed as seals= returned {len(keys)} keys, and a job can have at most {_MOST_KEYS}."
+        )
     return keys

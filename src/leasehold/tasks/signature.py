@@ -133,7 +133,7 @@ def kind_of(function: Any, settings: TaskSettings) -> Kind:
     """Return where a task runs."""
     process = settings.get("process", False)
     if not isinstance(process, bool):
-        raise InvalidArgument(f"process must be True or False, not {shown(process)}.")
+        raise InvalidArgument(f"process= must be True or False, not {shown(process)}.")
     asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004  # of an object that is made to look like a function
     )
@@ -211,7 +211,7 @@ def check_parameters(function: Any, parameters: list[inspect.Parameter]) -> None
 
 def final_of(settings: TaskSettings) -> tuple[type[BaseException], ...]:
     """Return the exceptions after which a job is not tried again."""
-    return checks.exception_classes(settings.get("final", ()), "final")
+    return checks.exception_classes(settings.get("final", ()), "final=")
 
 
 def seals_of(settings: TaskSettings, arguments: list[inspect.Parameter]) -> Callable[..., Any] | None:
@@ -221,20 +221,22 @@ def seals_of(settings: TaskSettings, arguments: list[inspect.Parameter]) -> Call
         return None
     if not callable(seals) or inspect.iscoroutinefunction(seals):
         raise InvalidArgument(
-            f"seals must be a plain function of the handler's arguments that returns keys, not {seals!r}."
+            f"seals= must be a plain function of the handler's arguments that returns keys, not {seals!r}."
         )
     known = {parameter.name for parameter in arguments}
     for parameter in inspect.signature(seals).parameters.values():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
             raise InvalidArgument(
-                f"seals is called with arguments by name, so its parameter {parameter} is not possible."
+                "the function passed as seals= gets its arguments by keyword, so it cannot have the parameter "
+                f"{parameter}: name each argument that it needs, or take **arguments."
             )
         if parameter.kind is inspect.Parameter.VAR_KEYWORD or parameter.name in known:
             continue
         if parameter.default is inspect.Parameter.empty:
             names = ", ".join(sorted(known)) or "none"
             raise InvalidArgument(
-                f"seals takes {parameter.name!r}, which is not among the handler's arguments: {names}."
+                f"the function passed as seals= has a parameter {parameter.name!r}, but the handler has no argument of "
+                f"that name. It can use: {names}."
             )
     return seals
 
@@ -246,13 +248,14 @@ def delay_of(settings: TaskSettings) -> Callable[[int, Any], float] | None:
         return None
     if not callable(delay) or inspect.iscoroutinefunction(delay):
         raise InvalidArgument(
-            f"delay must be a plain function of (errors, error) that returns seconds, not {shown(delay)}."
+            f"delay= must be a plain function of (errors, error) that returns seconds, not {shown(delay)}."
         )
     try:
         inspect.signature(delay).bind(1, ValueError())
     except TypeError as error:
         raise InvalidArgument(
-            f"delay is called as delay(errors, error), and {shown(delay)} cannot be called like that: {error}."
+            f"the function passed as delay= is called as delay(errors, error), and {shown(delay)} cannot be called "
+            f"like that: {error}."
         ) from None
     except ValueError:
         pass  # a builtin that does not tell

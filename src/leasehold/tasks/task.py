@@ -256,9 +256,12 @@ class Task(Generic[C, P, R_co]):
         """
         if parent is not _CURRENT and parent is not None:
             if not isinstance(parent, Lease):
-                raise InvalidArgument(f"parent must be a Lease, or None for no parent, not {shown(parent)}.")
+                raise InvalidArgument(f"parent= must be a Lease, or None for no parent, not {shown(parent)}.")
             if parent.store is not self.registry.adder.store:
-                raise InvalidArgument(f"parent {parent!r} does not belong to the store of task {self.name!r}.")
+                raise InvalidArgument(
+                    f"parent= must be a lease of a job in the same store as task {self.name!r}, and {parent!r} is of "
+                    "another store."
+                )
         unknown = [key for key in options if key not in JobSettings.__annotations__]
         if unknown:
             raise InvalidArgument(

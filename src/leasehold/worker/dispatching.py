@@ -76,7 +76,7 @@ class Dispatcher:
         try:
             self._executors[run.task.kind].start((run,))
         except Exception:  # its event loop is closed; the worker hands it back when it has not begun in time
-            log.exception("could not start the handler of job %r", run.lease.job_id)
+            log.exception("could not start the handler of job %r; the worker releases the job soon", run.lease.job_id)
 
     def _next(self, kind: Kind) -> Run | None:
         """Take out the run that a slot of *kind* is for: of the oldest claim, and rather of that kind."""

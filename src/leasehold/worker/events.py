@@ -207,7 +207,9 @@ class Observers:
         try:
             listener(event)
         except BaseException as error:  # a SystemExit here would end the thread, and the other listeners with it
-            log.error("the listener %r raised at a %r event", listener, NAMES[type(event)], exc_info=error)
+            log.error(
+                "the listener %r raised an error when it got a %r event", listener, NAMES[type(event)], exc_info=error
+            )
 
     def _failed(self, ended: _Ended) -> Failed | None:
         """Return the event if the job has failed as this ownership ended, and not later under another owner."""

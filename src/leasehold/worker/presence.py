@@ -98,7 +98,7 @@ class Presence(threading.Thread):
                 )
             self._failing = True
         except Exception:
-            log.exception("could not report or look for transfers")
+            log.exception("could not report this worker or look for transfers; trying again")
 
     def _report(self) -> None:
         now = self._steady.now()

@@ -201,7 +201,9 @@ class Reporter:
         if isinstance(error, Unready):
             log.error("job %s was released: %s", _named(lease), why, extra=facts)
         elif self._is_new(lease.task):
-            log.warning("job %s was released, since its arguments do not fit: %s", _named(lease), why, extra=facts)
+            log.warning(
+                "job %s was released, since its arguments do not fit its task: %s", _named(lease), why, extra=facts
+            )
 
 
 def _outcome(grant: Grant, settlement: Settlement | None) -> events.Outcome:

@@ -94,9 +94,14 @@ class Venue:
     def _not_made(self, error: LeaseholdError) -> LeaseholdError:
         if getattr(error.__cause__, "sqlstate", None) != MAY_NOT:
             return error
+        from psycopg.conninfo import conninfo_to_dict  # on use: it is an extra
+
+        named = conninfo_to_dict(self.url or "")
+        role, database = named.get("user", "ROLE"), named.get("dbname", "DATABASE")
         return StoreIncompatible(
-            f"the demo plays in a schema of its own, and your role may not make one in {self.shown}: name a database "
-            "in which it may, or have its owner run GRANT CREATE ON DATABASE. Nothing was changed."
+            f"the demo creates a schema of its own, and its role has no right to create one in {self.shown}. Pass "
+            f"another database, or ask the owner of this one to run `GRANT CREATE ON DATABASE {database} TO {role}`. "
+            "Nothing was changed."
         )
 
     def _drop(self) -> None:
@@ -116,5 +121,6 @@ class Venue:
                     if tries_left and getattr(error.__cause__, "sqlstate", None) == DEADLOCK:
                         continue  # with a claim that was under way; it is over now
                     raise StoreUnavailable(
-                        f"the demo's schema could not be dropped, so it still exists: {error} Then run: {drop}"
+                        f"could not drop the demo's schema: {error} The schema still exists. Once that is fixed, drop "
+                        f"it with: {drop}"
                     ) from error

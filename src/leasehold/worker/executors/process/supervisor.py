@@ -113,7 +113,11 @@ class Supervisor:
         try:
             return self._handled(run)
         except Exception as error:
-            log.exception("could not supervise the process of job %r", run.lease.job_id)
+            log.exception(
+                "could not supervise the handler process of job %r; killing the process, and recording this as an "
+                "error of the handler",
+                run.lease.job_id,
+            )
             if self._process is not None:
                 self._process.kill()
                 self._reap()
@@ -135,7 +139,7 @@ class Supervisor:
             self._process = Spawned()
         except Exception as error:
             log.error("could not start a process for job %r", run.lease.job_id, exc_info=error)
-            return End(None, Unready(f"a process for task {run.task.name!r} cannot be begun: {error}"))
+            return End(None, Unready(f"a process for task {run.task.name!r} cannot be started: {error}"))
         if self._all.killing(self):
             self._process.kill()
         end = self._begun(run, self._process)
@@ -188,7 +192,7 @@ class Supervisor:
             message = process.receive()
         except EOFError as error:
             if str(error):
-                log.error("unreadable message from a handler process; killing it: %s", error, exc_info=error)
+                log.error("unreadable message from a handler process; killing the process: %s", error, exc_info=error)
             process.kill()  # in case that it has only closed everything
             return None
         if isinstance(message, Began) and run is not None:
