@@ -80,7 +80,7 @@ def test_a_port_at_which_something_else_answers(reply: bytes) -> None:
     with answering(reply) as port:
         said = refusal(f"postgresql://ann:{SECRET}@127.0.0.1:{port}/jobs?sslmode=disable&gssencmode=disable")
 
-    assert "is it PostgreSQL" in said or "does not seem to be PostgreSQL" in said
+    assert "check that it is PostgreSQL" in said or "does not seem to be PostgreSQL" in said
 
 
 @pytest.mark.soak  # two seconds is the least that the driver waits

@@ -532,7 +532,7 @@ def test_an_owner_that_may_not_end_a_workers_session_is_told_what_helps(
     assert refused.value.sqlstate == "LH001"
     [warning] = [record.getMessage() for record in caplog.records if "could not end" in record.getMessage()]
     assert "the role that owns the schema may not end that session" in warning
-    assert "GRANT pg_signal_backend TO that role helps" in warning
+    assert "GRANT pg_signal_backend TO that role; only a superuser" in warning
     assert "lacks a right" not in warning
 
 
