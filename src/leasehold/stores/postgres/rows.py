@@ -178,15 +178,16 @@ class Claim(NamedTuple):
     def args(self, floors: Sequence[Any] | None) -> tuple[Any, ...]:
         """Return what the function `claim` takes before the instant."""
         owner, limit, queues, tasks, *rest, process, trace = self
-        names = (None if some is None else array_of(some) for some in (queues, tasks))
-        return owner, limit, *names, *rest, *(process or NO_PROCESS), *_floors(floors), trace
+        known = None if tasks is None else array_of(tasks)
+        named = None if queues is None else array_of(queues)
+        return owner, limit, named, known, *rest, *(process or NO_PROCESS), *_floors(floors), trace
 
 
 def _floors(floors: Sequence[Any] | None) -> Sequence[Any]:
     if floors is None:
         return _NO_FLOORS
     lowered, swept, freed, queues, *rest = floors
-    return lowered, swept, freed, array(queues), *map(numbers, rest)
+    return lowered, swept, freed, array_of(tuple(queues)), *map(numbers, rest)
 
 
 # What they answer
@@ -388,7 +389,7 @@ class Call(NamedTuple):
 
     def filled(self, *, savepoint: bool, piped: bool) -> tuple[Any, ...]:
         """Return the arguments, with what is known now."""
-        return tuple(savepoint if arg is SAVEPOINT else piped if arg is PIPED else arg for arg in self.args)
+        return tuple([savepoint if arg is SAVEPOINT else piped if arg is PIPED else arg for arg in self.args])
 
 
 class Calls:
@@ -421,7 +422,7 @@ class Calls:
         for arg in args:
             if arg is None or arg is True or arg is False:
                 places.append(_LITERALS[arg])
-            elif isinstance(arg, uuid.UUID):
+            elif type(arg) is uuid.UUID:
                 places.append(f"'{arg}'")
             else:
                 params.append(arg)

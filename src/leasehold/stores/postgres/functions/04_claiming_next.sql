@@ -20,6 +20,8 @@ DECLARE
     v_now bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_swept bigint := v_now;
     v_plain boolean;
+    v_special boolean;
+    v_epoch bigint;
     v_process bigint;
     r record;
     j record;
@@ -41,22 +43,28 @@ BEGIN
         AND EXISTS (SELECT FROM leasehold.store WHERE fingerprint = concat_ws('/', leasehold.here(), xmin))
         AND NOT EXISTS (SELECT FROM leasehold.freed WHERE number > p_freed)
         AND p_lowered = (SELECT last_value + is_called::integer FROM leasehold.lowered)
-        AND NOT EXISTS (SELECT FROM leasehold.queues WHERE name = v_queue AND paused_at IS NOT NULL)
-        -- A job behind a task that this claim knows.
-        AND (NOT EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task')
-             OR NOT EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task' AND behind = ANY (p_tasks))
-             AND p_tasks IS NOT NULL)
-        -- A job of a higher priority, or of another queue that is not paused.
+        -- A job of a higher priority.
         AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue = v_queue AND rank < v_rank)
-        AND (p_queues = ARRAY[v_queue] OR p_queues IS NULL AND (
-             NOT EXISTS (SELECT FROM leasehold.ready WHERE queue < v_queue)
-             AND NOT EXISTS (SELECT FROM leasehold.ready WHERE queue > v_queue)
-             OR EXISTS (SELECT FROM leasehold.queues WHERE paused_at IS NOT NULL)
-             AND cardinality(leasehold.waiting_queues(
-                 ARRAY[v_queue], ARRAY(SELECT name FROM leasehold.queues WHERE paused_at IS NOT NULL)
-             )) = 1))
-        AND set_config('lock_timeout', '5000', true) IS NOT NULL
-    INTO v_plain;
+        AND set_config('lock_timeout', '5000', true) IS NOT NULL,
+        EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task')
+        OR EXISTS (SELECT FROM leasehold.queues WHERE paused_at IS NOT NULL)
+        OR p_queues <> ARRAY[v_queue]
+        OR p_queues IS NULL AND (EXISTS (SELECT FROM leasehold.ready WHERE queue < v_queue)
+                                 OR EXISTS (SELECT FROM leasehold.ready WHERE queue > v_queue))
+    INTO v_plain, v_special;
+    IF v_plain AND v_special THEN
+        -- In a statement of its own: the executor sets up every look of a statement, also those that it does not take.
+        SELECT NOT EXISTS (SELECT FROM leasehold.queues WHERE name = v_queue AND paused_at IS NOT NULL)
+            -- A job behind a task that this claim knows.
+            AND (NOT EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task')
+                 OR NOT EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task' AND behind = ANY (p_tasks))
+                 AND p_tasks IS NOT NULL)
+            -- A job of another queue that is not paused.
+            AND (p_queues = ARRAY[v_queue] OR p_queues IS NULL AND cardinality(leasehold.waiting_queues(
+                ARRAY[v_queue], ARRAY(SELECT name FROM leasehold.queues WHERE paused_at IS NOT NULL)
+            )) = 1)
+        INTO v_plain;
+    END IF;
     IF v_plain AND p_host IS NOT NULL THEN
         v_process := (
             SELECT id FROM leasehold.processes
@@ -72,32 +80,35 @@ BEGIN
             ORDER BY rank, run_at, seq LIMIT 1
             FOR UPDATE SKIP LOCKED
         ) AND lock IS NULL AND NOT EXISTS (SELECT FROM leasehold.freed WHERE seq IS NOT NULL)
-          AND (p_tasks IS NULL
-               OR coalesce((SELECT j.task FROM leasehold.jobs AS j WHERE j.seq = ready.seq), '') = ANY (p_tasks))
         RETURNING rank, run_at, seq INTO r;
         IF FOUND THEN
-            -- The epoch comes last, when the row is held (trap 4), and the lease begins here.
-            v_now := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-            SELECT nextval('leasehold.epochs') AS issued, id, payload, task, queue, reason, lease_us, stall_us, others INTO j
+            SELECT id, payload, task, queue, reason, lease_us, stall_us, others INTO j
             FROM leasehold.claimable WHERE seq = r.seq;
-            v_lasts := coalesce(p_lease_us, j.lease_us, p_default_us);
-            INSERT INTO leasehold.leases (
-                seq, epoch, owner, reason, claim_id, process, granted_at, expires_at, lease_us, stalls_at, stall_us,
-                updated_at
-            ) VALUES (
-                r.seq, j.issued, p_owner, j.reason, p_claim_id, v_process, v_now, v_now + v_lasts, v_lasts,
-                v_now + j.stall_us, j.stall_us, v_now
-            );
-            RETURN NEXT ROW(
-                format(
-                    '[%s,null,false,false,null,[%s,%s,%s,[%s],[%s],[%s],[%s]]]', v_now, p_lowered, v_swept, p_freed,
-                    to_json(v_queue), r.rank, r.run_at, r.seq
-                ),
-                ARRAY[j.issued], ARRAY[j.id], ARRAY[j.payload], CASE WHEN j.task IS NOT NULL THEN ARRAY[j.task] END,
-                CASE WHEN v_queue <> 'default' THEN ARRAY[j.queue] END,
-                CASE WHEN j.others IS NOT NULL THEN ARRAY[j.others] END
-            )::leasehold.claimed;
-            RETURN;
+            IF p_tasks IS NULL OR coalesce(j.task, '') = ANY (p_tasks) THEN
+                -- The epoch comes last, when the row is held (trap 4), and the lease begins here.
+                v_epoch := nextval('leasehold.epochs');
+                v_now := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+                v_lasts := coalesce(p_lease_us, j.lease_us, p_default_us);
+                INSERT INTO leasehold.leases (
+                    seq, epoch, owner, reason, claim_id, process, granted_at, expires_at, lease_us, stalls_at, stall_us,
+                    updated_at
+                ) VALUES (
+                    r.seq, v_epoch, p_owner, j.reason, p_claim_id, v_process, v_now, v_now + v_lasts, v_lasts,
+                    v_now + j.stall_us, j.stall_us, v_now
+                );
+                RETURN NEXT ROW(
+                    format(
+                        '[%s,null,false,false,null,[%s,%s,%s,[%s],[%s],[%s],[%s]]]', v_now, p_lowered, v_swept, p_freed,
+                        to_json(v_queue), r.rank, r.run_at, r.seq
+                    ),
+                    ARRAY[v_epoch], ARRAY[j.id], ARRAY[j.payload], CASE WHEN j.task IS NOT NULL THEN ARRAY[j.task] END,
+                    CASE WHEN v_queue <> 'default' THEN ARRAY[j.queue] END,
+                    CASE WHEN j.others IS NOT NULL THEN ARRAY[j.others] END
+                )::leasehold.claimed;
+                RETURN;
+            END IF;
+            -- Its task is not known to this claim. It is put back as it was, for `claim` to park.
+            INSERT INTO leasehold.ready (queue, rank, run_at, seq) VALUES (v_queue, r.rank, r.run_at, r.seq);
         END IF;
     END IF;
     IF v_plain AND NOT EXISTS (
