@@ -204,9 +204,9 @@ def is_here(connection: Any) -> bool:
     return any(_is_on(found, connection) and found.is_open() for _, found in _entries())
 
 
-def is_anything_open() -> bool:
-    """Return whether this context may have a transaction open. Costs next to nothing."""
-    return bool(_here.get())
+# Whether this context may have a transaction open. Each verb asks, so it is the bare look: a function around it takes
+# three times as long (55 ns and 17 ns).
+is_anything_open: Callable[[], object] = _here.get
 
 
 def is_inside(database: Hashable) -> bool:

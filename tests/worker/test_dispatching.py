@@ -47,7 +47,7 @@ class Stage:
         self._router = router
         self.began: list[str] = []
         self.threads, self.loop = Noted(self.began), Noted(self.began)
-        self.dispatcher = Dispatcher(slots, {Kind.THREAD: self.threads, Kind.LOOP: self.loop})
+        self.dispatcher = Dispatcher(slots, {Kind.THREAD: self.threads, Kind.LOOP: self.loop}, threading.Lock())
         self.runs: dict[str, Run] = {}
 
         @router.task

@@ -7,8 +7,8 @@ An executor is made with two functions. For each run that it is given:
 2. It calls `began(run)` just before the handler, on any thread.
 3. It calls `ended(run, end)` once, whatever becomes of the handler, even if it was stopped or its process has died.
 
-`ended` returns the run that gets the slot, if one waits that this executor can run, to be begun in the same way. It may
-call `start` of other executors, so no lock may be held.
+`ended` may call `start` of this and of other executors, so no lock may be held. To a thread of `Threads` it returns the
+next run, if one waits that the thread can begin at once: that is executing already.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ One claimed job on its way through a worker, and the states that it goes through
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -109,17 +109,18 @@ class Run:
 
     def transition(self, expected: State, new: State, stop: Stop | None = None) -> bool:
         """Go from *expected* to *new*; return False, and change nothing, if it is not there."""
-        runs = self._runs
-        with runs._lock:
-            if self.state is not expected:
-                return False
-            if stop is not None:
-                self.stop = stop
-            self.state = new
-            runs._counts[expected] -= 1
-            runs._counts[new] += 1
-            if new is OVER:
-                del runs._runs[self.grant.epoch]
+        with self._runs.lock:
+            return self.move(expected, new, stop)
+
+    def move(self, expected: State, new: State, stop: Stop | None = None) -> bool:
+        """Do what `transition` does, for a caller that has the lock of the runs."""
+        if self.state is not expected:
+            return False
+        if stop is not None:
+            self.stop = stop
+        self.state = new
+        if new is not EXECUTING:  # which takes the slot that was counted when it came
+            self._runs._count(self, expected, new)
         return True
 
     @property
@@ -181,29 +182,43 @@ class Run:
 
 
 class Runs:
-    """The runs of a worker that are not over. They change state under its lock, one at a time."""
+    """
+    The runs of a worker that are not over. They change state under its lock, one at a time.
+
+    Every claim asks how many take a slot, and how many of those go on without their job, so these are counted.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._runs: dict[int, Run] = {}  # by epoch
-        self._counts = [0] * len(State)
+        self._slots = 0
+        self._without_job = 0
 
-    def add(self, runs: Iterable[Run]) -> None:
-        """Note *runs*, each in the state that it has."""
-        with self._lock:
+    def add(self, runs: Sequence[Run]) -> None:
+        """Note *runs*, which wait."""
+        with self.lock:
+            self._slots += len(runs)
             for run in runs:
                 self._runs[run.grant.epoch] = run
-                self._counts[run.state] += 1
 
     def confirm(self, runs: Iterable[Run]) -> None:
         """Let go of *runs*, whose settlement the store has confirmed or refused."""
-        with self._lock:
+        with self.lock:
             for run in runs:
-                before, run.state = run.state, LINGERING if run.state is OUTLIVED else OVER
-                self._counts[before] -= 1
-                self._counts[run.state] += 1
-                if run.state is OVER:
+                if run.state is OUTLIVED:
+                    run.state = LINGERING
+                else:
+                    run.state = OVER
                     del self._runs[run.grant.epoch]
+
+    def _count(self, run: Run, before: State, after: State) -> None:
+        """Count the step of *run* to a state behind `EXECUTING`."""
+        if before <= LINGERING < after:
+            self._slots -= 1
+        if after is OVER:
+            del self._runs[run.grant.epoch]
+        if before > EXECUTING:
+            self._without_job += (OUTLIVED <= after <= LINGERING) - (OUTLIVED <= before <= LINGERING)
 
     def in_flight(self) -> list[Run]:
         """Return the runs whose leases the worker holds: the store has not confirmed their end."""
@@ -221,18 +236,18 @@ class Runs:
     @property
     def count_in_flight(self) -> int:
         """How many runs the store has not confirmed the end of."""
-        with self._lock:
-            return len(self._runs) - self._counts[LINGERING]
+        return len(self.in_flight())
 
     @property
     def count_undecided(self) -> int:
         """How many runs wait, execute, or are being stopped."""
-        return self._count(WAITING, STOPPING)
+        with self.lock:  # else a run that goes from one count to the other might be missed
+            return self._slots - self._without_job
 
     @property
     def count_without_job(self) -> int:
         """How many handlers go on without their job, and keep their slots."""
-        return self._count(OUTLIVED, LINGERING)
+        return self._without_job
 
     def count_lost(self, until_us: int) -> int:
         """Return how many handlers go on without their job that were stopped at *until_us* or before."""
@@ -242,13 +257,9 @@ class Runs:
     @property
     def count_handlers(self) -> int:
         """How many handlers run, with or without their job."""
-        return self._count(EXECUTING, LINGERING)
+        return sum(EXECUTING <= run.state <= LINGERING for run in self._runs.copy().values())
 
     @property
     def count_slots(self) -> int:
         """How many slots are taken, or will be as soon as one is free."""
-        return self._count(WAITING, LINGERING)
-
-    def _count(self, first: State, last: State) -> int:
-        with self._lock:  # else a run that goes from one of them to another might be missed
-            return sum(self._counts[first : last + 1])
+        return self._slots

@@ -80,7 +80,7 @@ class Runner:
             Kind.LOOP: self.loop,
             Kind.PROCESS: Processes(self._slots, self._began, self._ended),
         }
-        self.dispatcher = Dispatcher(self._slots, self._executors)
+        self.dispatcher = Dispatcher(self._slots, self._executors, self.runs.lock)
         self.progress = ProgressWriter(store, steady, self.runs, self)
         self.settler = Settler(store, steady, self._over, self.is_empty, self.progress.flush_all)
         self.renewer = Renewer(store, steady, self.runs, self)
@@ -217,13 +217,14 @@ class Runner:
                     "could not determine how the handler of job %r ended; recording it as an error", run.lease.job_id
                 )
                 decided = failed(run.task, run.grant, error, text="the error of the handler cannot be recorded")
-        if run.transition(EXECUTING, SETTLING):
+        is_first, following = self.dispatcher.settle(run)
+        if is_first:
             self.settler.put(Ending(run, decided, end.error))
             if end.error is not None and isinstance(end.error, Unguarded):
                 self._unable(Unsupported(str(end.error)))
         else:
             self._ended_late(run, end, decided)
-        following = self.dispatcher.replace(run)
+            following = self.dispatcher.replace(run)
         self._freed()
         if self.closing:
             self._changed.set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..core.clock import Clock
@@ -47,7 +47,7 @@ class Settler(threading.Thread):
         steady: Clock,
         over: Callable[[list[Ending], Answers], None],
         is_empty: Callable[[], bool],
-        flush: Callable[[list[Run]], None],
+        flush: Callable[[Iterable[Run]], None],
     ) -> None:
         super().__init__(name="leasehold-settle", daemon=True)
         self._store = store
@@ -122,7 +122,7 @@ class Settler(threading.Thread):
 
     def _commit(self, batch: list[Ending]) -> None:
         try:
-            self._flush([ending.run for ending in batch])
+            self._flush(ending.run for ending in batch)
             answers = settled(self._store, batch)
         except StoreUnavailable:
             raise
@@ -159,10 +159,11 @@ def settled(store: Store, batch: list[Ending]) -> Answers:
 
     Where a handler has settled its job in a transaction that did not commit, the batch then has a failure instead.
     """
+    settlements = [ending.settlement for ending in batch if ending.settlement is not None]
+    if len(settlements) == len(batch):
+        return [*store.settle(settlements)]
     answers: Answers = [None] * len(batch)
-    asked = [number for number, ending in enumerate(batch) if ending.settlement is None]
-    if asked:
-        _confirm(store, batch, answers, asked)
+    _confirm(store, batch, answers, [number for number, ending in enumerate(batch) if ending.settlement is None])
     settlements = [ending.settlement for ending in batch if ending.settlement is not None]
     replies = iter(store.settle(settlements) if settlements else ())
     return [

@@ -94,9 +94,7 @@ class Loop:
 
     def _over(self, run: Run, task: asyncio.Task[End]) -> None:
         del self._tasks[run]
-        following = self._ended(run, End(None, asyncio.CancelledError()) if task.cancelled() else task.result())
-        if following is not None:
-            self._begin((following,))
+        self._ended(run, End(None, asyncio.CancelledError()) if task.cancelled() else task.result())
 
     def _cancel(self, run: Run) -> None:
         if run in self._tasks:

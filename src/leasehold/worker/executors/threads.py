@@ -42,11 +42,11 @@ class Threads:
 
     def _serve(self) -> None:
         hooks, began, ended = self._hooks, self._began, self._ended
-        run: Run | None
         while (run := self._runs.get()) is not None:
-            while run is not None and run.transition(WAITING, EXECUTING):
+            following = run if run.transition(WAITING, EXECUTING) else None
+            while (run := following) is not None:
                 began(run)
-                run = ended(run, call(run.task, run.grant, run.lease, hooks))
+                following = ended(run, call(run.task, run.grant, run.lease, hooks))
 
     def stop(self, run: Run) -> bool:
         """Return False: a thread cannot be stopped. Its lease tells it, and the store refuses it."""

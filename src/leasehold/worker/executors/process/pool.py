@@ -102,9 +102,7 @@ class Processes:
             supervisor.run = None
             supervisor.is_killed = False
             self._idle.insert(len(self._idle) if supervisor.has_process else 0, supervisor)
-        following = self._ended(run, end)
-        if following is not None:
-            self.start((following,))
+        self._ended(run, end)
 
     def unguarded(self, why: Unguarded | None = None) -> Unguarded | None:
         """Return why no process can ever start, if that is so; from now on it is *why*, if given."""
