@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -127,18 +126,18 @@ def new_job(
     return NewJob(
         checks.name(id, "a job's id"),
         documents.encode(payload, "payload"),
-        checks.optional_name(task, "task"),
+        None if task is None else checks.name(task, "task"),
         "default" if queue == "default" else checks.name(queue, "queue"),
         checks.whole(priority, "priority", least=-PRIORITY_LIMIT, most=PRIORITY_LIMIT),
         None if run_at is None else instants.instant(run_at, "run_at"),
         0 if delay_seconds is None else checks.microseconds(delay_seconds, "delay_seconds", zero=True),
-        checks.optional_name(lock, "lock="),
-        checks.optional_name(unique, "unique="),
+        None if lock is None else checks.name(lock, "lock="),
+        None if unique is None else checks.name(unique, "unique="),
         None if lease_seconds is None else checks.microseconds(lease_seconds, "lease_seconds"),
         None if stall_seconds is None else checks.microseconds(stall_seconds, "stall_seconds"),
         None if start_within_seconds is None else checks.microseconds(start_within_seconds, "start_within_seconds"),
         options=options,
-        meta=metas.encode(meta),
+        meta=None if meta is metas.ABSENT else metas.encode(meta),
     )
 
 
@@ -162,6 +161,8 @@ def unknown_options(wish: Mapping[str, Any]) -> str:
     unknown = [name for name in wish if name not in known]
     if not unknown:
         return ""
+    import difflib  # on use: for an error
+
     near = [found for name in unknown for found in difflib.get_close_matches(name, known, 1)]
     meant = f" Did you mean {near[0]!r}?" if near else ""
     return f"{', '.join(map(repr, unknown))}: it takes {', '.join(known)}.{meant}"

@@ -61,23 +61,21 @@ class Adder:
 
     def add(self, job: NewJob, *, connection: Any = None, savepoint: bool = False) -> Added:
         """Insert *job*, as `Router.add` does, and raise as it does."""
-        jobs = self._roots([job])
+        refuse_in_an_import("a job was added")
+        jobs = [as_root(job)]
+        self._unknown_tasks.warn(jobs)
         if connection is None:
             return _compared(jobs, alone(self.store).add(jobs))[0]
         return joined(self.store, connection, lambda verbs: _added_one(verbs, jobs), savepoint=savepoint)
 
     def add_many(self, jobs: list[NewJob], *, connection: Any = None, savepoint: bool = False) -> list[Added]:
         """Insert *jobs*, as `Router.add_many` does, and raise as it does."""
-        jobs = self._roots(jobs)
-        if connection is None:
-            return _compared(jobs, alone(self.store).add(jobs))
-        return joined(self.store, connection, lambda verbs: _added(verbs, jobs), savepoint=savepoint)
-
-    def _roots(self, jobs: list[NewJob]) -> list[NewJob]:
         refuse_in_an_import("a job was added")
         jobs = [as_root(job) for job in jobs]
         self._unknown_tasks.warn(jobs)
-        return jobs
+        if connection is None:
+            return _compared(jobs, alone(self.store).add(jobs))
+        return joined(self.store, connection, lambda verbs: _added(verbs, jobs), savepoint=savepoint)
 
 
 class AsyncAdder(Facade):

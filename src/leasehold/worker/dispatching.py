@@ -60,8 +60,7 @@ class Dispatcher:
 
         Return whether it was executing, and what `replace` returns. If it was not, its slot is not free yet.
 
-        With a step of its own for the state, for the slot and for the next run, each under a lock, a job takes a tenth
-        longer (python benchmarks/worker.py --only "memory: 4 threads").
+        One lock of at least 0.2 µs for a job, and not one each for its state, its slot and the next run.
         """
         with self._lock:
             if not run.move(EXECUTING, SETTLING):
