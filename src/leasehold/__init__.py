@@ -24,13 +24,11 @@ from .core.clock import Clock
 from .core.counts import Counts
 from .core.effects import Effect
 from .core.job import Added, Job, NewJob, Status
-from .core.observations import Observation, ObservationKind
 from .core.ownership import Ending, Event, Ownership, Process, Reason
 from .core.parking import Parked
 from .core.queues import Queue
 from .core.retention import Retention
 from .core.retry import Retry
-from .core.search import Page, Search
 from .core.settings import JobOptions, JobSettings
 from .core.workers import WorkerStatus
 from .errors import (
@@ -59,6 +57,8 @@ from .router import Router
 from .store import Pruned
 
 if TYPE_CHECKING:  # imported on use: most programs that add jobs need no tasks, and no worker
+    from .core.observations import Observation, ObservationKind
+    from .core.search import Page, Search
     from .guard import Guard
     from .router.aio import AsyncRouter
     from .router.bulk import BulkOutcome, Moved
@@ -140,7 +140,11 @@ _ON_USE = {
     "Guard": ".guard",
     "Health": ".worker.worker",
     "Moved": ".router.bulk",
+    "Observation": ".core.observations",
+    "ObservationKind": ".core.observations",
+    "Page": ".core.search",
     "Sealed": ".tasks.guarded",
+    "Search": ".core.search",
     "Tally": ".worker.reporting",
     "Task": ".tasks.task",
     "TaskOptions": ".tasks.task",

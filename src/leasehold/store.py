@@ -35,20 +35,22 @@ C9.   The store's clock is the only one that counts.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .core.backlog import Lately, Oldest
 from .core.counts import Counts
 from .core.effects import Effect
 from .core.job import Added, Grant, Job, NewJob, Progress, Renewal, Settlement, Status
-from .core.observations import Observation, Observed
 from .core.ownership import Event, LiveLease, Note, Ownership, Process
 from .core.queues import Queue
 from .core.retention import DEFAULT_RETENTION, KEEP_IDS_US, Retention
-from .core.search import Page, Search
 from .core.workers import WorkerReport, WorkerStatus
 from .errors import StaleEpoch, UnknownJob
 from .transaction import Program, Transactions
+
+if TYPE_CHECKING:  # imported on use: a producer needs none of them
+    from .core.observations import Observation, Observed
+    from .core.search import Page, Search
 
 __all__ = [
     "EVENTS_AT_ONCE",

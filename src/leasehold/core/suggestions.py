@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -81,6 +80,8 @@ def no_attribute(owner: object, what: str, name: str, advice: Mapping[str, str],
 
 def near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return the one of *known* that is spelled most like *name*, or ""."""
+    import difflib  # on use: for an error
+
     return next(iter(difflib.get_close_matches(name, known, 1, cutoff)), "")
 
 

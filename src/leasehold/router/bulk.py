@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -14,13 +13,13 @@ from ..core import checks, inputs
 from ..core.job import Job
 from ..core.ownership import Event, Note, NoteKind
 from ..core.redaction import fact
-from ..core.search import Search
 from ..core.wording import counted
 from ..errors import Conflict, InvalidArgument, LeaseholdError, StaleEpoch, StoreUnavailable, UnknownJob
 from .operator_log import acted
 
-if TYPE_CHECKING:  # which has these functions as its methods
-    from .front import Router
+if TYPE_CHECKING:
+    from ..core.search import Search
+    from .front import Router  # which has these functions as its methods
 
 Action = Literal["cancel", "replay", "requeue", "prune"]
 VERBS: tuple[Action, ...] = ("cancel", "replay", "requeue", "prune")
@@ -96,7 +95,7 @@ def bulk(
     """
     if verb not in VERBS:
         raise InvalidArgument(f"the verb of bulk must be one of {', '.join(VERBS)}, not {verb!r}.")
-    if wanted == replace(Search(), newest=wanted.newest):
+    if wanted == type(wanted)(newest=wanted.newest):
         raise InvalidArgument("a bulk action needs a filter: without one it would change every job.")
     checks.whole(expect, "expect", least=0, most=2**53)
     by, note = checks.name(by, "by="), inputs.note(note)
@@ -177,7 +176,7 @@ def _record(
 
 
 def _filters(wanted: Search) -> dict[str, Any]:
-    named = {name: getattr(wanted, name) for name in Search.__dataclass_fields__ if name != "newest"}
+    named = {name: getattr(wanted, name) for name in wanted.__dataclass_fields__ if name != "newest"}
     named["status"] = None if wanted.status is None else wanted.status.value
     named["meta"], named["payload"] = dict(wanted.meta), dict(wanted.payload)
     return named

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, 
 
 from ..core import checks, inputs, redaction, suggestions
 from ..core.clock import Clock, SystemClock
-from ..core.explanation import waits_for
 from ..core.job import Added, Job, NewJob, as_new_job, new_job, unknown_options
 from ..core.retention import DEFAULT_RETENTION, Retention
 from ..core.settings import JobOptions
@@ -394,6 +393,8 @@ class Router:
             time.sleep(pause)
 
         def why(job: Job) -> str:  # only at the last look, since it asks the store again
+            from ..core.explanation import waits_for  # on use: for an error
+
             return waits_for(job, self._clock.now(), queues=self._store.queues())
 
         return result_of(self.job(id_of(id)), self._registry.tasks, why)

@@ -12,7 +12,6 @@ from ..core.ownership import Ownership
 from ..core.wording import printable
 from ..errors import Conflict, LeaseholdError, UnknownJob
 from ..logs import log
-from ..tasks.guarded import SEALER
 
 if TYPE_CHECKING:  # `Router` has these functions as its methods
     from ..guard import Guard
@@ -67,6 +66,8 @@ def note_failed(router: Router, ended: Ownership) -> None:
     except UnknownJob:  # removed meanwhile
         return
     if job.finished_us is not None:
+        from ..tasks.guarded import SEALER  # on use: most programs have no guards
+
         sealed(router, job, SEALER, but=router._registry.guards.named)
 
 

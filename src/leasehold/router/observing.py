@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from ..core import checks
 from ..core.job import Job, Status
-from ..core.observations import Bounds, Observation
-from ..core.search import Search
 from ..errors import StoreIncompatible
-from ..reconciler import look
 
-if TYPE_CHECKING:  # which has this function as its method
-    from .front import Router
+if TYPE_CHECKING:
+    from ..core.observations import Observation
+    from .front import Router  # which has this function as its method
 
 _RUNNING = 1_000  # running jobs that are looked at for lost owners
 
@@ -32,6 +30,10 @@ def observations(
     it records when a due job has waited there for 30 seconds. Only here, and only among the 1,000 running jobs that
     were added last, jobs that were reclaimed three times or more are looked for.
     """
+    from ..core.observations import Bounds  # on use, as the next two: most programs only add jobs, or run them
+    from ..core.search import Search
+    from ..reconciler import look
+
     bounds = Bounds(
         checks.microseconds(quiet_seconds, "quiet_seconds"),
         checks.microseconds(silent_seconds, "silent_seconds", zero=True),

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ..core import checks, explanation, instants
+from ..core import checks, instants
 from ..core.job import Job, Status
 from ..core.parking import LOCK
-from ..core.search import Page, Search, checked
 
-if TYPE_CHECKING:  # which has these functions as its methods
-    from .front import Router
+if TYPE_CHECKING:
+    from ..core.search import Page
+    from .front import Router  # which has these functions as its methods
 
 _MOST = 10_000  # jobs of one page
 
@@ -46,6 +46,8 @@ def search(
 
     Raises `InvalidArgument` for a cursor of another search.
     """
+    from ..core.search import checked  # on use: most programs only add jobs, or run them
+
     wanted = checked(
         status=status,
         queue=queue,
@@ -72,6 +74,9 @@ def explain(router: Router, job: Job | str) -> str:
     Its queue is paused; it is due later; it waits for a lock; no live worker serves its queue or knows its task; or
     who runs it, since when, and when it last made progress. Raises `UnknownJob`.
     """
+    from ..core import explanation  # on use, as above
+    from ..core.search import Search
+
     found = router.job(job) if isinstance(job, str) else job
     now, hidden = router._clock.now(), router.redaction.hides_errors
     if found.status is not Status.PENDING:

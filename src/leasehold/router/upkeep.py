@@ -9,7 +9,6 @@ from ..core import checks
 from ..core.ownership import CLOCK_LIMIT, Ownership
 from ..core.retention import KEEP_IDS_US
 from ..core.wording import counted
-from ..reconciler import Reconciler
 from ..store import Pruned
 from .guards import note_failed
 from .operator_log import acted
@@ -27,6 +26,8 @@ def reclaim(router: Router) -> list[Ownership]:
     has failed for good with it is sealed, and of jobs that have ended before, each that was not. What cannot be reached
     is logged and recorded.
     """
+    from ..reconciler import Reconciler  # on use: most programs only add jobs, or run them
+
     ended = alone(router.store).reclaim()
     for one in ended:
         note_failed(router, one)

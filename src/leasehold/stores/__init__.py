@@ -8,10 +8,8 @@ The stores, and the URLs that name them.
 
 from __future__ import annotations
 
-import difflib
 import os
 import string
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..core import checks, redaction
 from ..core.clock import Clock
@@ -53,6 +51,8 @@ def open_store(url: str | None, *, clock: Clock | None = None, trace: bool = Fal
     if url.startswith("sqlite://") and not url.startswith("sqlite:///"):
         # Before it is taken apart: what urlsplit says of a host, and we of a setting, may be of a password.
         raise InvalidArgument(f"{shown!r} {_NO_FILE}")
+    from urllib.parse import unquote, urlsplit  # on use: a store in memory needs no URL
+
     parts = urlsplit(url)
     settings = _settings(url, parts.query, ("busy_seconds", "synchronous") if scheme == "sqlite" else ())
     if scheme == "memory":
@@ -164,9 +164,13 @@ def _open_postgres(url: str, clock: Clock | None, trace: bool, schema: str) -> S
 
 
 def _settings(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
+    from urllib.parse import parse_qsl  # on use, too
+
     settings = dict(parse_qsl(query, keep_blank_values=True))
     for name in settings:
         if name not in known:
+            import difflib  # on use: for an error
+
             near = difflib.get_close_matches(name, known, 1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
             takes = ", ".join(known) or "none"
