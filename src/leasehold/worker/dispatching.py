@@ -66,7 +66,7 @@ class Dispatcher:
             if not run.move(EXECUTING, SETTLING):
                 return False, None
             following, is_begun = self._pass_on(run)
-        return True, self._started(following, is_begun)
+        return True, following if is_begun else self._started(following)
 
     def replace(self, run: Run) -> Run | None:
         """
@@ -76,13 +76,13 @@ class Dispatcher:
         """
         with self._lock:
             following, is_begun = self._pass_on(run)
-        return self._started(following, is_begun)
+        return following if is_begun else self._started(following)
 
     def free(self, run: Run) -> None:
         """Do the same for a caller that cannot begin the next run."""
         with self._lock:
-            following, is_begun = self._pass_on(run, begin=False)
-        self._started(following, is_begun)
+            following, _ = self._pass_on(run, begin=False)
+        self._started(following)
 
     def _pass_on(self, run: Run, *, begin: bool = True) -> tuple[Run | None, bool]:
         """Return the run that has the slot of *run* from now on, and whether it is executing, on this thread."""
@@ -99,10 +99,10 @@ class Dispatcher:
             return following, following.move(WAITING, EXECUTING)
         return following, False
 
-    def _started(self, run: Run | None, is_begun: bool) -> Run | None:
-        """Return *run* if this thread begins it; else have its executor start it, and return None."""
-        if is_begun or run is None:
-            return run
+    def _started(self, run: Run | None) -> Run | None:
+        """Have the executor of *run* start it, if there is one, and return None: this thread does not begin it."""
+        if run is None:
+            return None
         try:
             self._executors[run.task.kind].start((run,))
         except Exception:  # its event loop is closed; the worker hands it back when it has not begun in time

@@ -119,8 +119,10 @@ class Run:
         if stop is not None:
             self.stop = stop
         self.state = new
-        if new is not EXECUTING:  # which takes the slot that was counted when it came
-            self._runs._count(self, expected, new)
+        if expected <= LINGERING < new:
+            self._runs._slots -= 1
+        if expected > EXECUTING or new is OVER:  # few runs
+            self._runs._note(self, expected, new)
         return True
 
     @property
@@ -211,14 +213,11 @@ class Runs:
                     run.state = OVER
                     del self._runs[run.grant.epoch]
 
-    def _count(self, run: Run, before: State, after: State) -> None:
-        """Count the step of *run* to a state behind `EXECUTING`."""
-        if before <= LINGERING < after:
-            self._slots -= 1
+    def _note(self, run: Run, before: State, after: State) -> None:
+        """Count a run that goes on without its job, and let go of one that is over."""
+        self._without_job += (OUTLIVED <= after <= LINGERING) - (OUTLIVED <= before <= LINGERING)
         if after is OVER:
             del self._runs[run.grant.epoch]
-        if before > EXECUTING:
-            self._without_job += (OUTLIVED <= after <= LINGERING) - (OUTLIVED <= before <= LINGERING)
 
     def in_flight(self) -> list[Run]:
         """Return the runs whose leases the worker holds: the store has not confirmed their end."""
