@@ -534,21 +534,27 @@ MUTANTS = (
     Mutant(
         "sqlite-unlike-process",
         "A claim of jobs that are not alike drops the process.",
-        (Edit("stores/sqlite/claiming.py", "(seq, epoch, owner, reason, claim_id, number, spec.lock,",
-              "(seq, epoch, owner, reason, claim_id, None if len(taken) > 1 else number, spec.lock,"),),
+        (Edit("stores/sqlite/claiming.py", "_lease_row(row[2], row[3], grant, number)",
+              "_lease_row(row[2], row[3], grant, None if len(taken) > 1 else number)"),),
         (_SQLITE + "test_c37_every_path_of_a_claim_records_the_process",),
+    ),
+    Mutant(
+        "sqlite-batch-takes-more",
+        "A batch claim deletes the rows of jobs that it does not take.",
+        (Edit("stores/sqlite/claiming.py", "len(gone) > 1 and len(gone) == len(first) and", "len(gone) > 1 and"),),
+        (_SQLITE + "test_c14_parked_jobs_hold_up_nobody",),
     ),
     Mutant(
         "sqlite-one-result",
         "Two completions in one batch get one result.",
-        (Edit("stores/sqlite/owning.py", "if all(row[:2] == rows[0][:2] for row in rows):", "if len(rows) > 1:"),),
+        (Edit("stores/sqlite/owning.py", "if len({row[:2] for row in rows}) == 1:", "if len(rows) > 1:"),),
         (_SQLITE + "test_c24_each_completion_of_a_batch_keeps_its_own_result",),
     ),
     Mutant(
         "sqlite-unlike-length",
         "Of several jobs that are claimed together, all get the lease of the last.",
-        (Edit("stores/sqlite/claiming.py", " and rest[8] is None and all(lease[2:] == tuple(rest) for lease in leases)",
-              " and rest[8] is None"),),
+        (Edit("stores/sqlite/claiming.py", "kinds == {(reason, lasts, None, None)}:",
+              "{kind[2:] for kind in kinds} == {(None, None)}:"),),
         (_SQLITE + "test_c15_every_path_of_a_claim_grants_the_length_that_counts",),
     ),
     Mutant(

@@ -94,34 +94,33 @@ def claim(
         yield one(sql.insert_process, number, *process)
     # The lock keys are known to be free by now. An epoch drawn before that could be below an earlier holder's.
     epoch = (yield from programs.draw(session, now, len(taken), last_epoch)) - len(taken)
-    leases, grants = [], []
+    first_epoch = epoch + 1
+    kinds, grants = set(), []
     for row in taken:
         epoch += 1
-        _, _, seq, reason, attempt, errors, checkpoint = row[:_SPEC]
+        _, _, _, reason, attempt, errors, checkpoint = row[:_SPEC]
         spec = spec_of(row[_SPEC:])
         lasts = lease_us or spec.lease_us or default_lease_us
-        until, stall_us = now + lasts, spec.stall_us
-        stalls = None if stall_us is None else now + stall_us
-        leases.append(
-            (seq, epoch, owner, reason, claim_id, number, spec.lock, now, until, lasts, stalls, stall_us, now)
-        )
+        until = now + lasts
+        kinds.add((reason, lasts, spec.lock, spec.stall_us))
         why = REASONS[reason]
         grants.append(Grant(spec, epoch, owner, why, attempt, errors, checkpoint, claim_id, process, now, until, lasts))
         if session.trace:
             yield from session.record(now, "claimed", spec.id, epoch=epoch, owner=owner, reason=reason, attempt=attempt)
-    first_epoch = epoch - len(taken) + 1
-    if _alike(leases):
-        seqs = json.dumps([lease[0] for lease in leases])
+    if len(taken) > 1 and kinds == {(reason, lasts, None, None)}:
+        seqs = json.dumps([row[2] for row in taken])
         yield one(sql.insert_leases, first_epoch, owner, reason, claim_id, number, now, until, lasts, now, seqs)
     else:
+        leases = [_lease_row(row[2], row[3], grant, number) for row, grant in zip(taken, grants, strict=True)]
         yield many(sql.insert_lease, leases)
     return grants, more, ended
 
 
-def _alike(leases: Sequence[tuple[Any, ...]]) -> bool:
-    """Return whether they differ in job and epoch alone, and hold no key; and are more than one."""
-    _, _, *rest = leases[0]
-    return len(leases) > 1 and rest[4] is None and rest[8] is None and all(lease[2:] == tuple(rest) for lease in leases)
+def _lease_row(seq: int, reason: str, grant: Grant, number: int | None) -> tuple[Any, ...]:
+    spec, epoch, owner, _, _, _, _, claim_id, _, now, until, lasts = grant
+    stall_us = spec.stall_us
+    stalls = None if stall_us is None else now + stall_us
+    return seq, epoch, owner, reason, claim_id, number, spec.lock, now, until, lasts, stalls, stall_us, now
 
 
 def lanes_of(
@@ -176,7 +175,11 @@ def _take(
             behind = [(TASK, aside[row[2]], row[_QUEUE], *row[:3]) for row in gone if row[2] in aside]
             yield many(session.sql.delete_parked, behind)
             gone = [row for row in gone if row[2] not in aside]
-        yield many(session.sql.delete_ready, [(row[_QUEUE], *row[:3]) for row in gone])
+        # Those that were read are the first of their queue. If all of them go, one statement deletes them.
+        if len(gone) > 1 and len(gone) == len(first) and len(queues) == 1 and not lanes:
+            yield one(session.sql.delete_first_ready, queues[0], *first[-1][:3])
+        else:
+            yield many(session.sql.delete_ready, [(row[_QUEUE], *row[:3]) for row in gone])
         if blocked:
             rows = [(LOCK, row[_LOCK], row[_QUEUE], *row[:3], owner) for row in blocked]
             yield many(session.sql.insert_parked, rows)

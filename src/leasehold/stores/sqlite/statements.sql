@@ -53,6 +53,11 @@ INSERT INTO leasehold_ready (queue, rank, run_at, seq) VALUES (?, ?, ?, ?);
 -- name: delete_ready
 DELETE FROM leasehold_ready WHERE queue = ? AND rank = ? AND run_at = ? AND seq = ?;
 
+-- name: delete_first_ready
+-- The same for the first of a queue, up to one of them. Without it, a claim and completion of 100 is 1.08 times as many
+-- instructions (valgrind --tool=cachegrind, claim(limit=100) and settle).
+DELETE FROM leasehold_ready WHERE queue = ? AND (rank, run_at, seq) <= (?, ?, ?);
+
 -- name: insert_scheduled
 INSERT INTO leasehold_scheduled (run_at, seq, queue) VALUES (?, ?, ?);
 
@@ -134,10 +139,9 @@ DELETE FROM leasehold_queues WHERE name = ? RETURNING name;
 
 -- name: candidates
 -- CROSS JOIN keeps the order of the loops: the first rows of `ready`, each with its job.
-SELECT r.rank, r.run_at, r.seq, j.reason, j.attempt, j.errors,
-       (SELECT checkpoint FROM leasehold_checkpoints AS c WHERE c.seq = r.seq),
-       {spec}
+SELECT r.rank, r.run_at, r.seq, j.reason, j.attempt, j.errors, c.checkpoint, {spec}
 FROM leasehold_ready AS r CROSS JOIN leasehold_jobs AS j ON j.seq = r.seq
+LEFT JOIN leasehold_checkpoints AS c ON c.seq = r.seq
 WHERE r.queue = ?
 ORDER BY r.rank, r.run_at, r.seq
 LIMIT ?;
@@ -283,7 +287,19 @@ INSERT INTO leasehold_checkpoints (seq, checkpoint) VALUES (?, ?)
 ON CONFLICT (seq) DO UPDATE SET checkpoint = excluded.checkpoint;
 
 -- name: complete
--- Jobs that say the same. Before the leases are deleted: a job keeps what is known of the ownership that completed it.
+-- Before the lease is deleted: a job keeps what is known of the ownership that completed it.
+UPDATE leasehold_jobs AS j
+SET status = 'done', result = ?, last_error = NULL, settlement = ?, updated_at = ?, finished_at = ?,
+    (epoch, reason, owner, granted_at, expires_at, progress, note) = (
+        SELECT l.epoch, l.reason, l.owner, l.granted_at, l.expires_at, coalesce(l.progress, j.progress),
+               coalesce(l.note, j.note)
+        FROM leasehold_leases AS l WHERE l.seq = j.seq
+    )
+WHERE j.seq = ?;
+
+-- name: complete_alike
+-- The same for many jobs with equal settlements. Not for one: with json_each in place of the seq, 100 completions with
+-- results of their own are 1.3 times as many instructions.
 UPDATE leasehold_jobs AS j
 SET status = 'done', result = ?, last_error = NULL, settlement = ?, updated_at = ?, finished_at = ?,
     (epoch, reason, owner, granted_at, expires_at, progress, note) = (

@@ -116,7 +116,8 @@ class SqliteStore:
         countdown, interrupted = Countdown(self._clock, wait_us), self._changes.interrupted
         while True:
             grants, more, ended = self._write(claiming.claim, *wanted)
-            self.upkeep.note(ended)
+            if ended:
+                self.upkeep.note(ended)
             if grants:
                 return grants
             if more:
