@@ -735,3 +735,20 @@ def test_the_log_stays_small_when_nobody_writes_much(path: Path) -> None:
             longest = max(longest, log_size(path))
 
     assert longest < 32 * MEBIBYTE
+
+
+def test_a_file_that_is_removed_while_it_is_opened_leaves_no_connection_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, migrate, opened = tmp_path / "jobs.db", Database._migrate, list[sqlite3.Connection]()
+
+    def migrate_and_remove(database: Database, connection: sqlite3.Connection) -> None:
+        migrate(database, connection)
+        opened.append(connection)
+        path.unlink()
+
+    monkeypatch.setattr(Database, "_migrate", migrate_and_remove)
+    with Router(f"sqlite:///{path}") as router, pytest.raises(StoreUnavailable, match="is gone"):
+        router.add("a")
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        opened[0].execute("SELECT 1")

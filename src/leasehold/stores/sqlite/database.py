@@ -184,10 +184,10 @@ class Database:
         connection = self.connect()
         try:
             self._migrate(connection)
+            self._file = found or self._identity()
         except BaseException:
             connection.close()
             raise
-        self._file = found or self._identity()
         self._wal, self._writer = Wal(self.path), connection
         return connection
 
