@@ -22,8 +22,9 @@ C4.   Time only permits a takeover. An owner past its deadline whose job was not
       progress, add children and settle, under the same epoch.
 C5.   A refused write is `StaleEpoch` with the epoch presented, the current epoch, the current owner and why the
       presented ownership ended; it is `Settled`, with no reason, if its own owner ended it. It is recorded as an
-      event of kind `refused` with the same facts. It also names who moved the job and the note; and of a finished
-      job, its status, when it finished and by whom, as far as the record of ownerships says.
+      event of kind `refused` with the same facts; but the check of an owner that has settled the job itself is not,
+      since it writes nothing. It also names who moved the job and the note; and of a finished job, its status, when
+      it finished and by whom, as far as the record of ownerships says.
 C6.   A presented epoch above the highest that the store has issued is refused, and recorded as `alarm`.
 C7.   Every unfinished job is in exactly one of: waiting to be claimed, parked (behind a lock key, or behind a task that
       its claimer did not know), leased. `verify` returns a sentence for every violation of this and of C2, and nothing

@@ -82,5 +82,6 @@ def _refuse(state: State, now: int, row: Record, presented: int, verb: str, acto
     if presented > state.last:
         state.note(now, "alarm", row.id, job.epoch, job.owner, **facts)
         log.error("%s", refusal)
-    state.note(now, "refused", row.id, job.epoch, job.owner, **facts)
+    if verb != "check" or kind is not Settled:
+        state.note(now, "refused", row.id, job.epoch, job.owner, **facts)
     return refusal

@@ -406,7 +406,8 @@ def refuse(
     if presented > max(issued, session.seen):
         yield from session.record(now, "alarm", standing.id, **event)
         log.error("%s", refusal)
-    yield from session.record(now, "refused", standing.id, **event)
+    if verb != "check" or kind is not Settled:
+        yield from session.record(now, "refused", standing.id, **event)
     return refusal
 
 

@@ -360,6 +360,20 @@ class Fencing(Contract):
         assert (type(refused), refused.status, refused.finished_by) == (Settled, Status.DONE, grant.owner)
         assert f"it was completed by {grant.owner!r} at" in str(refused)
 
+    @pytest.mark.parametrize("settlement", [completed, released])
+    def test_c5_the_check_of_an_owner_that_settled_is_not_recorded(
+        self, store: Store, settlement: Callable[[Grant], Settlement]
+    ) -> None:
+        """A worker asks so after each handler that has settled its job; a write is still recorded."""
+        grant = held(store)
+        settle(store, settlement(grant))
+
+        assert isinstance(store.check([("a", grant.epoch)])[0], Settled)
+        assert store.events(kind="refused") == []
+
+        assert isinstance(store.renew([Renewal("a", grant.epoch)])[0], Settled)
+        assert [event.facts["verb"] for event in store.events(kind="refused")] == ["renew"]
+
     @pytest.mark.parametrize("later", ["at once", "after another owner"])
     def test_c5_an_owner_that_settled_is_told_that(self, store: Store, later: str) -> None:
         """A write after the own settlement is `Settled`, which has no reason."""

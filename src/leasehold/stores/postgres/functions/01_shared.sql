@@ -146,7 +146,8 @@ BEGIN
 END
 $lh$;
 
--- Why an epoch may not write, as JSON; null if it may. It is recorded, unless p_record says that it cannot be here.
+-- Why an epoch may not write, as JSON; null if it may. It is recorded, unless p_record says that it cannot be here, or it is
+-- the check of an owner that has settled the job itself.
 CREATE OR REPLACE FUNCTION leasehold.refusal(
     p_id text, p_epoch bigint, p_verb text, p_now bigint, p_record boolean, p_by text DEFAULT NULL
 ) RETURNS text
@@ -191,7 +192,7 @@ BEGIN
         'presented', p_epoch, 'current', v_current, 'verb', p_verb, 'reason', v_reason, 'by', coalesce(p_by, v_by)
     );
     v_facts := v_facts || jsonb_build_object('alarm', p_epoch > leasehold.last_epoch());
-    IF p_record THEN
+    IF p_record AND NOT (v_settled AND p_verb = 'check') THEN
         PERFORM leasehold.record_refusal(p_id, l.owner, v_facts, p_now);
     END IF;
     -- What core.lifecycle.ending makes a sentence's facts of: the job's end, and that of this and its newest ownership.
