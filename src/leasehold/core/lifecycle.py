@@ -223,6 +223,11 @@ def no_effect(job_id: str, name: str) -> Conflict:
     )
 
 
+def not_in_doubt(job_id: str, name: str) -> Conflict:
+    """Return the refusal of an operator's outcome for an effect whose outcome is recorded."""
+    return Conflict(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
+
+
 def reclaimed_in_part(error: StoreUnavailable, count: int) -> StoreUnavailable:
     """Return *error* as that of a sweep which has reclaimed *count* jobs before: something was changed."""
     if not count:

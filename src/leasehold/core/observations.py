@@ -110,6 +110,19 @@ def ended(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if name != "sentence"}
 
 
+def changes(
+    before: Mapping[Key, tuple[Any, ...]], after: Mapping[Key, tuple[Any, ...]]
+) -> list[tuple[str, tuple[Any, ...]]]:
+    """
+    Return the events that record what has come and gone since the last look: "cleared" or "observed", and the rest.
+
+    A value has the job's id, epoch and owner, None where there is none, and the `facts` of the observation.
+    """
+    gone = [(*before[key][:3], ended(before[key][3])) for key in sorted(before.keys() - after.keys())]
+    come = [after[key] for key in sorted(after.keys() - before.keys())]
+    return [("cleared", one) for one in gone] + [("observed", one) for one in come]
+
+
 def noted_first(found: Sequence[Observation], noted: Iterable[Noted]) -> list[Observation]:
     """Return those that may be recorded: no more than `MOST_NOTED`, and what is recorded already before others."""
     known = {one.key for one in noted}

@@ -13,7 +13,6 @@ from ...core.lifecycle import FINISHED, FREED_BY, MOVED_BY, NOT_STARTED, RECORDE
 from ...core.ownership import STORE, Ownership, Process, Reason, draw_epochs
 from ...core.parking import LOCK, TASK, Parked
 from ...core.workers import recipient
-from ...errors import Conflict
 from ...store import Refusal
 from . import fencing
 from .record import COMPLETE, DONE, Record
@@ -236,7 +235,7 @@ def resolve(
     row, lease = fencing.seen(state, now, job_id, epoch, "resolve", by)
     effect = row.past.effects.get(name)
     if effect is not None and effect.known:
-        raise Conflict(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
+        raise lifecycle.not_in_doubt(job_id, name)
     resolved, owner = concluded(row, name, epoch, outcome), lease and lease.owner
     event = state.event(now, "resolved", job_id, epoch, owner, name=name, by=by, note=note)
     state.write(now, [resolved], events=[event])

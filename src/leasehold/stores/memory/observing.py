@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from ...core.observations import Key, Noted, Observation, Observed, ended
+from ...core.observations import Key, Noted, Observation, Observed, changes
 from .state import State
 
 
@@ -12,25 +13,23 @@ class Observations:
     """What was there at the last look. The store's lock is held."""
 
     def __init__(self) -> None:
-        self._found: dict[Key, tuple[int, Observation]] = {}  # with when each was recorded
+        self._found: dict[Key, tuple[Any, ...]] = {}  # the job, and what its event says
+        self._noted_us: dict[Key, int] = {}
         self._round = self._looked_us = 0
 
     def observe(self, state: State, now: int, round: int, found: Sequence[Observation]) -> bool:
         """Record what has come and gone since the last look, unless another look was recorded meanwhile (C72)."""
         if round != self._round:
             return False
-        before, after = self._found, {one.key: one for one in found}
-        gone = [before[key][1] for key in sorted(before.keys() - after.keys())]
-        come = [after[key] for key in sorted(after.keys() - before.keys())]
-        changes = [("cleared", one, ended(one.facts())) for one in gone]
-        changes += [("observed", one, one.facts()) for one in come]
-        for kind, one, facts in changes:
-            state.note(now, kind, *(one.held or (None, None, None)), **facts)
-        self._found = {key: before.get(key, (now, one)) for key, one in after.items()}
+        after = {one.key: (*(one.held or (None, None, None)), one.facts()) for one in found}
+        for kind, (*held, facts) in changes(self._found, after):
+            state.note(now, kind, *held, **facts)
+        self._noted_us = {key: self._noted_us.get(key, now) for key in after}
+        self._found = {key: self._found.get(key, seen) for key, seen in after.items()}  # as it was recorded
         self._round, self._looked_us = round + 1, now
         return True
 
     def noted(self, now: int) -> Observed:
         """Return what was there."""
-        noted = [Noted(*key, noted_us) for key, (noted_us, _) in sorted(self._found.items())]
+        noted = [Noted(*key, noted_us) for key, noted_us in sorted(self._noted_us.items())]
         return Observed(now, self._round, self._looked_us, noted)

@@ -19,6 +19,7 @@ from ...core.lifecycle import (
     ending,
     lock_held,
     no_effect,
+    not_in_doubt,
     not_prunable,
     only_its_id,
     unique_taken,
@@ -369,7 +370,7 @@ def why_not(job_id: str, epoch: int, verb: str, answer: str, *, name: str = "") 
     if "begun" in facts:
         return no_effect(job_id, name)
     if "known" in facts:
-        return Conflict(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
+        return not_in_doubt(job_id, name)
     return refusal_of(job_id, epoch, str(verb), answer)
 
 

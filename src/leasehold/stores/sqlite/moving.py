@@ -6,11 +6,21 @@ import json
 from collections.abc import Sequence
 
 from ...core.job import Grant, Job
-from ...core.lifecycle import FINISHED, MOVED_BY, Verb, after, lock_held, not_prunable, only_its_id, unique_taken
+from ...core.lifecycle import (
+    FINISHED,
+    MOVED_BY,
+    Verb,
+    after,
+    lock_held,
+    not_in_doubt,
+    not_prunable,
+    only_its_id,
+    unique_taken,
+)
 from ...core.ownership import Process, Reason
 from ...core.queues import Queue
 from ...core.workers import WorkerReport, is_alive, recipient
-from ...errors import Conflict, UnknownJob
+from ...errors import UnknownJob
 from ...store import Refusal, ids_before
 from ..rows import grant_of, job_of, spec_of, state_of
 from . import owning, programs
@@ -181,7 +191,7 @@ def resolve(
         return (yield from programs.refuse(session, now, standing, epoch, "resolve", by))
     for _, _, known in (yield one(session.sql.effect, standing.seq, name)):
         if known is not None:
-            raise Conflict(f"effect {name!r} of job {job_id!r} is not in doubt: its outcome is recorded.")
+            raise not_in_doubt(job_id, name)
     yield from owning.conclude(session, standing, name, epoch, outcome)
     yield from session.record(now, "resolved", job_id, epoch=epoch, owner=standing.owner, name=name, by=by, note=note)
     [row] = yield one(session.sql.job, job_id)

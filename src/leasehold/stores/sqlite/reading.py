@@ -15,7 +15,7 @@ from ...core.effects import Effect
 from ...core.invariants import violation
 from ...core.job import Grant, Job, Status
 from ...core.lifecycle import FINISHED, no_lease
-from ...core.observations import Noted, Observation, Observed, ended
+from ...core.observations import Noted, Observation, Observed, changes
 from ...core.ownership import Event, LiveLease, Ownership, Reason
 from ...core.parking import TASK
 from ...core.queues import Queue
@@ -28,7 +28,7 @@ from ..rows import grant_of, job_of, state_of, worker_of
 from ..searching import Candidates, bound, by_column, during, key_of, ordered, prefix_end, within
 from . import programs
 from .claiming import Known, lanes_of
-from .programs import Program, Session, one
+from .programs import Program, Session, many, one
 
 _JOBS = "main.{}_jobs AS j"
 _WITH_LEASES = "main.{}_leases AS l JOIN main.{}_jobs AS j ON j.seq = l.seq"
@@ -276,17 +276,16 @@ def observe(session: Session, now: int, round: int, found: Sequence[Observation]
     if last != round:
         return False
     yield one(session.sql.set_round, round + 1, now)
-    before = {tuple(row[:3]): row for row in (yield one(session.sql.observations))}
-    after = {one.key: one for one in found}
-    for key in sorted(before.keys() - after.keys()):
-        job_id, epoch, owner, facts = before[key][4:]
-        yield one(session.sql.delete_observation, *key)
-        yield from session.record(now, "cleared", job_id, epoch=epoch, owner=owner, **ended(json.loads(facts)))
-    for key in sorted(after.keys() - before.keys()):
-        facts = after[key].facts()
-        job_id, epoch, owner = after[key].held or (None, None, None)
-        yield one(session.sql.insert_observation, *key, now, job_id, epoch, owner, json.dumps(facts))
-        yield from session.record(now, "observed", job_id, epoch=epoch, owner=owner, **facts)
+    before = {
+        (kind, subject, task): (*held, json.loads(facts))
+        for kind, subject, task, _, *held, facts in (yield one(session.sql.observations))
+    }
+    after = {one.key: (*(one.held or (None, None, None)), one.facts()) for one in found}
+    come = [(*key, now, *after[key][:3], json.dumps(after[key][3])) for key in sorted(after.keys() - before.keys())]
+    yield many(session.sql.delete_observation, sorted(before.keys() - after.keys()))
+    yield many(session.sql.insert_observation, come)
+    for kind, (job_id, epoch, owner, facts) in changes(before, after):
+        yield from session.record(now, kind, job_id, epoch=epoch, owner=owner, **facts)
     return True
 
 
