@@ -248,7 +248,7 @@ MUTANTS = (
     Mutant(
         "fast-claim-unknown",
         "The fast path of a claim grants a job whose task the claimer does not know.",
-        (Edit(_SQL + "04_claiming_next.sql", "          AND (p_tasks IS NULL\n", "          AND (true\n"),),
+        (Edit(_SQL + "04_claiming_next.sql", "IF p_tasks IS NULL OR coalesce(j.task, '') = ANY (p_tasks) THEN", "IF true THEN"),),
         (_POSTGRES + "test_c58_one_at_a_time_in_order_whatever_was_claimed_before",),
     ),
     Mutant(
@@ -363,11 +363,23 @@ MUTANTS = (
         (
             Edit(
                 _SQL + "04_claiming_next.sql",
-                "        AND NOT EXISTS (SELECT FROM leasehold.queues WHERE name = v_queue AND paused_at IS NOT NULL)\n",
-                "",
+                "SELECT NOT EXISTS (SELECT FROM leasehold.queues WHERE name = v_queue AND paused_at IS NOT NULL)\n",
+                "SELECT true\n",
             ),
         ),
         (_POSTGRES + "test_c49_a_claim_takes_nothing_from_a_paused_queue",),
+    ),
+    Mutant(
+        "pause-fast-claim-unseen",
+        "The fast path of a claim does not look whether its queue is paused.",
+        (Edit(_SQL + "04_claiming_next.sql", "        OR EXISTS (SELECT FROM leasehold.queues WHERE paused_at IS NOT NULL)\n", ""),),
+        (_POSTGRES + "test_c49_a_claim_takes_nothing_from_a_paused_queue",),
+    ),
+    Mutant(
+        "fast-claim-lanes-unseen",
+        "The fast path of a claim does not look whether anything is parked behind a task.",
+        (Edit(_SQL + "04_claiming_next.sql", "        EXISTS (SELECT FROM leasehold.parked WHERE kind = 'task')\n        OR", "       "),),
+        (_POSTGRES + "test_c58_the_fast_path_sees_what_is_parked",),
     ),
     Mutant(
         "pause-floor",

@@ -231,7 +231,7 @@ def test_a_missing_driver_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
 
-    with pytest.raises(Unsupported, match=r"leasehold\[postgres\]"):
+    with pytest.raises(Unsupported, match=r"psycopg\[binary\]"):
         Router("postgresql://localhost/nothing")
 
 
