@@ -116,7 +116,8 @@ def test_a_file_that_is_in_use_is_not_migrated(path: Path, newer: str) -> None:
         user.execute("select * from leasehold_store").fetchall()
         assert isinstance(router.store, SqliteStore)
 
-        with pytest.raises(StoreUnavailable, match=r"is in use by another process.*Stop that process.*Nothing was changed"):
+        in_use = r"is in use by another process.*Stop that process.*Nothing was changed"
+        with pytest.raises(StoreUnavailable, match=in_use):
             router.store.migrate()
 
         assert dump(path) == before
