@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from tests.patience import PATIENCE_SECONDS
 
-from leasehold import InvalidArgument, Lease, NoLease, Router, StaleEpoch, Status, UnknownJob
+from leasehold import AsyncLease, AsyncRouter, InvalidArgument, Lease, NoLease, Router, StaleEpoch, Status, UnknownJob
 from leasehold.aio import Facade
-from leasehold.lease import AsyncLease
-from leasehold.router import AsyncRouter
 from leasehold.testing import ManualClock
 
 # What has no async form, and why.

@@ -497,6 +497,22 @@ def test_the_import_of_the_package_brings_no_database_and_no_loop_machinery_of_o
     assert isolated(program, tmp_path) == "[]\n"
 
 
+def test_a_synchronous_program_loads_no_event_loop(tmp_path: Path) -> None:
+    """It is a third of what there would be to load, and comes with the first `.aio`."""
+    program = (
+        "import sys\n"
+        "from leasehold import Router\n"
+        "router = Router()\n"
+        "router.add('one')\n"
+        "with router.claim('me').keep() as lease: lease.progress(0.5)\n"
+        "lease.complete()\n"
+        "print('asyncio' in sys.modules)\n"
+        "router.aio\n"
+        "print('asyncio' in sys.modules)\n"
+    )
+    assert isolated(program, tmp_path) == "False\nTrue\n"
+
+
 def test_the_import_of_the_package_brings_no_worker(tmp_path: Path) -> None:
     """Whose classes are imported on use, and are listed all the same."""
     program = (

@@ -52,7 +52,7 @@ from .errors import (
     UnknownJob,
     Unsupported,
 )
-from .lease import AsyncLease, Lease, current_lease
+from .lease import Lease, current_lease
 from .router import Router
 from .store import Pruned
 
@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # imported on use: most programs that add jobs need no tasks,
     from .core.observations import Observation, ObservationKind
     from .core.search import Page, Search
     from .guard import Guard
+    from .lease.aio import AsyncLease
     from .router.aio import AsyncRouter
     from .router.bulk import BulkOutcome, Moved
     from .tasks.guarded import Sealed, Unreached
@@ -134,6 +135,7 @@ __all__ = [
 ]
 
 _ON_USE = {
+    "AsyncLease": ".lease.aio",
     "AsyncRouter": ".router.aio",
     "AsyncTask": ".tasks.task",
     "BulkOutcome": ".router.bulk",

@@ -3,25 +3,25 @@ How async callers use the synchronous core: on threads, except inside a transact
 
 `threaded` turns a verb into its async form; there are no hand-kept twins, and a test compares the lists of verbs.
 `warn_on_loops` has the synchronous forms log a warning where an async handler calls them and blocks its loop.
+
+asyncio is a third of what `import leasehold` would load, so it is imported on use, and the async faces with it
+(python benchmarks/core.py --only import).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import functools
 import inspect
 import threading
-from asyncio.events import _get_running_loop
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from .errors import Unsupported
 from .logs import log
 from .store import Store, Transactions
-from .transaction import Joined, is_anything_open, refuse_inside, remember
+from .transaction import Joined, is_anything_open, refuse_inside, remember, running_loop
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +32,7 @@ handling_task: contextvars.ContextVar[str | None] = contextvars.ContextVar("leas
 """The task of the async handler that runs here."""
 
 _warned: set[tuple[str, str]] = set()  # tasks and verbs
-_unwatched: list[tuple[type, type[Facade], str]] = []  # whose verbs do not warn yet
+_unwatched: list[tuple[type, Callable[[], type[Facade]], str]] = []  # whose verbs do not warn yet
 
 
 class Facade:
@@ -64,21 +64,23 @@ def threaded(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any
         if is_anything_open():
             # On a thread of its own: the shared ones may all be waiting for the transaction that this is a part of.
             return await abandonable(lambda _: verb(self._sync, *args, **kwargs))
+        import asyncio
+
         return await asyncio.to_thread(verb, self._sync, *args, **kwargs)
 
     return cast(Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], call)
 
 
-def warn_on_loops(sync: type, facade: type[Facade], what: str) -> None:
+def warn_on_loops(sync: type, facade: Callable[[], type[Facade]], what: str) -> None:
     """
-    Have each verb of *sync* that *facade* has too log a warning, once per task, where it blocks a loop of handlers.
+    Have each verb of *sync* that its async face has too log a warning, once per task, where it blocks a handlers' loop.
 
     Here and not in the verbs: so none is forgotten, and the facade's own, made of the bare verbs, never warn. A verb
     with a connection is left alone; its transaction belongs to the caller, who has chosen where it runs.
 
     It takes effect with the first async handler of the process. Before that there is nothing to warn of, and the
     wrappers would cost a claim and completion in memory a tenth
-    (python benchmarks/core.py --only "memory: claim + complete, one by one").
+    (python benchmarks/core.py --only "memory: claim + complete, one by one"). Only then is the face itself loaded.
     """
     _unwatched.append((sync, facade, what))
 
@@ -87,7 +89,7 @@ def handling_on_loop(task: str) -> None:
     """Note that an async handler of *task* runs in this context."""
     while _unwatched:
         sync, facade, what = _unwatched.pop()
-        for name in vars(facade):
+        for name in vars(facade()):
             if not name.startswith("_"):
                 setattr(sync, name, _warning(getattr(sync, name), name, f"{what}.aio.{name}"))
     handling_task.set(task)
@@ -96,7 +98,7 @@ def handling_on_loop(task: str) -> None:
 def _warning(verb: Callable[P, R], name: str, awaited: str) -> Callable[P, R]:
     @functools.wraps(verb)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if _get_running_loop() is not None and name != "fence" and kwargs.get("connection") is None:
+        if running_loop() is not None and name != "fence" and kwargs.get("connection") is None:
             warn_if_it_blocks(name, awaited)
         return verb(*args, **kwargs)
 
@@ -105,7 +107,7 @@ def _warning(verb: Callable[P, R], name: str, awaited: str) -> Callable[P, R]:
 
 def warn_if_it_blocks(name: str, awaited: str) -> None:
     """Log, once per task, that the verb *name* blocks the event loop, if an async handler calls it there."""
-    if _get_running_loop() is None or (task := handling_task.get()) is None or (task, name) in _warned:
+    if running_loop() is None or (task := handling_task.get()) is None or (task, name) in _warned:
         return
     _warned.add((task, name))
     form = f"async with {awaited}(…)" if name in ("keep", "open", "transaction") else f"await {awaited}(…)"
@@ -125,6 +127,9 @@ async def abandonable(call: Callable[[Callable[[], bool]], R], give_back: Callab
     *call* gets a function that tells whether that has happened, so that it need not go on. The thread is its own,
     since a call that waits would, on the shared pool, keep the verbs out that it may be waiting for.
     """
+    import asyncio
+    from concurrent.futures import Future, InvalidStateError
+
     reply: Future[R] = Future()  # either takes the value or is cancelled, whichever comes first, and never both
 
     def run() -> None:

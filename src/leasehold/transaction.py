@@ -10,9 +10,9 @@ transaction has ended.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
@@ -243,9 +243,16 @@ def _is_on(found: Joined | Block, connection: Any) -> bool:
     return found.connection is connection
 
 
+def running_loop() -> Any:
+    """Return the event loop that runs on this thread; None for none, as in a program that has not loaded asyncio."""
+    get = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)  # another thread may be loading it
+    return None if get is None else get()
+
+
 def _here_and_now() -> tuple[int, object]:
     """Return this thread, and the task that runs on it."""
-    task = None if asyncio.events._get_running_loop() is None else asyncio.current_task()
+    loop = running_loop()
+    task = None if loop is None else sys.modules["asyncio"].current_task(loop)
     return threading.get_ident(), None if task is None else weakref.ref(task)
 
 

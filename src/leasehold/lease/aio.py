@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
-from ..aio import Facade, abandonable, threaded, warn_on_loops
+from ..aio import Facade, abandonable, threaded
 from ..core import documents, inputs
 from ..core.effects import Effect
 from ..transaction import Block, inside
@@ -118,6 +118,3 @@ class AsyncLease(Facade):
 def _on_loop(on_lost: Callable[[Lease], object] | None) -> Callable[[Lease], object] | None:
     loop = asyncio.get_running_loop()
     return None if on_lost is None else lambda lease: loop.call_soon_threadsafe(on_lost, lease)
-
-
-warn_on_loops(Lease, AsyncLease, "lease")

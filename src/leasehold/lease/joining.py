@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Generator
@@ -86,6 +85,8 @@ async def _unless_lost_async(lease: Lease, reply: Coroutine[Any, Any, T]) -> T:
     try:
         return await reply
     except StoreUnavailable as error:
+        import asyncio
+
         await asyncio.to_thread(_check_lost, lease, error)
         raise
 

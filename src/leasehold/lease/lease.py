@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
-from ..aio import transactions_of
+from ..aio import transactions_of, warn_on_loops
 from ..core import checks, documents, inputs, instants
 from ..core.children import Child, as_child
 from ..core.job import Added, Grant, NewJob, Outcome, Settlement, completion, handed_back
@@ -133,9 +133,7 @@ class Lease(Minting, Keeping):
     @property
     def aio(self) -> AsyncLease:
         """The same verbs for async callers."""
-        from .aio import AsyncLease  # which stands on this module
-
-        return AsyncLease(self)
+        return _facade()(self)
 
     # Verbs
 
@@ -425,3 +423,12 @@ class Lease(Minting, Keeping):
         except StoreUnavailable as error:
             self._lost = self._lost or error.is_stale
             raise
+
+
+def _facade() -> type[AsyncLease]:
+    from .aio import AsyncLease  # which stands on this module
+
+    return AsyncLease
+
+
+warn_on_loops(Lease, _facade, "lease")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..aio import Facade, abandonable, threaded, warn_on_loops
+from ..aio import Facade, abandonable, threaded
 from ..core import checks
 from ..core.job import Added, Job
 from ..core.ownership import Process
@@ -139,6 +139,3 @@ class AsyncRouter(Facade):
             owner, limit=1, queues=queues, lease_seconds=lease_seconds, wait_seconds=wait_seconds, process=process
         )
         return leases[0] if leases else None
-
-
-warn_on_loops(Router, AsyncRouter, "router")

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
+from ..aio import warn_on_loops
 from ..core import checks, inputs, redaction, suggestions
 from ..core.clock import Clock, SystemClock
 from ..core.job import Added, Job, NewJob, as_new_job, new_job, unknown_options
@@ -137,9 +138,7 @@ class Router:
     @property
     def aio(self) -> AsyncRouter:
         """The same verbs for async callers."""
-        from .aio import AsyncRouter  # which stands on this module
-
-        return AsyncRouter(self)
+        return _facade()(self)
 
     if not TYPE_CHECKING:  # a type checker knows what there is
 
@@ -414,3 +413,12 @@ class Router:
     explain = searching.explain
     observations = observing.observations
     queues = queue_verbs.queues
+
+
+def _facade() -> type[AsyncRouter]:
+    from .aio import AsyncRouter  # which stands on this module
+
+    return AsyncRouter
+
+
+warn_on_loops(Router, _facade, "router")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Sized
 from typing import Any, TypeVar
@@ -74,6 +73,8 @@ class DatabaseTransactions:
             return await callers.run_async(self._statements(callers, program, savepoint, note))
         except Exception as error:
             if self._apart:
+                import asyncio
+
                 await asyncio.to_thread(self.record)
             explained = self._explained(error)
             raise explained from cause(explained, error)

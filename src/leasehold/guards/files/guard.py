@@ -484,4 +484,4 @@ class AsyncFileGuard(Facade):
             await asyncio.to_thread(block.__exit__, None, None, None)
 
 
-warn_on_loops(FileGuard, AsyncFileGuard, "guard")
+warn_on_loops(FileGuard, lambda: AsyncFileGuard, "guard")

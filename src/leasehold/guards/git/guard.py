@@ -315,4 +315,4 @@ class AsyncGitGuard(Facade):
     prove = threaded(GitGuard.prove)
 
 
-warn_on_loops(GitGuard, AsyncGitGuard, "guard")
+warn_on_loops(GitGuard, lambda: AsyncGitGuard, "guard")

@@ -20,4 +20,4 @@ class AsyncObjectGuard(Facade):
     prove = threaded(ObjectGuard.prove)
 
 
-warn_on_loops(ObjectGuard, AsyncObjectGuard, "guard")
+warn_on_loops(ObjectGuard, lambda: AsyncObjectGuard, "guard")
