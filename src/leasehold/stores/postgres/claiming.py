@@ -73,11 +73,13 @@ class Claiming:
 
     def claim(self, claim: Claim, wait_us: int) -> list[Grant]:
         """Return the grants of *claim*, one call after the other until there is one; wait up to *wait_us* for it."""
-        woken, again = self._woken, 0
+        woken, again, waited = self._woken, 0, False
         until = self._timer.now() + wait_us  # how long to wait is the caller's affair, and on its clock
         while True:
-            floors = self.floors.next()
-            function = "claim_next" if claim.is_plain(floors) else "claim"
+            floors = self.floors.next(again=waited)
+            # What ends a wait is nearly always one job, and the next claim gets the others. To look for all of them
+            # takes 0.3 ms longer (python benchmarks/worker.py --only "add to handler").
+            function = "claim_next" if (waited or claim.limit == 1) and claim.is_plain(floors) else "claim"
             rows = self._database.call(function, *claim.args(floors), self._now())
             (_, ended, more, bottom, next_us, found), grants = granted(rows, claim)
             self.floors.keep(found, used=floors, bottom=bottom)
@@ -93,6 +95,7 @@ class Claiming:
             if left <= 0 or self._woken != woken:
                 return []
             self.pause(left if next_us is None else max(min(left, next_us), 0))
+            waited = True
 
     def lease(self, job_id: str, owner: str, wait_us: int) -> Grant:
         """Return the live lease of *owner* on the job, picked up; wait up to *wait_us* for it."""
@@ -148,10 +151,17 @@ class Floors:
         self._freed = 0, 0  # the number that claims get now, and the one that they will get
         self._drawn_us = 0  # when the second came in
 
-    def next(self) -> Found:
-        """Return the floors for the next claim; None, if it should look from the bottom."""
+    def next(self, *, again: bool = False) -> Found:
+        """
+        Return the floors for the next claim; None, if it should look from the bottom.
+
+        One that looks *again*, after a wait, gets them in any case. It looks from the bottom if it finds nothing.
+        """
         now = self._timer.now()
         if self._began_us <= now < self._until_us:
+            return self._floors
+        if again:
+            self._began_us = now
             return self._floors
         self._began_us = now
         return None

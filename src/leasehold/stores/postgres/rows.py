@@ -171,8 +171,8 @@ class Claim(NamedTuple):
     trace: bool
 
     def is_plain(self, floors: Sequence[Any] | None) -> bool:
-        """Whether the function `claim_next` is quicker than `claim`: for one job, of the one queue that has a floor."""
-        if self.limit > 1 or self.trace or floors is None:
+        """Whether the function `claim_next` can get a job: of the one queue that has a floor."""
+        if self.trace or floors is None:
             return False
         return len(floors[3]) == 1 and (self.queues is None or [*self.queues] == floors[3])
 
