@@ -111,13 +111,13 @@ class Dispatcher:
 
     def _next(self, kind: Kind) -> Run | None:
         """Take out the run that a slot of *kind* is for: of the oldest claim, and rather of that kind."""
-        first: Run | None = None
+        oldest: deque[Run] | None = None
         for waiting in self._waiting.values():
             while waiting and waiting[0].state is not WAITING:
                 waiting.popleft()  # it was handed back meanwhile
-            if waiting and (first is None or _goes_before(waiting[0], first, kind)):
-                first = waiting[0]
-        return None if first is None else self._waiting[first.task.kind].popleft()
+            if waiting and (oldest is None or _goes_before(waiting[0], oldest[0], kind)):
+                oldest = waiting
+        return None if oldest is None else oldest.popleft()
 
 
 def _goes_before(run: Run, other: Run, kind: Kind) -> bool:
