@@ -52,65 +52,68 @@ def populated(place: Place) -> PostgresStore:
     return store
 
 
-WRONG = r"job 'ready' waits in the wrong place"
+WRONG = r"job 'ready' is listed under the wrong queue"
 FREE = r"jobs of queue 'r' are parked behind lock 'key', which is free"
 
 # What is planted, and what is said about it: a pattern for each line, and no other line.
 BREAKAGES: dict[str, tuple[str, list[str]]] = {
-    "in no place": ("delete from ready where seq = (ready)", [r"job 'ready' is unfinished and in 0 places"]),
-    "scheduled, and nowhere": ("delete from scheduled", [r"job 'later' is unfinished and in 0 places"]),
+    "in no place": ("delete from ready where seq = (ready)", [r"job 'ready' is unfinished but is listed 0 times"]),
+    "scheduled, and nowhere": ("delete from scheduled", [r"job 'later' is unfinished but is listed 0 times"]),
     "parked, and nowhere": (
         "delete from parked where kind = 'lock'",
-        [r"job 'parked' is unfinished and in 0 places"],
+        [r"job 'parked' is unfinished but is listed 0 times"],
     ),
     "behind a task, and nowhere": (
         "delete from parked where kind = 'task'",
-        [r"job 'unknown' is unfinished and in 0 places"],
+        [r"job 'unknown' is unfinished but is listed 0 times"],
     ),
     "behind another task": (
         "update parked set behind = 'x' where kind = 'task'",
-        [r"job 'unknown' waits in the wrong place"],
+        [r"job 'unknown' is listed under the wrong queue"],
     ),
     "behind nothing that there is": (
         "update parked set kind = 'x', behind = 'x' where kind = 'task'",
-        [r"job 'unknown' waits in the wrong place"],
+        [r"job 'unknown' is listed under the wrong queue"],
     ),
     "leased, and nowhere": (
         "delete from leases",
         [
-            r"job 'leased' is unfinished and in 0 places",
+            r"job 'leased' is unfinished but is listed 0 times",
             FREE,
         ],
     ),
     "ready and scheduled": (
         "insert into scheduled select run_at, seq, queue, rank, lock from ready where seq = (ready)",
-        [r"job 'ready' is unfinished and in 2 places"],
+        [r"job 'ready' is unfinished but is listed 2 times"],
     ),
     "ready and parked": (
         "insert into parked select 'lock', 'key', queue, rank, run_at, seq, 'key', 'w' from ready where seq = (ready)",
-        [r"job 'ready' is unfinished and in 2 places", WRONG],
+        [r"job 'ready' is unfinished but is listed 2 times", WRONG],
     ),
     "leased and ready": (
         "insert into ready select queue, -priority, run_at, seq, lock from jobs where id = 'leased'",
-        [r"job 'leased' is unfinished and in 2 places"],
+        [r"job 'leased' is unfinished but is listed 2 times"],
     ),
     "parked and leased": (
         "insert into leases select (parked), nextval('epochs'), 0, 1, 1, 0, true, 'w', 'claim', null, null, 'k'",
-        [r"job 'parked' is unfinished and in 2 places", r"job 'parked' runs without its lock"],
+        [r"job 'parked' is unfinished but is listed 2 times", r"job 'parked' runs without its lock"],
     ),
     "done, and ready": (
         "insert into ready select queue, -priority, run_at, seq, lock from jobs where id = 'done'",
-        [r"job 'done' is done and in 1 places"],
+        [r"job 'done' is done but is listed 1 times"],
     ),
-    "a place without a job": ("insert into ready values ('q', 0, 0, 999)", [r"row 999 is in a place and not a job"]),
+    "a place without a job": (
+        "insert into ready values ('q', 0, 0, 999)",
+        [r"row 999 is listed as ready, scheduled, parked or running, but its job"],
+    ),
     "a lease without a job": (
         "insert into leases select 999, nextval('epochs'), 0, 1, 1, 0, true, 'w', 'claim'",
-        [r"row 999 is a lease that ended, and nothing says that it is to be removed"],
+        [r"the lease of row 999 has ended, but is not marked for removal"],
     ),
     "a lease that has ended, for ever": (
         "update jobs set epoch = (select epoch from leases) where id = 'leased'; "
         "insert into ready select queue, -priority, run_at, seq, lock from jobs where id = 'leased'",
-        [r"row \d+ is a lease that ended, and nothing says that it is to be removed"],
+        [r"the lease of row \d+ has ended, but is not marked for removal"],
     ),
     "parked behind a free key": (
         "update parked set lock = 'free', behind = 'free' where seq = (parked); "
@@ -126,7 +129,7 @@ BREAKAGES: dict[str, tuple[str, list[str]]] = {
         [WRONG],
     ),
     "with the wrong rank": ("update ready set rank = 7 where seq = (ready)", [WRONG]),
-    "at the wrong time": ("update scheduled set run_at = 7", [r"job 'later' waits in the wrong place"]),
+    "at the wrong time": ("update scheduled set run_at = 7", [r"job 'later' is listed under the wrong queue"]),
     "behind the wrong key": (
         "update jobs set lock = 'x' where id = 'ready'",
         [WRONG],
@@ -153,11 +156,11 @@ BREAKAGES: dict[str, tuple[str, list[str]]] = {
     ),
     "done, and not among the finished": (
         "delete from finished",
-        [r"job 'done' is done and its record among the finished ones differs"],
+        [r"job 'done' is done, but its entry among the finished jobs differs"],
     ),
     "finished in another way": (
         "update finished set status = 'failed'",
-        [r"job 'done' is done and its record among the finished ones differs"],
+        [r"job 'done' is done, but its entry among the finished jobs differs"],
     ),
     "a finished job that is none": (
         "insert into finished values (1, 'done', array[999])",
@@ -165,11 +168,11 @@ BREAKAGES: dict[str, tuple[str, list[str]]] = {
     ),
     "unfinished, and among the finished": (
         "insert into finished values (1, 'done', array[(ready)])",
-        [r"job 'ready' is unfinished and its record among the finished ones differs"],
+        [r"job 'ready' is unfinished, but its entry among the finished jobs differs"],
     ),
     "finished twice": (
         "insert into finished select * from finished where status = 'done'",
-        [r"row \d+ is among the finished ones 2 times"],
+        [r"row \d+ is listed 2 times among the finished jobs"],
     ),
     "an owner without a settlement": (
         "update jobs set settlement = null where id = 'done'",
@@ -180,10 +183,10 @@ BREAKAGES: dict[str, tuple[str, list[str]]] = {
         "update leases set stall_us = 1",
         [r"the lease of row \d+ contradicts itself"],
     ),
-    "a unique key that is free": ("delete from uniques", [r"job 'leased' and its unique key differ"]),
+    "a unique key that is free": ("delete from uniques", [r"job 'leased' and the table of unique keys differ"]),
     "a unique key that is kept": (
         "insert into uniques select 'was', seq from jobs where id = 'done'",
-        [r"job 'done' and its unique key differ"],
+        [r"job 'done' and the table of unique keys differ"],
     ),
     "a unique key of nobody": ("insert into uniques values ('x', 999)", [r"row 999 of uniques belongs to no job"]),
     "an effect of nobody": ("update effects set seq = 999", [r"row 999 of effects belongs to no job"]),
@@ -195,7 +198,7 @@ BREAKAGES: dict[str, tuple[str, list[str]]] = {
     "a job that was removed": (
         "delete from jobs where id = 'tried'",
         [
-            r"row \d+ is in a place and not a job",
+            r"row \d+ is listed as ready, scheduled, parked or running, but its job",
             r"row \d+ of ownerships belongs to no job",
             r"row \d+ of effects belongs to no job",
         ],
@@ -253,7 +256,10 @@ def test_the_command_tells_it(place: Place, capsys: pytest.CaptureFixture[str]) 
     code = run(command)
 
     assert (sound, code) == (0, 1)
-    assert "broken: job 'later' is unfinished and in 0 places.\n" in capsys.readouterr().out
+    assert (
+        "broken: job 'later' is unfinished but is listed 0 times as ready, scheduled, parked or running.\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_every_test_ends_with_it(place: Place) -> None:
@@ -264,5 +270,5 @@ def test_every_test_ends_with_it(place: Place) -> None:
         connection.execute(sql.SQL("delete from {}").format(sql.Identifier(store.database.schema, "scheduled")))
     place.stores.remove(store)
 
-    with pytest.raises(AssertionError, match="job 'later' is unfinished and in 0 places"):
+    with pytest.raises(AssertionError, match="job 'later' is unfinished but is listed 0 times"):
         own.clear()

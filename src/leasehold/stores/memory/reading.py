@@ -175,9 +175,9 @@ def broken(state: State) -> list[str]:
     wrong = []
     for job_id, row in jobs.items():
         expected = 1 if row.status is PENDING else 0
-        if places.pop(job_id, 0) != expected:
-            wrong.append(f"job {job_id!r} is {row.status} and not in exactly {expected} place(s).")
-    wrong += [f"job {job_id!r} is in a place and not in the store." for job_id in places]
+        if (found := places.pop(job_id, 0)) != expected:
+            wrong.append(f"job {job_id!r} is {row.status} but is listed {found} times as due, parked or running.")
+    wrong += [f"job {job_id!r} is listed as due, parked or running, but is not in the store." for job_id in places]
     keys = Counter(lease.spec.lock for lease in leases.values() if lease.spec.lock is not None)
     wrong += [f"lock {key!r} is held by {count} running jobs." for key, count in keys.items() if count > 1]
     if set(keys) != set(state.held):
@@ -186,7 +186,7 @@ def broken(state: State) -> list[str]:
     free = {(key, row.spec.queue) for (kind, key), row in parked if kind == LOCK and key not in state.held} - turns
     wrong += [f"jobs of {queue!r} are parked behind lock {key!r}, which is free." for key, queue in sorted(free)]
     wrong += [
-        f"job {row.id!r} waits in the wrong place."
+        f"job {row.id!r} is listed under the wrong lock or task."
         for (kind, name), row in [*parked, *((("", ""), row) for row in due)]
         if (row.parked[:2] if row.parked else ("", "")) != (kind, name)
         or (kind and name != (row.spec.lock if kind == LOCK else row.spec.task or ""))
