@@ -178,7 +178,7 @@ class KeyRing:
         found = _parsed(keys) if isinstance(keys, str) else list(keys)
         self._keys = {key.kid: key for key in found}
         if not self._keys or len(self._keys) != len(found):
-            raise InvalidArgument(f"a key ring needs at least one key, each with an id of its own, not {found!r}.")
+            raise InvalidArgument(f"a key ring needs at least one key, each with a different id, not {found!r}.")
         self._lock_of = lock_of
         self._verified: dict[str, dict[str, Any]] = {}  # claims of credentials whose signature was right
         self._clock: Clock = clock or SystemClock()
@@ -269,7 +269,7 @@ class KeyRing:
             claims = self._remember(credential, self._authentic(credential))
         if claims["aud"] != audience:
             _refuse(
-                f"is for the audience {claims['aud']!r}, and this guard is {audience!r}: "
+                f"is for the audience {claims['aud']!r}, and this guard is for {audience!r}: "
                 "mint one with lease.credential(audience)",
                 "audience",
             )
@@ -310,7 +310,7 @@ class KeyRing:
             _refuse(f"names the key {_shown(header['kid'])}, which this ring does not have: {self!r}", "forged")
         if header["alg"] != known.jwt_algorithm:
             _refuse(
-                f"has the algorithm {_shown(header['alg'])}, and key {known.kid!r} is for {known.jwt_algorithm} alone",
+                f"has the algorithm {_shown(header['alg'])}, and key {known.kid!r} is for {known.jwt_algorithm} only",
                 "forged",
             )
         self._check_signature(credential, known)
@@ -398,7 +398,7 @@ def _claims(claims: dict[str, Any]) -> dict[str, Any]:
                 raise InvalidArgument(f"{name} must be a list.")
         _scope(claims.get("keys", ()), claims.get("prefixes", ()), claims.get("lock"))
     except InvalidArgument as error:
-        _refuse(f"has a wrong claim: {error}".rstrip("."))
+        _refuse(f"has an invalid claim: {error}".rstrip("."))
     return claims
 
 

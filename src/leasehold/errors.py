@@ -223,7 +223,7 @@ class Settled(StaleEpoch):
             return f"its owner settled the job under this epoch, and the job has moved since: {super()._why()}"
         then = self._outcome()
         return (
-            "its owner has already settled the job under this epoch, with another outcome or for good"
+            "its owner has already settled the job under this epoch, so no other write under it is accepted"
             f"{'; ' if then else ''}{then}."
         )
 

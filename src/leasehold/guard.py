@@ -257,8 +257,8 @@ class Guard(ABC):
                 lease.check()
             except StoreUnavailable as error:
                 log.info(
-                    "could not check whether the lease of job %r is still current; going on, since the key is sealed: "
-                    "%s",
+                    "could not check whether the lease of job %r is still current; continuing, since the key is "
+                    "sealed: %s",
                     lease.job_id,
                     error,
                 )
@@ -281,7 +281,8 @@ def _nothing(step: str) -> None:
 def _by_epoch(given: dict[str, Any]) -> Writer:
     if missing := {"owner", "store"} - given.keys():
         raise InvalidArgument(
-            f"epoch= needs {' and '.join(f'{name}=' for name in sorted(missing))} too: a mark records all three."
+            f"epoch= needs {' and '.join(f'{name}=' for name in sorted(missing))} too: "
+            "a mark records epoch, owner and store."
         )
     if "lease" in given:
         raise InvalidArgument("a lease already has an epoch, an owner and a store: pass lease= without the others.")

@@ -267,9 +267,9 @@ def test_a_wrong_deploy(play: Play) -> None:
     until(lambda: play.recorded("export-1", "released"))
 
     printed = play.run("doctor", code=1)
-    assert "No live worker of queue 'default' knows the task 'charge', for which jobs wait." in printed
+    assert "No live worker of queue 'default' knows the task 'charge', which has waiting jobs." in printed
     assert "charge_customer" in play.run("workers", "--fields", "name,queues,tasks")
-    assert "knows the task 'charge'; it is served by 1 live worker" in play.run("explain", "charge-1")
+    assert "knows the task 'charge' (1 live worker)" in play.run("explain", "charge-1")
     until(lambda: "its last error was: the payload has no 'year'" in play.show("export-1")["explanation"])
     play.run("explain", "export-1")
     play.deploy(APP)  # back to the version before
@@ -390,7 +390,7 @@ def test_a_runaway_producer(play: Play) -> None:
     theirs = ("cancel", "--queue", "mail", "--status", "pending", "--meta", "producer=nightly", "--as", "ann")
     printed = play.run(*theirs, "--note", "nightly ran away")
     assert "Nothing was done. To cancel them:" in printed
-    assert "jobs fit, not the expected 1." in play.run(*theirs, "--apply", "--expect", "1", code=4)
+    assert "jobs match, not the expected 1." in play.run(*theirs, "--apply", "--expect", "1", code=4)
     producer.kill()
     producer.wait()
     printed = play.run(*theirs, "--note", "nightly ran away")

@@ -111,7 +111,7 @@ def test_the_tree_is_as_drawn() -> None:
         (
             Settled.of_job("a", presented=42, current=42, verb="fail", ending=DONE),
             "job 'a': fail with epoch 42 is refused: its owner has already settled the job under this epoch, "
-            "with another outcome or for good; it was completed by 'worker-2' at 2026-11-16T15:04:05+00:00.",
+            "so no other write under it is accepted; it was completed by 'worker-2' at 2026-11-16T15:04:05+00:00.",
         ),
         (
             Settled.of_job("a", presented=41, current=42, verb="prune"),
@@ -140,7 +140,7 @@ def test_the_tree_is_as_drawn() -> None:
         (
             SETTLED,
             "job 'a': fail with epoch 41 is refused: its owner has already settled the job under this epoch, "
-            "with another outcome or for good.",
+            "so no other write under it is accepted.",
         ),
         (
             UnknownJob("a", pruned="done"),

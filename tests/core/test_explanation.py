@@ -53,7 +53,7 @@ def test_a_paused_queue_comes_before_everything_else() -> None:
     """Nothing else matters as long as it is paused."""
     said = explain(job(parked=LOCKED), NOW, queues=[PAUSED], workers=[])
 
-    assert said == "Its queue 'mail' is paused by 'ann' since 2027-01-15T07:59:55+00:00: \"the relay is down\"."
+    assert said == "Its queue 'mail' has been paused by 'ann' since 2027-01-15T07:59:55+00:00: \"the relay is down\"."
 
 
 def test_a_job_that_is_due_later_says_when_and_after_what() -> None:
@@ -84,12 +84,12 @@ def test_a_lock_names_its_holder() -> None:
         ([worker(("other",))], "No live worker serves its queue 'mail': 1 live worker serves other queues."),
         (
             [worker(tasks=("other",))],
-            "No live worker of queue 'mail' knows the task 'send'; it is served by 1 live worker.",
+            "No live worker of queue 'mail' knows the task 'send' (1 live worker).",
         ),
         ([worker(), worker()], "It is due, and waits to be claimed by one of 2 live workers."),
         (
             [replace(worker(), running=4), replace(worker(), running=5), worker(queues=("else",))],
-            "It is due, and waits for a free slot: 2 live workers of its queue had all of 8 taken, when last reported.",
+            "It is due, and waits for a free slot: all 8 of 2 live workers of its queue were taken at the last report.",
         ),
         (
             [replace(worker(), concurrency=0, running=2)],
@@ -114,7 +114,7 @@ def test_a_job_without_a_task_is_not_for_workers() -> None:
 def test_a_running_job_shows_its_lease_beside_its_progress() -> None:
     """Alive and not moving is one glance."""
     assert explain(running(), NOW) == (
-        "It runs at 'w-1' since 2027-01-15T07:50:00+00:00 under epoch 7: its lease lasts another 20 s; "
+        "It has been running at 'w-1' since 2027-01-15T07:50:00+00:00 under epoch 7: its lease lasts another 20 s; "
         "no progress for 10 min."
     )
     moving = running(updated_us=NOW - 3 * SECOND, progress=0.4, note="page 4")

@@ -50,11 +50,11 @@ def test_what_is_asked_for_is_kept_in_the_form_of_stores() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"id": ""}, "a job's id must have 1 to 255 characters, this one has 0."),
+        ({"id": ""}, "a job's id must have 1 to 255 characters, and this one has 0."),
         ({"id": 42}, "a job's id must be a string, not 42 (int)."),
         ({"payload": {1: 2}}, "payload has the key 1 (int): "),
         ({"task": 7}, "task must be a string, not 7 (int)."),
-        ({"queue": ""}, "queue must have 1 to 255 characters, this one has 0."),
+        ({"queue": ""}, "queue must have 1 to 255 characters, and this one has 0."),
         ({"queue": None}, "queue must be a string, not None (NoneType)."),
         ({"priority": 1.5}, "priority must be a whole number, not 1.5 (float)."),
         ({"priority": 2**31}, f"priority must be from -{PRIORITY_LIMIT} to {PRIORITY_LIMIT}, not {2**31}."),

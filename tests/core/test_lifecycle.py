@@ -43,7 +43,7 @@ def test_what_the_table_does_not_list_is_refused(verb: Verb, status: Status) -> 
         (Verb.REPLAY, Status.RUNNING, "job 'a' is running and cannot be replayed: cancel it first, or let it finish."),
         (Verb.REQUEUE, Status.PENDING, "job 'a' is pending and cannot be requeued: only a running job can."),
         (Verb.FINISH, Status.CANCELLED, "job 'a' is cancelled and cannot be completed by hand: replay it first."),
-        (Verb.CLAIM, Status.DONE, "job 'a' is done and admits no claim."),
+        (Verb.CLAIM, Status.DONE, "job 'a' is done and does not allow claim."),
     ],
 )
 def test_a_refusal_says_the_next_step(verb: Verb, status: Status, message: str) -> None:

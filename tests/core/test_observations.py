@@ -49,7 +49,7 @@ def test_an_owner_that_renews_while_the_work_does_not_move_is_observed() -> None
     [found] = seen(running(quiet=700), running("b", quiet=599))
 
     assert (found.kind, found.subject) == ("not-moving", "a")
-    assert found.sentence == "Job 'a' at 'w-1' is renewed, and has made no progress for 11 min."
+    assert found.sentence == "Job 'a' at 'w-1' is still renewed, but has made no progress for 11 min."
     assert found.since_us == NOW - 700 * SECOND
     assert found.command == "leasehold show a"
 
@@ -170,7 +170,7 @@ def test_a_task_that_no_worker_of_its_queue_knows_is_observed_at_once() -> None:
     [found] = seen(oldest=parked, workers=(worker(), replace(knows, queues=("other",)), replace(knows, alive=False)))
 
     assert (found.kind, found.subject, found.task) == ("no-consumer", "q", "charge")
-    assert found.sentence == "No live worker of queue 'q' knows the task 'charge', for which jobs wait."
+    assert found.sentence == "No live worker of queue 'q' knows the task 'charge', which has waiting jobs."
     assert found.command == "leasehold workers --fields name,queues,tasks"
     assert seen(oldest=parked, workers=(worker(), knows)) == []
     assert "no-consumer" not in dict(kinds(seen(oldest=parked, workers=(worker(),), paused=("q",))))

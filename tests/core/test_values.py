@@ -56,10 +56,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: checks.name(7, "queue"), "queue must be a string, not 7 (int)."),
     (lambda: checks.name(None, "queue"), "queue must be a string, not None (NoneType)."),
     (lambda: checks.name(b"a", "queue"), "queue must be a string, not b'a' (bytes)."),
-    (lambda: checks.name("", "queue"), "queue must have 1 to 255 characters, this one has 0."),
+    (lambda: checks.name("", "queue"), "queue must have 1 to 255 characters, and this one has 0."),
     (
         lambda: checks.name("x" * 256, "queue"),
-        f"queue must have 1 to 255 characters, this one has 256: '{'x' * 40}'…",
+        f"queue must have 1 to 255 characters, and this one has 256: '{'x' * 40}'…",
     ),
     (lambda: checks.name("a\0b", "queue"), r"queue must not contain NUL: 'a\x00b'."),
     (

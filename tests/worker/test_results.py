@@ -96,10 +96,10 @@ def test_a_pending_job_says_what_it_waits_for(router: Router) -> None:
             router.result(job_id)
         return str(caught.value).rpartition("needs a worker.")[2]
 
-    assert why("slip") == " Worker 'mailer-7' has passed it over, since it does not know the task 'imprt'."
+    assert why("slip") == " Worker 'mailer-7' does not know the task 'imprt', and has passed the job over."
     assert why("bare") == " It names no task, and workers such as 'mailer-7' do not take such jobs."
     assert why("second") == " It waits for its lock 'k', which another job holds."
-    assert re.fullmatch(r" Its queue 'mail' is paused by 'ann' since \S+: \"the relay is down\"\.", why("mail"))
+    assert re.fullmatch(r" Its queue 'mail' has been paused by 'ann' since \S+: \"the relay is down\"\.", why("mail"))
     assert why("later").startswith(f" It is due at {later.isoformat(timespec='seconds')}, in ")
     assert why("ready") == why("first") == ""
 

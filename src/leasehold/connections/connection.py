@@ -159,9 +159,9 @@ class Connection:
 
 
 IN_SAVEPOINT = (
-    "the connection that you passed is inside a savepoint. If the savepoint is rolled back, the outer transaction can "
-    "still commit, without what this call has joined to it. Make the call outside of the savepoint, or pass "
-    "savepoint=True if you know that the savepoint will not be rolled back."
+    "the connection that you passed is inside a savepoint. If the savepoint is rolled back, this call is undone, "
+    "but the outer transaction can still commit. Make the call outside of the savepoint, or pass savepoint=True if "
+    " you know that the savepoint will not be rolled back."
 )
 
 

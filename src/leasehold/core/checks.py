@@ -25,7 +25,7 @@ def name(value: object, what: str) -> str:
         raise InvalidArgument(f"{what} must be a string, not {shown(value)} ({type(value).__name__}).")
     if not 0 < len(value) <= NAME_LIMIT:
         raise InvalidArgument(
-            f"{what} must have 1 to {NAME_LIMIT} characters, this one has {len(value)}"
+            f"{what} must have 1 to {NAME_LIMIT} characters, and this one has {len(value)}"
             + (f": {value[:40]!r}…" if value else ".")
         )
     if "\0" in value:

@@ -50,7 +50,9 @@ def waits_for(
     for queue in queues:
         if queue.paused and queue.name == job.queue:
             note = f': "{queue.paused_note}"' if queue.paused_note else ""
-            return f"Its queue {queue.name!r} is paused by {queue.paused_by!r} since {_at(queue.paused_us)}{note}."
+            return (
+                f"Its queue {queue.name!r} has been paused by {queue.paused_by!r} since {_at(queue.paused_us)}{note}."
+            )
     if job.run_us > now:
         after, message = "", _message(job, hides_errors)
         if job.errors:
@@ -68,7 +70,7 @@ def waits_for(
     if job.parked is not None:
         if not job.parked.behind:
             return f"It names no task, and workers such as {job.parked.by!r} do not take such jobs."
-        return f"Worker {job.parked.by!r} has passed it over, since it does not know the task {job.task!r}."
+        return f"Worker {job.parked.by!r} does not know the task {job.task!r}, and has passed the job over."
     return ""
 
 
@@ -83,7 +85,7 @@ def _no_worker(job: Job, workers: Sequence[WorkerStatus]) -> str:
         )
         return f"No live worker serves its queue {job.queue!r}: {others}."
     if job.task is not None and not any(job.task in worker.tasks for worker in serving):
-        return f"No live worker of queue {job.queue!r} knows the task {job.task!r}; it is served by {_live(serving)}."
+        return f"No live worker of queue {job.queue!r} knows the task {job.task!r} ({_live(serving)})."
     return ""
 
 
@@ -94,7 +96,7 @@ def _due(serving: Sequence[WorkerStatus]) -> str:
         held = "are held by handlers that have lost their jobs and cannot be stopped"
         return f"It is due, and waits for a free slot: all {slots} of {_live(live)} of its queue {held}."
     if live and sum(worker.running for worker in live) >= slots:
-        taken = f"{_live(live)} of its queue had all of {slots} taken, when last reported"
+        taken = f"all {slots} of {_live(live)} of its queue were taken at the last report"
         return f"It is due, and waits for a free slot: {taken}."
     return "It is due, and waits to be claimed" + (f" by one of {_live(live)}." if live else ".")
 
@@ -122,7 +124,7 @@ def _running(job: Job, now: int, hides_errors: bool) -> str:
         pace = f"last progress {span(quiet)} ago" if moved else f"began {span(quiet)} ago"
     done = "" if job.progress is None else f" at {job.progress:.0%}"
     note = f' ("{job.note}")' if job.note else ""
-    runs = f"It runs at {job.owner!r} since {_at(job.granted_us)} under epoch {job.epoch}"
+    runs = f"It has been running at {job.owner!r} since {_at(job.granted_us)} under epoch {job.epoch}"
     lost = ""
     if job.reclaims:
         lost = f"; reclaimed {counted(job.reclaims, 'time', 'times')}{last_reclaim(job, hides_errors)}"

@@ -103,7 +103,7 @@ def after(verb: Verb, status: Status, job_id: str) -> Status:
     try:
         return TRANSITIONS[verb][status]
     except KeyError:
-        raise Conflict(f"job {job_id!r} is {status} and {_REFUSED.get(verb, f'admits no {verb}')}.") from None
+        raise Conflict(f"job {job_id!r} is {status} and {_REFUSED.get(verb, f'does not allow {verb}')}.") from None
 
 
 def judge_error(errors: int, retry: Retry, *, again: bool) -> Verb:

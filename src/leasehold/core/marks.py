@@ -104,13 +104,14 @@ def refusal(mark: Mark, writer: Writer, *, resource: str, verb: str = "write") -
         strict = "" if writer.epoch < mark.epoch else ", and the guard is without strict_store"
         why = (
             f"the key stands at epoch {mark.epoch} of another store (owner {mark.owner!r}, store {mark.store}), and "
-            f"this epoch is of store {writer.store}. If store {writer.store} has replaced store {mark.store}{strict}, "
-            f"raise the epochs of store {writer.store} with `leasehold store advance URL --above {mark.epoch}`"
+            f"this epoch is from store {writer.store}. If store {writer.store} has replaced store "
+            f"{mark.store}{strict}, raise the epochs of store {writer.store} with "
+            f"`leasehold store advance URL --above {mark.epoch}`"
         )
     else:
         why = (
-            f"the key belongs to store {mark.store} (owner {mark.owner!r}), this epoch is of store {writer.store}, and "
-            "this guard takes no other store (strict_store=True)"
+            f"the key belongs to store {mark.store} (owner {mark.owner!r}), this epoch is from store {writer.store}, "
+            "and this guard accepts only one store (strict_store=True)"
         )
     return StaleEpoch(
         f"{resource}: {verb} with epoch {writer.epoch} is refused: {why}.",

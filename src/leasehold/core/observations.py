@@ -194,7 +194,7 @@ def _lease(now: int, lease: LiveLease, bounds: Bounds) -> Observation | None:
     if now - moved >= bounds.quiet_us:
         quiet = f"has made no progress for {span(now - moved)}"
         if lease.renewed_us > lease.granted_us and _is_recent(lease.renewed_us, now):
-            sentence = f"Job {lease.job_id!r} at {lease.owner!r} is renewed, and {quiet}."
+            sentence = f"Job {lease.job_id!r} at {lease.owner!r} is still renewed, but {quiet}."
         else:
             sentence = f"Job {lease.job_id!r} at {lease.owner!r} {quiet}; {_lasts(now, lease)}."
         return Observation(ObservationKind.NOT_MOVING, lease.job_id, moved, sentence, show, held=lease[:3])
@@ -271,7 +271,7 @@ def _unknown_task(now: int, oldest: Oldest, live: list[WorkerStatus], bounds: Bo
     is_known = any(task in worker.tasks for worker in serving)
     if not task or not serving or is_known or now - oldest.since_us < bounds.unserved_us:
         return []
-    sentence = f"No live worker of queue {name!r} knows the task {task!r}, for which jobs wait."
+    sentence = f"No live worker of queue {name!r} knows the task {task!r}, which has waiting jobs."
     command = "leasehold workers --fields name,queues,tasks"
     return [Observation(ObservationKind.NO_CONSUMER, name, oldest.since_us, sentence, command, task)]
 
@@ -294,7 +294,7 @@ def _workers(now: int, leases: list[LiveLease], live: Mapping[str, WorkerStatus]
                 if len(jobs) == 1
                 else f"all of its {live[name].concurrency} slots hold jobs"
             )
-            sentence = f"Worker {name!r} settles nothing: {slots} without progress for {span(now - since)}."
+            sentence = f"Worker {name!r} is not settling any job: {slots} without progress for {span(now - since)}."
             command = f"leasehold jobs --owner {name}"
             found.append(Observation(ObservationKind.NEVER_SETTLES, name, since, sentence, command))
     return found

@@ -38,7 +38,7 @@ WORK: Mapping[str, str] = {
     **_all("use queues, a list of names.", "queue", "queue_names"),
     **_all("use router.work(until_empty=True).", "until_empty", "burst", "once", "run_once"),
     **_all("use grace_seconds.", "timeout", "grace", "shutdown_timeout", "stop_timeout"),
-    **_all("use name, which its owner's name begins with.", "owner", "worker_id", "worker_name", "hostname"),
+    **_all("use name; the owner's name begins with it.", "owner", "worker_id", "worker_name", "hostname"),
 }  # fmt: skip
 
 _ADD = "Use router.add(id, payload, task=…), or my_task.add(…) with the task's own arguments."
@@ -49,7 +49,7 @@ _SCHEDULE = (
 ROUTER: Mapping[str, str] = {
     **_all(_ADD, "enqueue", "enqueue_many", "send", "send_task", "push", "put", "publish", "submit", "insert", "defer"),
     **_all(
-        "Use router.add(…, delay_seconds=…) or run_at=…; of a task, my_task.options(delay_seconds=…).add(…).",
+        "Use router.add(…, delay_seconds=…) or run_at=…; for a task, my_task.options(delay_seconds=…).add(…).",
         "enqueue_in", "enqueue_at", "apply_async", "delay", "add_in", "add_at",
     ),
     **_all(_SCHEDULE, "cron", "crontab", "every", "periodic", "periodic_task", "schedule", "schedules", "repeat"),
