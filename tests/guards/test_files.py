@@ -290,7 +290,7 @@ def test_symbolic_links_are_refused(guard: FileGuard, tmp_path_factory: pytest.T
     with pytest.raises(InvalidArgument, match=r"use 'real/q3\.csv'"):
         guard.seal("link.csv", **under(OLD))
     for key in ("out/x", "out.csv"):
-        with pytest.raises(InvalidArgument, match=f"leaves the folder, to {outside}"):
+        with pytest.raises(InvalidArgument, match=f"leads out of the folder, to {outside}"):
             guard.peek(key)
     assert list(outside.iterdir()) == []
 

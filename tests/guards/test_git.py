@@ -109,7 +109,7 @@ def test_commits_that_part_under_one_epoch_are_a_conflict(server: Path, guard: G
     sibling.push(clone, "main", base, **under(OLD))
     guard.push(clone, "main", mine := commit(clone, b"mine", base), **under(OLD))
 
-    with pytest.raises(Conflict, match="does not build on that"):
+    with pytest.raises(Conflict, match="is not based on that commit"):
         sibling.push(clone, "main", commit(clone, b"other", base), **under(OLD))
     assert (tip(server), sibling.refused) == (mine, 0)
     sibling.push(clone, "main", merged := commit(clone, b"merged", mine), **under(OLD))
@@ -164,7 +164,7 @@ def test_a_branch_that_was_deleted_past_the_guard_is_seen(server: Path, guard: G
 def test_a_branch_from_before_the_guard_is_taken_as_it_is(server: Path, guard: GitGuard, clone: Path) -> None:
     """Its first write follows its tip."""
     push_past(server, clone, base := commit(clone, b"base", None))
-    with pytest.raises(Conflict, match="does not build on that"):
+    with pytest.raises(Conflict, match="is not based on that commit"):
         guard.push(clone, "main", commit(clone, b"other", None), **under(OLD))
     guard.seal("main", **under(OLD))
     guard.push(clone, "main", after := commit(clone, b"after", base), **under(OLD))

@@ -286,7 +286,7 @@ def test_a_transaction_that_failed_is_not_committed_silently(place: Place) -> No
             with pytest.raises(psycopg.Error):
                 own.execute("select 1/0")
 
-    with pytest.raises(NotInTransaction, match="an error in the block"):
+    with pytest.raises(NotInTransaction, match="the block caught an error"):
         swallow()
     assert (place.notes(), place.guard.mark("k")) == ([], None)
 

@@ -31,7 +31,7 @@ _PATHS = 1024  # keys whose paths are remembered
 _SMALL = 1024 * 1024  # bytes that cost less to write than it costs every write to compare twice
 
 _README = """\
-leasehold keeps here, for each guarded file of the folder above, its mark: the newest epoch that has written it.
+This folder holds the mark of each guarded file in the folder above: the newest epoch that has written the file.
 Do not remove this folder while jobs write to the files: a stale owner could then overwrite a newer owner's file.
 A backup of the files has to include it.
 """
@@ -356,7 +356,7 @@ class FileGuard(Guard):
                 self._is_folding = names.is_folding(self._own)
                 self._own_paths.clear()
                 if stale := collect(self._folder_of("tmp")):
-                    log.info("removed %s temporary files of ended writers in %s", stale, self._own)
+                    log.info("removed %s temporary files of writers that have ended, in %s", stale, self._own)
             self._is_ready = True
 
     def _refuse_shared_file_system(self) -> None:
@@ -369,8 +369,8 @@ class FileGuard(Guard):
             )
         if kind is not None and kind not in file_systems.LOCAL:
             log.warning(
-                "%s is on a file system of type %s, on which the file guard has not been tested: it needs locks "
-                "(flock) that hold for every writer, and atomic renames",
+                "%s is on a file system of type %s, on which the file guard has not been tested. The guard needs "
+                "atomic renames, and locks (flock) that hold for every writer",
                 self._root,
                 kind,
             )
@@ -427,9 +427,11 @@ class FileGuard(Guard):
     def _unavailable(self, resource: str, verb: str, error: OSError) -> GuardUnavailable:
         where = f" ({error.filename})" if error.filename else ""
         if error.errno == errno.EXDEV:
-            where = ": a folder above it is another file system than the guard's. Give that folder a guard of its own"
+            where = (
+                ": a folder above it is on a different file system than the guard. Give that folder a guard of its own"
+            )
         return GuardUnavailable(
-            f"{resource}: {verb} failed: {error.strerror or error}{where}. The file is as it was; try again once "
+            f"{resource}: {verb} failed: {error.strerror or error}{where}. The file was not changed; try again once "
             f"{self._root} can be used."
         )
 

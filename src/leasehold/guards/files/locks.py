@@ -124,8 +124,8 @@ class KeyLock:
         else:
             who = f"process {facts['pid']} on {facts['host']} (owner {shown(facts['owner'])}, epoch {facts['epoch']})"
             advice = (
-                f"If that process is stopped, let it go on (kill -CONT {facts['pid']}) or end it (kill -KILL "
-                f"{facts['pid']}): the lock ends with it"
+                f"If that process is stopped, resume it (kill -CONT {facts['pid']}) or end it (kill -KILL "
+                f"{facts['pid']}), which releases the lock"
             )
         return GuardUnavailable(
             f"{self._resource}: its lock {self._path} is held by {who}, and was not free within {self._busy_seconds:g} "

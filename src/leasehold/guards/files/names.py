@@ -58,7 +58,7 @@ def _refuse_links(root: str, key: str, parts: list[str]) -> None:
         if stat.S_ISLNK(mode):
             target = os.path.realpath(path)
             inside = os.path.commonpath((root, target)) == root
-            advice = f"use {os.path.relpath(target, root)!r}" if inside else f"it leaves the folder, to {target}"
+            advice = f"use {os.path.relpath(target, root)!r}" if inside else f"it leads out of the folder, to {target}"
             raise _refused(key, f"{path} is a symbolic link: {advice}")
         if number < len(parts) and _has_guard(path):
             raise _refused(key, f"{path} has a file guard of its own")

@@ -143,9 +143,9 @@ class SqliteDatabase(Database):
             busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
             if busy and self._exclusive:
                 raise Conflict(
-                    f"the gate at {self.path} is already open in another process. With uses in memory, a process "
-                    "cannot see which requests are still running in another one, so a seal would not wait for them. "
-                    "To share the gate between processes, open it with uses='sql' in all of them."
+                    f"the gate at {self.path} is already open in another process. With uses='memory', a "
+                    "process cannot see which requests are still running in another one, so a seal would not wait for "
+                    "them. To share the gate between processes, open it with uses='sql' in all of them."
                 ) from None
             if busy:
                 raise GuardUnavailable(
@@ -233,7 +233,7 @@ class PostgresDatabase(Database):
             yield connection
         except self._psycopg.Error as error:
             raise GuardUnavailable(
-                f"the gate in {shown_url(self._url)} cannot be used: {error}. Nothing is known to have been written."
+                f"the gate in {shown_url(self._url)} cannot be used: {error}. Whether anything was written is unknown."
             ) from error
         finally:
             if connection is not None:

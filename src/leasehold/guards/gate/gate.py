@@ -74,7 +74,7 @@ class Use:
         if not self._over:
             self._over = True
             log.warning(
-                "%s: it is not known how the request under epoch %s of %r ended, so it is recorded as in doubt: %s",
+                "%s: the request under epoch %s of %r ended with an unknown outcome; recording it as in doubt: %s",
                 self._gate.resource(self.key),
                 self.epoch,
                 self.owner,
@@ -257,8 +257,8 @@ class Gate(Guard):
         if doubts:
             shown = "; ".join(f"epoch {doubt.epoch} of {doubt.owner!r}: {doubt.note}" for doubt in doubts)
             log.warning(
-                "%s: sealed at epoch %s, but it is not known what became of these older requests; they may have "
-                "written, or may still write: %s",
+                "%s: sealed at epoch %s, but the outcome of these older requests is unknown; they may have written, "
+                "or may still write: %s",
                 self.resource(key),
                 below,
                 shown,
@@ -267,7 +267,7 @@ class Gate(Guard):
 
     def _why_doubt(self, use: Running, left: int) -> str:
         if use.process is not None and is_gone(use.process):
-            return f"process {use.process.pid} on {use.process.host} has ended during the use"
+            return f"process {use.process.pid} on {use.process.host} ended during the use"
         if left <= 0:
             where = f" (process {use.process.pid} on {use.process.host})" if use.process else ""
             return f"it was running when a newer owner came, and did not end in {self._drain_us / 1_000_000:g} s{where}"

@@ -213,9 +213,9 @@ class GitGuard(Guard):
         tip = before.tip
         if tip is not None and wish.source is not None and not wish.force and not self._follows(wish.source, tip):
             raise Conflict(
-                f"{self.resource(branch)} is at {tip}, and commit {wish.source.commit} does not build on that: "
+                f"{self.resource(branch)} is at {tip}, and commit {wish.source.commit} is not based on that commit: "
                 "another write under this epoch came first, or the commit was made from an older state. Fetch, merge "
-                "or rebase, and push again; force=True replaces the branch."
+                "or rebase, and push again. To replace the branch, pass force=True."
             )
         return tip
 

@@ -18,8 +18,9 @@ from .remote import Push, Remote
 def no_atomic_push(url: str) -> Unfenced:
     """Return the error for a server that cannot change a branch and its mark in one step."""
     return Unfenced(
-        f"{url} has no atomic pushes, so a branch and its mark cannot change in one step, and a stale push might pass. "
-        "Nothing was written. Use a server that has them (git has since 2.4, unless receive.advertiseAtomic is false)."
+        f"{url} does not support atomic pushes, so a branch and its mark cannot change in one step, and a stale push "
+        "might pass. Nothing was written. Use a server that supports them (git does since 2.4, unless "
+        "receive.advertiseAtomic is false)."
     )
 
 

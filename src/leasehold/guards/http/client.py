@@ -187,8 +187,8 @@ class HttpGuard(Guard):
                 seal = sealed(key, self._send("POST", key, headers, None, writer).content)
             except InDoubt as error:  # a seal may be repeated
                 raise GuardUnavailable(
-                    f"{self.resource(key)}: the seal got no reply, and may or may not have taken effect. Seal again. "
-                    f"{error}"
+                    f"{self.resource(key)}: the reply to the seal was lost, so it may or may not have taken effect. "
+                    f"Seal again. The error was: {error}"
                 ) from error
             assert isinstance(seal, Seal)
             return seal

@@ -59,13 +59,13 @@ def problem(error: LeaseholdError) -> Answer:
 def _kind(error: LeaseholdError) -> tuple[HTTPStatus, str, str]:
     match error:
         case StaleEpoch():
-            return HTTPStatus.CONFLICT, "stale-epoch", "A newer owner has been here"
+            return HTTPStatus.CONFLICT, "stale-epoch", "A newer owner exists"
         case NoLease():
             return HTTPStatus.PRECONDITION_REQUIRED, "lease-required", f"The header {HEADER} is missing"
         case CredentialExpired():
             return HTTPStatus.UNAUTHORIZED, "credential-expired", "The credential has expired; mint another"
         case CredentialRefused() if error.fault in _FORBIDDEN:
-            return HTTPStatus.FORBIDDEN, "credential-refused", "The credential is not for this"
+            return HTTPStatus.FORBIDDEN, "credential-refused", "The credential does not cover this request"
         case CredentialRefused():
             return HTTPStatus.UNAUTHORIZED, "credential-refused", "The credential is not valid"
         case InvalidArgument():

@@ -63,8 +63,8 @@ class Policy(Generic[Request]):
             return None
         if action is not None and (action not in _ACTIONS or not acts):
             raise InvalidArgument(
-                f"the header {ACTION} must be {' or '.join(_ACTIONS)}, and is only for a service with a gate. "
-                f"It was {action!r:.80}."
+                f"the header {ACTION} is {action!r:.80}: it must be {' or '.join(_ACTIONS)}, and the service must have "
+                "a gate."
             )
         if len(credentials) > 1:
             raise CredentialRefused(f"the header {HEADER} was sent {len(credentials)} times: send it once.")

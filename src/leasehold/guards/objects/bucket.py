@@ -109,8 +109,8 @@ class Bucket:
         if meta["size"] > LIMIT:
             raise unreadable(
                 resource,
-                f"the object at the key has {meta['size']} bytes, so the guard did not write it (its objects are "
-                "small, and point to the data)",
+                f"the object at the key has {meta['size']} bytes, so the guard did not write it: what the guard writes "
+                "there is small, and points to the data",
             )
         return Found(Pointer.decode(content, key, resource), _version(meta))
 

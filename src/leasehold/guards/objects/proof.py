@@ -99,7 +99,7 @@ class _Canary:
                 raise outcome
         return sum(outcome is not None for outcome in outcomes)
 
-    def _unfenced(self, what: str, so: str = "it does not compare, so a stale owner can write there") -> Unfenced:
+    def _unfenced(self, what: str, so: str = "it ignores conditions, so a stale owner can write there") -> Unfenced:
         return Unfenced(
             f"prove() failed: in its test, {self._bucket!r} {what}: {so}. Only an object of the test's own was "
             "written. Use a store with consistent reads and conditional writes, or switch them on."

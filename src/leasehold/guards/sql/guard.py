@@ -188,8 +188,8 @@ class SqlGuard(Guard):
             self.at("committing")
             if has_failed(handle):
                 raise NotInTransaction(
-                    f"{self.resource(fence.keys[0])}: an error in the block was caught there, but it has made the "
-                    "transaction fail, so PostgreSQL commits nothing. Let the error leave the block, or use a "
+                    f"{self.resource(fence.keys[0])}: the block caught an error that had already aborted the "
+                    "transaction, so PostgreSQL commits nothing. Let the error leave the block, or use a "
                     "savepoint."
                 )
             try:

@@ -167,7 +167,7 @@ def explained(error: BaseException, resource: str, file: Callable[[], str | None
     code = getattr(inner, "sqlite_errorcode", 0)
     if code == sqlite3.SQLITE_BUSY_SNAPSHOT:
         return StaleSnapshot(
-            "your transaction had read before another one wrote, so SQLite lets it write no more (BUSY_SNAPSHOT). "
+            "your transaction had read before another one wrote, so SQLite no longer lets it write (BUSY_SNAPSHOT). "
             "Nothing was changed: roll it back and run it again, beginning with BEGIN IMMEDIATE or with the fence."
         )
     if is_busy(inner):
