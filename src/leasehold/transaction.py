@@ -221,13 +221,14 @@ def refuse_inside(database: Hashable) -> None:
 
 
 INSIDE = (
-    "a transaction on this database is open here, and this call would commit beside it, or wait for it: make the call "
-    "part of it with connection=…, where the verb takes one, or call it after the transaction has ended. Inside `with "
-    "lease.transaction()`, that lease's own verbs are part of it without connection=…. Nothing was changed."
+    "a transaction on this database is open here, and this call would commit separately, or wait for it: make the "
+    "call part of it with connection=…, where the verb takes one, or call it after the transaction has ended. "
+    "Inside `with lease.transaction()`, that lease's own verbs are part of it without connection=…. Nothing was "
+    "changed."
 )
 
 FORKED = (
-    "this process was forked inside a lease.transaction() of its parent, and the transaction is the parent's to end: "
+    "this process was forked inside a lease.transaction() of its parent, and only the parent may end the transaction: "
     "this process has committed nothing. Leave the child with os._exit() before the end of the block."
 )
 

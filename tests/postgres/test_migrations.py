@@ -106,7 +106,7 @@ def test_this_release_works_before_during_and_after_the_next_ones_migration(
             said, _ = migrating.communicate(timeout=PATIENCE_SECONDS)
 
         assert migrating.returncode == 0
-        assert f"went from version {latest()} to version {NEXT}" in said
+        assert f"was migrated from version {latest()} to version {NEXT}" in said
         assert row(server_url, nowhere) == (NEXT, latest())
         assert old.does("round 2") == "done"
         late, new = Old(this_release(), server_url, nowhere), Old(compatible, server_url, nowhere)
@@ -185,7 +185,7 @@ def test_what_a_migration_would_do_is_said_and_not_done(server_url: str, nowhere
     assert f"has version {latest()}, and this leasehold needs version {NEXT}" in early.err
     assert "leasehold store migrate URL" in early.err
     assert did.found == {"url": server_url, "from": latest(), "to": NEXT, "steps": steps, "dry_run": False}
-    assert again == (0, f"The schema has version {NEXT} already; there is nothing to do.\n", "")
+    assert again == (0, f"The schema is already at version {NEXT}; there is nothing to do.\n", "")
     assert late.code == 0
     with Router(server_url, schema=nowhere) as router:
         assert isinstance(router.store, PostgresStore)
@@ -214,8 +214,8 @@ def test_a_release_that_does_not_fit_any_more_is_told_so(server_url: str, nowher
         assert lease is not None
         assert incompatible.run("store", "migrate", server_url, "--schema", nowhere, "--json").found["to"] == NEXT
         message = (
-            f"has version {NEXT}, which works with leaseholds for version {NEXT} or later, and this leasehold knows "
-            f"{latest()} at most.*Upgrade leasehold. Nothing was changed"
+            f"has version {NEXT}, which works with leasehold versions for schema {NEXT} or later, and this leasehold "
+            f"supports {latest()} at most.*Upgrade leasehold. Nothing was changed"
         )
 
         with pytest.raises(StoreIncompatible, match=message):

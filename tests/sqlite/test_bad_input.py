@@ -71,10 +71,10 @@ def deep(levels: int) -> object:
 
 
 BAD_ADDS: dict[str, tuple[Callable[[Any], object], str]] = {
-    "empty id": (lambda r: r.add(""), r"^a job's id must have 1 to 255 characters, this one has 0\.$"),
+    "empty id": (lambda r: r.add(""), r"^a job's id must have 1 to 255 characters, and this one has 0\.$"),
     "long id": (
         lambda r: r.add("x" * 256),
-        r"^a job's id must have 1 to 255 characters, this one has 256: 'x{40}'…$",
+        r"^a job's id must have 1 to 255 characters, and this one has 256: 'x{40}'…$",
     ),
     "NUL in id": (lambda r: r.add("a\0b"), r"^a job's id must not contain NUL: 'a\\x00b'\.$"),
     "id of bytes": (lambda r: r.add(b"a"), r"^a job's id must be a string, not b'a' \(bytes\)\.$"),
@@ -165,7 +165,7 @@ BAD_ADDS: dict[str, tuple[Callable[[Any], object], str]] = {
 }
 
 BAD_CLAIMS: dict[str, tuple[Callable[[Any], object], str]] = {
-    "no owner": (lambda r: r.claim(""), r"^owner must have 1 to 255 characters, this one has 0\.$"),
+    "no owner": (lambda r: r.claim(""), r"^owner must have 1 to 255 characters, and this one has 0\.$"),
     "zero": (
         lambda r: r.claim("worker-1", lease_seconds=0),
         r"^lease_seconds must be above zero, not 0\.$",
@@ -499,7 +499,7 @@ def test_a_setting_that_makes_no_sense_is_refused_at_once(
 def test_a_missing_folder_is_named_and_not_made(tmp_path: Path) -> None:
     with (
         Router(f"sqlite:///{tmp_path / 'missing' / 'jobs.db'}") as router,
-        pytest.raises(StoreUnavailable, match=r"the folder .*missing does not exist\. Make it first\.$"),
+        pytest.raises(StoreUnavailable, match=r"the folder .*missing does not exist\. Create it first\.$"),
     ):
         router.add("a")
 
@@ -541,7 +541,7 @@ def test_a_newer_schema_is_left_as_it_is(tmp_path: Path) -> None:
         connection.execute("UPDATE leasehold_store SET schema_version = 99")
         before = list(connection.iterdump())
     message = (
-        r"jobs\.db has version 99, and this leasehold knows \d+ at most: a newer leasehold has installed it\. "
+        r"jobs\.db has version 99, and this leasehold supports \d+ at most: a newer leasehold has installed it\. "
         r"Upgrade leasehold\. Nothing was changed\.$"
     )
 

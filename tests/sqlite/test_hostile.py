@@ -285,7 +285,7 @@ shutil.copyfile({path + ".bak"!r}, {path!r})
 os.unlink({path + "-wal"!r}); os.unlink({path + "-shm"!r})
 for verb in (lease.renew, lease.complete, lease.check, router.counts, lambda: lease.transaction().__enter__()):
     try: verb(); print("accepted")
-    except StoreUnavailable as error: assert "Start this process anew" in str(error), error
+    except StoreUnavailable as error: assert "Restart this process" in str(error), error
 router.close()
 try: router.counts(); print("accepted")
 except StoreUnavailable: print("refused")

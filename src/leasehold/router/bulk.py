@@ -103,9 +103,9 @@ def bulk(
     jobs = matching(router, wanted)
     seen = [(job.id, job.epoch) for job in (_parents_first(list(jobs)) if verb == "prune" else jobs)]
     if len(seen) != expect:
-        fit = counted(len(seen), "job fits", "jobs fit")
+        found = counted(len(seen), "job matches", "jobs match")
         raise Conflict(
-            f"{fit}, not the expected {expect}. Nothing was changed: list them again before you repeat this."
+            f"{found}, not the expected {expect}. Nothing was changed: list them again before you repeat this."
         )
     act: Callable[..., Job | None] = functools.partial(_prune, router) if verb == "prune" else getattr(router, verb)
     done, moved, unsealed = 0, list[Moved](), dict[str, tuple[str, ...]]()

@@ -15,7 +15,10 @@ from ..errors import JobFailed, NoLease, NotFinished, UnknownJob
 if TYPE_CHECKING:
     from ..tasks.task import AnyTask
 
-_KILLED = "If its process is killed often and not by the job, give its task a larger budget: Retry(max_reclaims=…)."
+_KILLED = (
+    "If its process is often killed, and the job is not the cause, give its task a larger budget: "
+    "Retry(max_reclaims=…)."
+)
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.005, 0.25
 
 

@@ -27,7 +27,7 @@ _NO_FILE = (
     "absolute path."
 )
 _NOT_SHARED = (
-    "is a database in memory, which each of the store's connections would have to itself: write Router() for a store "
+    "is a database in memory, and each of the store's connections would get a separate one: write Router() for a store "
     "in this process, or name a file, as in sqlite:///jobs.db."
 )
 _WORD = string.ascii_letters + string.digits + "+-._"

@@ -38,8 +38,8 @@ def refuse_unreleased(where: str, version: int, first: int) -> StoreIncompatible
 
 def refuse_newer(where: str, version: int, known: int, oldest: int | None = None) -> StoreIncompatible:
     """Return the error for a schema of a newer leasehold, which works with code of version *oldest* or later."""
-    works = "" if oldest is None else f", which works with leaseholds for version {oldest} or later"
+    works = "" if oldest is None else f", which works with leasehold versions for schema {oldest} or later"
     return StoreIncompatible(
-        f"{where} has version {version}{works}, and this leasehold knows {known} at most: a newer leasehold has "
+        f"{where} has version {version}{works}, and this leasehold supports {known} at most: a newer leasehold has "
         "installed it. Upgrade leasehold. Nothing was changed."
     )

@@ -138,7 +138,7 @@ def explained(error: Any, where: str, schema: str, *, role: str | None = None) -
             )
         case "53100" | "53200" | "53300" | "53400":
             return StoreUnavailable(
-                f"{where} has run out of a resource: {message}. {NOTHING} Try again once it has more."
+                f"{where} has run out of a resource: {message}. {NOTHING} Try again once more of it is available."
             )
         case "2200H":
             return StoreUnavailable(f"no epoch is left below 2**53: {message}. {NOTHING}")
@@ -184,7 +184,7 @@ def without_secrets(text: str, url: str) -> str:
     """Return *text*, which a driver wrote about *url*, without the password; or none of it, if in doubt."""
     secrets = secrets_of(url)
     if any(_TORN.search(secret) for secret in secrets):
-        return "what the driver says about it is left out, since it may repeat a part of the password"
+        return "the driver's message is omitted, since it may contain a part of the password"
     for secret in sorted({form for one in secrets for form in (one, unquote(one)) if form}, key=len, reverse=True):
         text = text.replace(secret, "…")
     return text

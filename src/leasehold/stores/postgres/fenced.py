@@ -246,8 +246,9 @@ def begin(connection: FencedConnection, fence: str, params: Sequence[Any], *, id
 
 
 ENDED = (
-    "this transaction had failed, or was ended, before its block was: the block commits nothing, since PostgreSQL "
-    "answers COMMIT after an error with a rollback. Let such an error leave the block, and end no transaction in it."
+    "this transaction failed, or was ended, before the end of its block, so nothing was committed: after an error, "
+    "PostgreSQL answers COMMIT with a rollback. Let such an error leave the block, and do not end the transaction "
+    "inside it."
 )
 OVER = (
     "the lease.transaction() block of this connection has ended, and this statement was not run: it would not be "

@@ -263,7 +263,7 @@ def _may_not_make(where: str, role: str, error: psycopg.Error) -> StoreIncompati
 
 def _not_ours(schema: str, why: str) -> StoreIncompatible:
     return StoreIncompatible(
-        f"schema {schema!r} holds something else than a store of leasehold: {why}. Give the store a schema of its own "
+        f"schema {schema!r} contains something other than a leasehold store: {why}. Give the store a schema of its own "
         "(schema=…). Nothing was changed."
     )
 

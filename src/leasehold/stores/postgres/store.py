@@ -442,7 +442,7 @@ class PostgresStore:
         try:
             self.transactions.record(surely=True)
         except LeaseholdError as error:
-            log.warning("could not record in the jobs' events that stale owners were refused: %s", error)
+            log.warning("could not record refusals of stale owners in the jobs' events: %s", error)
         self.transactions.close()
         self.database.close()
         self.claiming.listening.close()

@@ -166,7 +166,7 @@ def explained(error: BaseException, path: str, busy_seconds: float) -> BaseExcep
     code = getattr(error, "sqlite_errorcode", 0)
     if code == sqlite3.SQLITE_BUSY_SNAPSHOT:
         return StaleSnapshot(
-            "your transaction had read before another one wrote, so SQLite lets it write no more (BUSY_SNAPSHOT). "
+            "your transaction had read before another one wrote, so SQLite no longer lets it write (BUSY_SNAPSHOT). "
             "Nothing was changed: roll it back and run it again, beginning with BEGIN IMMEDIATE or with the fence."
         )
     match code & 0xFF:
@@ -195,7 +195,7 @@ def explained(error: BaseException, path: str, busy_seconds: float) -> BaseExcep
 def _why_not(path: str) -> str:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        return f"the folder {folder} does not exist. Make it first."
+        return f"the folder {folder} does not exist. Create it first."
     if os.path.isdir(path):
         return "it is a folder."
     return f"is the folder {folder} writable for this user?"

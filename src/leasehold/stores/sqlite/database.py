@@ -37,9 +37,9 @@ inherited: list[Any] = []
 _MOMENT = 0.2
 
 _RESTORED = (
-    "the write-ahead log of {path} was removed under this process: the file was restored in place. Nothing was "
-    "changed. Start this process anew; until then it asks nothing of the file. (To restore, stop its processes first, "
-    "or rename a file over it; either way, remove its -wal and -shm before that.)"
+    "the write-ahead log of {path} was removed while this process had the file open: the file was restored in place. "
+    "Nothing was changed. Restart this process; until then it does not touch the file. (To restore a file, first stop "
+    "its processes or rename the new file over it; either way, remove its -wal and -shm before that.)"
 )
 
 
@@ -422,8 +422,8 @@ class Database:
         refusal, file = self._refusal, self._file
         if self._forking is None and file is not None:
             refusal = (
-                f"this process was forked while its parent had a transaction open on {self.path}, whose locks SQLite "
-                "cannot tell from its own. Fork outside of transactions, or start processes by spawn."
+                f"this process was forked while its parent had a transaction open on {self.path}. SQLite cannot tell "
+                "the parent's locks from its own. Fork outside of transactions, or start processes by spawn."
             )
         self._begin()
         self._refusal, self._file = refusal, file
