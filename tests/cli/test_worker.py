@@ -123,7 +123,7 @@ def test_a_claim_that_hangs_in_the_store_does_not_keep_the_process(tmp_path: Pat
     add(router, "greet", name="Ann")
     app = APP.replace("busy_seconds=0.1", "busy_seconds=600")
     with held(tmp_path / "jobs.db"), Working(tmp_path, "app", "--grace-seconds", "1", app=app) as working:
-        working.says("works on all queues")
+        working.says("started on all queues")
 
         working.terminate()
 

@@ -389,7 +389,7 @@ def test_a_worker_says_what_it_waits_for_as_far_as_it_may_know(world: World, cap
             assert not waiting.nothing_left()
 
     said = "waiting for 1 job: 1 running elsewhere"
-    assert caplog.messages == [said, f"{said}; unknown here: no task"]
+    assert caplog.messages == [said, f"{said}; tasks that this worker does not know: no task"]
 
 
 @pytest.mark.parametrize("kind", ["worker", "reader"])

@@ -224,7 +224,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (
         Callable[[], int],
         len,
-        "a payload cannot hold collections.abc.Callable[[], int]: pass something that it can be rebuilt from",
+        "a payload cannot hold collections.abc.Callable[[], int]: pass something from which the value can be rebuilt",
     ),
     (WithInitVar, 1, "a payload cannot hold WithInitVar, which takes an InitVar, whose value cannot be read back: "),
     (Box[int], Box(1), "and a payload cannot hold tests.worker.argument_types.Box[int]: "),

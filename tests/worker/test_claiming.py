@@ -294,9 +294,9 @@ def test_the_slot_of_a_job_that_runs_is_free_for_no_other(router: Router) -> Non
 @pytest.mark.parametrize(
     ("queue", "said"),
     [
-        ("mial", ["queue 'mial' has no jobs, and no task here names it: did you mean 'mail'?"]),
-        ("imags", ["queue 'imags' has no jobs, and no task here names it: did you mean 'images'?"]),
-        ("quite another", ["queue 'quite another' has no jobs, and no task here names it."]),
+        ("mial", ["queue 'mial' has no jobs, and no task of this router uses it: did you mean 'mail'?"]),
+        ("imags", ["queue 'imags' has no jobs, and no task of this router uses it: did you mean 'images'?"]),
+        ("quite another", ["queue 'quite another' has no jobs, and no task of this router uses it."]),
         ("mail", []),
         ("images", []),
         ("paused", []),

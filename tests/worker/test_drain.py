@@ -428,7 +428,7 @@ def test_ctrl_c_while_an_async_handler_is_waited_for_cancels_it(router: Router) 
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("nosuch", "job 'a' is for the task 'nosuch', which is unknown here; tasks here: work. It was released"),
+        ("nosuch", "job 'a' is for the task 'nosuch', which is not a task here; tasks here: work. It was released"),
         (None, "job 'a' names no task; tasks here: work. It was released"),
         ("work", "job 'a' has arguments that do not fit: .*'colour'.* It was released"),
     ],

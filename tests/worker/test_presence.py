@@ -142,7 +142,7 @@ def test_a_store_that_takes_no_report_delays_nothing(router: Router, caplog: pyt
         clock.advance(1)
         listed(router)
     assert [record.message for record in caplog.records] == [
-        "could not report this worker or look for transfers; retrying until the store answers: no."
+        "could not send this worker's report or check for transfers; retrying until the store answers: no."
     ]
 
 

@@ -172,8 +172,8 @@ def test_a_program_that_does_not_guard_its_main_module_ends_with_one_sentence(tm
     said = (tmp_path / "stderr").read_text()
     assert said.count("Traceback") == 1
     last = said.splitlines()[-1]
-    assert "Unsupported: no process can begin for task 'main_waits'" in last
-    assert 'put what the program does under `if __name__ == "__main__":`' in last
+    assert "Unsupported: no process can start for task 'main_waits'" in last
+    assert 'put the code that starts the program under `if __name__ == "__main__":`' in last
     assert "arguments do not fit" not in said
     jobs = router.jobs()
     assert len(jobs) == 1 + bool(before)
@@ -192,7 +192,7 @@ def test_a_worker_in_the_background_stops_claiming_and_says_why_if_the_main_modu
     )
     with program(tmp_path, text) as worker:
         assert worker.wait(PATIENCE_SECONDS) == 1
-    assert "Unsupported: no process can begin" in (tmp_path / "stderr").read_text().splitlines()[-1]
+    assert "Unsupported: no process can start" in (tmp_path / "stderr").read_text().splitlines()[-1]
 
 
 def test_a_program_that_forgets_to_stop_its_worker_ends_all_the_same(tmp_path: Path) -> None:

@@ -144,7 +144,8 @@ def test_who_waits_for_the_end_says_for_what(caplog: pytest.LogCaptureFixture) -
         assert [after(0), after(1.9)] == [[], []]
         due = f"{later.run_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
         assert after(0.2) == [
-            f"waiting for 3 jobs: 2 pending (the first is due at {due}), 1 running elsewhere; unknown here: 'poster'"
+            f"waiting for 3 jobs: 2 pending (the first is due at {due}), 1 running elsewhere; "
+            "tasks that this worker does not know: 'poster'"
         ]
         assert [after(2), after(27)] == [[], []]
         router.cancel(later, by="ops")

@@ -428,7 +428,9 @@ def test_a_result_that_cannot_be_kept_is_an_error_that_is_not_tried_again(return
 
     job = router.job(added.job.id)
     assert (job.status, job.errors, calls, tally.failed) == (Status.FAILED, 1, [1], 1)
-    assert "Return what JSON has, or None; the work is done, so the job is not tried again." in (job.last_error or "")
+    assert "Return a value that JSON can hold, or None. The work is done, so the job is not retried." in (
+        job.last_error or ""
+    )
 
 
 def test_one_wording_for_everything_that_has_no_form() -> None:

@@ -204,7 +204,7 @@ def test_a_job_of_an_unknown_task_that_was_granted_all_the_same_goes_back(
     job = any_router.job("a")
     assert job.parked == Parked("task", "unknown", worker.owner)
     assert (job.errors, job.reclaims, job.last_error) == (0, 0, None)
-    assert [one for one in caplog.messages if "is not known here" in one]
+    assert [one for one in caplog.messages if "which this worker does not know" in one]
 
 
 @pytest.mark.parametrize("job", UNBINDABLE)

@@ -468,7 +468,7 @@ def test_until_empty_ends_beside_a_paused_queue(any_router: Router, caplog: pyte
 
     assert (tally.done, tally.left) == (1, 4)
     assert str(tally) == "1 done, 4 left pending"
-    assert "nothing left to do; 4 jobs are left pending: 4 in 'mail', which is paused" in caplog.messages
+    assert "nothing left for this worker; 4 jobs are still pending: 4 in 'mail', which is paused" in caplog.messages
     any_router.resume("mail", by="ops")
     any_router.cancel(any_router.job("later"), by="ops")
     assert (any_router.work(until_empty=True).done, any_router.counts().pending) == (3, 0)
@@ -506,8 +506,11 @@ def test_until_empty_ends_where_only_unknown_tasks_are_left(
         tally = any_router.work(until_empty=True)
 
     assert (tally.done, tally.left) == (1, 5)
-    said = "5 jobs are left pending: 3 in 'mail', which is paused, 2 of tasks that are unknown here ('poster', no task)"
-    assert f"nothing left to do; {said}" in caplog.messages
+    said = (
+        "5 jobs are still pending: 3 in 'mail', which is paused, "
+        "2 of tasks that this worker does not know ('poster', no task)"
+    )
+    assert f"nothing left for this worker; {said}" in caplog.messages
 
 
 def test_until_empty_waits_for_its_own_handlers_and_their_children(router: Router) -> None:

@@ -202,7 +202,7 @@ def test_generators_classes_and_nameless_things_are_refused() -> None:
     nameless = "it has no __name__. Call it from a function of your own, and make that function the task."
     assert refused(router, Handler()).endswith(nameless)
     assert refused(router, functools.partial(print, 1)).endswith(nameless)
-    assert refused(router, "images").startswith("'images' (str) cannot be a task: it cannot be called. Options are ")
+    assert refused(router, "images").startswith("'images' (str) cannot be a task: it is not callable. Options are ")
     assert refused(router, lambda: None).endswith("a lambda has no name of its own. Pass name=….")
     assert refused(router, dict.fromkeys).startswith("dict.fromkeys cannot be a task: ")
     assert refused(router, cut_out) == f"<Task 'cut' {__name__}.cut_out> is already a task."
@@ -370,8 +370,10 @@ def test_a_lease_in_another_place_or_of_another_type_is_refused() -> None:
     said = "The worker passes its Lease there: annotate the parameter as Lease, or rename it."
     assert refused(router, flat).endswith(f"its first parameter is called `lease` and annotated as str. {said}")
     assert refused(router, optional).endswith(f"annotated as Lease | None. {said}")
-    assert refused(router, by_name).endswith("`lease` is passed by position: write it as an ordinary first parameter.")
-    only = "is annotated as Lease, and a lease is only passed as the first parameter, which must be called `lease`."
+    assert refused(router, by_name).endswith(
+        "`lease` must be an ordinary first parameter, neither after `*` nor before `/`."
+    )
+    only = "is annotated as Lease, but a lease is passed only as the first parameter, which must be called `lease`."
     assert refused(router, second).endswith(f"parameter 'lease' {only}")
     assert refused(router, other_name).endswith(f"parameter 'held' {only}")
 
@@ -692,7 +694,7 @@ def test_a_lease_of_another_store_is_no_parent() -> None:
     with claimed(here).active() as lease:
         assert step.add(1).job.parent is None
         with pytest.raises(
-            InvalidArgument, match=r"in the same store as task .*, and <Lease 'parent' .*> is of another"
+            InvalidArgument, match=r"in the same store as task .*, and <Lease 'parent' .*> belongs to another"
         ):
             step.options(parent=lease)
 
@@ -862,7 +864,7 @@ def test_an_unstorable_result_names_the_task_and_the_type() -> None:
         return str(refusal.value)
 
     assert "the result of task 'handle' is <" in said(Opaque())
-    advice = " Return what JSON has, or None; the work is done, so the job is not tried again."
+    advice = " Return a value that JSON can hold, or None. The work is done, so the job is not retried."
     assert said(Opaque()).endswith(f" (Opaque) and cannot be stored: JSON has no form for Opaque.{advice}")
     assert "and cannot be stored at .a[0]: JSON has no form for Opaque." in said({"a": [Opaque()]})
     assert said({1: 2}).startswith("the result of task 'handle' has the key 1 (int)")

@@ -102,8 +102,8 @@ class Arguments:
                 "at its top level and not under TYPE_CHECKING."
             )
         return InvalidArgument(
-            f"{annotated}, and a payload cannot hold {error}: pass something that it can be rebuilt from, "
-            "such as an id."
+            f"{annotated}, and a payload cannot hold {error}: pass something from which the value can be "
+            "rebuilt, such as an id."
         )
 
     def _blame(self, kept: dict[str, Any], error: InvalidArgument) -> InvalidArgument:

@@ -9,7 +9,7 @@ from ..errors import Unsupported
 
 PROCESS: Final = "leasehold-handler"  # the name of such a process
 UNGUARDED: Final = 87  # its exit code then
-GUARD: Final = 'put what the program does under `if __name__ == "__main__":`'
+GUARD: Final = 'put the code that starts the program under `if __name__ == "__main__":`'
 
 
 def refuse_in_an_import(what: str) -> None:
@@ -17,7 +17,7 @@ def refuse_in_an_import(what: str) -> None:
     module = sys.modules.get("multiprocessing.process")
     if module is None or not getattr(current := module.current_process(), "_inheriting", False):
         return
-    text = f"{what} while a process of handlers imports the main module: {GUARD}."
+    text = f"{what} while a handler process imports the main module: {GUARD}."
     if current.name != PROCESS:
         raise Unsupported(text)
     sys.stderr.write(f"leasehold: {text}\n")

@@ -99,7 +99,7 @@ def checked_function(function: Any) -> Any:
     if isinstance(function, type):
         raise _refuse(function, "it is a class. A task is a function.")
     if not callable(function):
-        raise _refuse(function, "it cannot be called. Options are given by name: @router.task(queue=…).")
+        raise _refuse(function, "it is not callable. Options are given by name: @router.task(queue=…).")
     if not isinstance(getattr(function, "__name__", None), str) or not hasattr(function, "__qualname__"):
         raise _refuse(
             function, "it has no __name__. Call it from a function of your own, and make that function the task."
@@ -161,11 +161,11 @@ def takes_lease(function: Any, signature: inspect.Signature) -> bool:
                 "The worker passes its Lease there: annotate the parameter as Lease, or rename it.",
             )
         if first and parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            raise _refuse(function, "`lease` is passed by position: write it as an ordinary first parameter.")
+            raise _refuse(function, "`lease` must be an ordinary first parameter, neither after `*` nor before `/`.")
         if not first and is_lease:
             raise _refuse(
                 function,
-                f"parameter {parameter.name!r} is annotated as Lease, and a lease is only passed as the first "
+                f"parameter {parameter.name!r} is annotated as Lease, but a lease is passed only as the first "
                 "parameter, which must be called `lease`.",
             )
     return next(iter(signature.parameters), None) == "lease"

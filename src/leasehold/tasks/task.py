@@ -71,7 +71,7 @@ class _CurrentLease:
 
 _CURRENT: Final[Any] = _CurrentLease()
 
-_RETURN: Final = "Return what JSON has, or None; the work is done, so the job is not tried again."
+_RETURN: Final = "Return a value that JSON can hold, or None. The work is done, so the job is not retried."
 
 
 class Unstorable(InvalidArgument):
@@ -259,8 +259,8 @@ class Task(Generic[C, P, R_co]):
                 raise InvalidArgument(f"parent= must be a Lease, or None for no parent, not {shown(parent)}.")
             if parent.store is not self.registry.adder.store:
                 raise InvalidArgument(
-                    f"parent= must be a lease of a job in the same store as task {self.name!r}, and {parent!r} is of "
-                    "another store."
+                    f"parent= must be a lease of a job in the same store as task {self.name!r}, and {parent!r} belongs "
+                    "to another store."
                 )
         unknown = [key for key in options if key not in JobSettings.__annotations__]
         if unknown:

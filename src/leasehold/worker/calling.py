@@ -199,7 +199,7 @@ def _delay(task: Task[..., ..., Any], grant: Grant, error: BaseException) -> flo
         except BaseException as failed:  # a SystemExit there would end a thread that others need
             # Of its own error the class and the frames alone: the message may quote the handler's, which may be hidden.
             what = str(failed) if isinstance(failed, InvalidArgument) else type(failed).__qualname__
-            text = "the delay function of task %r failed (%s); its job waits as if there were none\n%s"
+            text = "the delay function of task %r failed (%s); using the default delay\n%s"
             log.error(text, task.name, what, "".join(traceback.format_tb(failed.__traceback__)).rstrip())
     return grant.spec.retry.delay(errors, random.random())
 

@@ -124,7 +124,7 @@ class Drain:
         name = grant.spec.task
         task = self._shop.tasks.get(name or "")
         if task is None:
-            what = "names no task" if name is None else f"is for the task {name!r}, which is unknown here"
+            what = "names no task" if name is None else f"is for the task {name!r}, which is not a task here"
             self._refuse(grant, f"{what}; tasks here: {', '.join(sorted(self._shop.tasks)) or 'none'}")
         lease = Lease(self._store, grant)
         end = self._call(task, grant, lease)

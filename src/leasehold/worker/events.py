@@ -225,7 +225,7 @@ class Observers:
         except Exception as error:
             # Without a listener only a line of the log is lost, for instance where the role may not read jobs.
             level = logging.ERROR if self.want(Failed) else logging.DEBUG
-            text = "could not see whether job %r has failed, so its 'failed' event is lost: %s"
+            text = "could not determine whether job %r has failed, so its 'failed' event is lost: %s"
             log.log(level, text, ended.job_id, error)
         return None
 

@@ -94,11 +94,12 @@ class Presence(threading.Thread):
         except LeaseholdError as error:
             if not (self._failing or self._ended.is_set()):
                 log.warning(
-                    "could not report this worker or look for transfers; retrying until the store answers: %s", error
+                    "could not send this worker's report or check for transfers; retrying until the store answers: %s",
+                    error,
                 )
             self._failing = True
         except Exception:
-            log.exception("could not report this worker or look for transfers; trying again")
+            log.exception("could not send this worker's report or check for transfers; retrying")
 
     def _report(self) -> None:
         now = self._steady.now()

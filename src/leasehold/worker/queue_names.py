@@ -24,4 +24,4 @@ def warn_of_unknown(store: Store, queues: Sequence[str] | None, tasks: Mapping[s
             if queue not in known:
                 found = near(queue, sorted((known | own) - set(queues or ())))
                 meant = f": did you mean {found!r}?" if found else "."
-                log.warning("queue %r has no jobs, and no task here names it%s", queue, meant)
+                log.warning("queue %r has no jobs, and no task of this router uses it%s", queue, meant)

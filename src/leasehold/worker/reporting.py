@@ -138,7 +138,11 @@ class Reporter:
     def unhandled(self, lease: Lease, tasks: Iterable[str]) -> None:
         """Report a job that goes back because its task is unknown here."""
         if self._is_new(lease.task):
-            what = "has no task" if lease.task is None else f"is for the task {lease.task!r}, which is not known here"
+            what = (
+                "has no task"
+                if lease.task is None
+                else f"is for the task {lease.task!r}, which this worker does not know"
+            )
             known = ", ".join(sorted(tasks)) or "none"
             log.warning(
                 "job %r %s, so it is released for other workers; the tasks of this worker: %s",

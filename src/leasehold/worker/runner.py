@@ -287,7 +287,8 @@ class Runner:
         seconds = (run.run_us or 0) / 1_000_000
         text = f"the handler ran for longer than its run_seconds, {seconds:g}"
         kept = failure.written(
-            f"TimeoutError: {text}", "(the worker keeps the time, and does not know where the handler was)"
+            f"TimeoutError: {text}",
+            "(no traceback: the worker stops the time, and does not know where the handler was)",
         )
         verdict = failed(run.task, run.grant, TimeoutError(text), text=kept)
         self._stop_run(run, verdict, lambda: self._reporter.outran(run, text))

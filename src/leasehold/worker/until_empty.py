@@ -65,10 +65,10 @@ class UntilEmpty:
         behind = sum(unknown.values())
         self.left = behind + sum(paused.values())
         parts = [f"{count} in {name!r}, which is paused" for name, count in sorted(paused.items())]
-        parts += [f"{behind} of tasks that are unknown here ({_named(unknown)})"] if unknown else []
+        parts += [f"{behind} of tasks that this worker does not know ({_named(unknown)})"] if unknown else []
         if parts:
             count = counted(self.left, "job is", "jobs are")
-            log.info("nothing left to do; %s left pending: %s", count, ", ".join(parts))
+            log.info("nothing left for this worker; %s still pending: %s", count, ", ".join(parts))
 
     def _paused(self) -> set[str]:
         return {queue.name for queue in self._store.queues() if queue.paused}
@@ -85,7 +85,7 @@ class UntilEmpty:
         parts += [f"{running} running elsewhere"] if running else []
         text = f"{count} {'job' if count == 1 else 'jobs'}: {', '.join(parts)}"
         if names := self._unknown():
-            text += f"; unknown here: {names}"
+            text += f"; tasks that this worker does not know: {names}"
         return text
 
     def _due(self) -> str:

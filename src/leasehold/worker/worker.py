@@ -124,7 +124,7 @@ class Worker:
         runner.start()
         for thread in (self._claimer, *self._upkeep, self._presence):
             thread.start()
-        log.info("worker %s works on %s, %d at a time", self.owner, _named(self.queues), self.concurrency)
+        log.info("worker %s started on %s with concurrency %d", self.owner, _named(self.queues), self.concurrency)
 
     def stop(self, *, grace_seconds: float | None = None) -> None:
         """

@@ -24,7 +24,7 @@ def _is_of(kind: type, module: str, name: str) -> bool:
 
 def _pydantic(kind: Any) -> Converter:
     if not hasattr(kind, "model_validate_json"):
-        refuse_annotation(kind, ", which is of a pydantic before 2")
+        refuse_annotation(kind, ", which is from a pydantic before version 2")
     from pydantic import ValidationError
 
     # From JSON, and not from a dict: a strict model takes the string of a date from JSON only.

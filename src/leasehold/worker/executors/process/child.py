@@ -171,8 +171,9 @@ def _elsewhere(here: str | None, there: str | None) -> str:
         return ""
     mine, its = redaction.shown_url(here), redaction.shown_url(there)
     return (
-        f"the router of this process is for {mine}, and the worker's is for {its}: a transaction needs the same "
-        "database. A process imports the module anew, so let it find the same URL there, such as in the environment."
+        f"the router of this handler process is for {mine}, and the worker's is for {its}: a transaction needs the "
+        "same database. A handler process imports the module again, so the module must find the same URL there, such "
+        "as in the environment."
     )
 
 

@@ -136,7 +136,7 @@ def how(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"was ended by {name}" + (" (by hand, or for want of memory)" if -code == signal.SIGKILL else "")
+    return f"was ended by {name}" + (" (by hand, or because memory ran out)" if -code == signal.SIGKILL else "")
 
 
 @atexit.register

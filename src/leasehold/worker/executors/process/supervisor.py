@@ -177,11 +177,11 @@ class Supervisor:
     def _why(self, run: Run, code: int | None) -> Unready:
         """Return why no handler has begun in a process."""
         if code == UNGUARDED:
-            why = f"no process can begin for task {run.task.name!r}: it imports the main module, which runs the program"
+            why = f"no process can start for task {run.task.name!r}: it imports the main module, which runs the program"
             return self._all.unguarded(Unguarded(f"{why} again. In the main module, {GUARD}.")) or Unready()
         return Unready(
             f"the process for task {run.task.name!r} {_how(code)} before the handler began; see stderr. "
-            f"If that is about the main module: {GUARD}."
+            f"If the error there is about the main module, {GUARD}."
         )
 
     def _receive(self, process: Spawned, run: Run | None, *, has_message: bool) -> Any:
