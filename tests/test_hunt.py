@@ -187,9 +187,9 @@ def row(token: str, epoch: int, place: int, before: int = 0, *, settles: bool = 
         ([row("x", 2, 1), row("y", 1, 2, 2)], {"x": True, "y": True}, ["a stale row"]),
         ([row("x", 1, 1, 2)], {"x": True}, ["a stale row"]),
         ([row("x", 1, 2)], {"x": True}, ["rows of job a are missing before place 2"]),
-        ([row("x", 1, 1)], {"x": False}, ["row 1 of job a is there, though its write was refused or rolled back"]),
+        ([row("x", 1, 1)], {"x": False}, ["row 1 of job a exists, although its write was refused or rolled back"]),
         ([row("x", 1, 1)], {}, ["row 1 of job a has the token x, which no hunter wrote."]),
-        ([], {"x": True}, ["an accepted row is not there"]),
+        ([], {"x": True}, ["an accepted row is missing"]),
         (
             [row("x", 1, 1, settles=True), row("y", 1, 2, 1, settles=True)],
             {"x": True, "y": True},

@@ -22,14 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Hunt as the command line says; return 0 if nothing was found, 1 if something was, 2 if it could not begin."""
     parser = argparse.ArgumentParser(
         prog="python -m leasehold.testing.hunt",
-        description="Hunt for races in a store: random owners, takeovers and fenced transactions, and a judge.",
-        epilog="It works in schemas of its own, which it drops unless something was found. Ctrl-C ends it in order.",
+        description="Hunt for races in a store: random owners, takeovers and fenced transactions, checked by a judge.",
+        epilog="It works in its own schemas, and drops them unless something was found. Ctrl-C stops it cleanly.",
     )
     parser.add_argument("url", help="postgresql://host/database or sqlite:///scratch.db")
     parser.add_argument("--minutes", type=float, required=True, metavar="N", help="how long to hunt")
     parser.add_argument("--processes", type=int, default=PROCESSES, metavar="P", help=f"default {PROCESSES}")
     parser.add_argument("--threads", type=int, default=THREADS, metavar="T", help=f"of each process; default {THREADS}")
-    parser.add_argument("--seed", type=int, metavar="S", help="repeat the choices of another hunt")
+    parser.add_argument("--seed", type=int, metavar="S", help="the seed of an earlier hunt, to repeat its choices")
     parser.add_argument("--json", action="store_true", help="the summary as one JSON object")
     options = parser.parse_args(argv)
     if not 0 < options.minutes < math.inf:

@@ -338,12 +338,12 @@ class Judge:
         if expected is None:
             self.find(f"{what} has the token {token}, which no hunter wrote.", job_id)
         elif expected.there is False:
-            self.find(f"{what} is there, though its write was refused or rolled back: {expected}.", job_id)
+            self.find(f"{what} exists, although its write was refused or rolled back: {expected}.", job_id)
 
     def _absent(self, kind: str, seen: set[str]) -> None:
         for token in self.tokens.values():
             if token.kind == kind and token.there and token.token not in seen:
-                self.find(f"an accepted {kind} is not there: {token}.", token.job_id)
+                self.find(f"an accepted {kind} is missing: {token}.", token.job_id)
 
 
 def _shown(report: Report) -> str:

@@ -99,8 +99,8 @@ def hunt(
                 raise
             why = str(error.__cause__).partition("\n")[0]
             raise StoreIncompatible(
-                f"a hunt makes two schemas of its own, which the role of that URL may not ({why}): GRANT CREATE ON "
-                "DATABASE … TO that role, or name another. Nothing was changed."
+                f"a hunt creates two schemas of its own, and the role of that URL is not allowed to ({why}): GRANT "
+                "CREATE ON DATABASE … TO that role, or name another role. Nothing was changed."
             ) from error
         tables.create()
         one = _Hunt(router, tables, Orders(url, schema, 0, threads, seed), progress or (lambda *_: None))
@@ -198,7 +198,7 @@ class _Hunt:
             if hunter.exitcode is None:
                 hunter.terminate()
                 hunter.join()
-                self.judge.find(f"process {hunter.pid} of the hunt did not end: some verb of its has not returned.")
+                self.judge.find(f"process {hunter.pid} of the hunt did not end: one of its verbs has not returned.")
             elif hunter.exitcode:
                 self.judge.find(f"process {hunter.pid} of the hunt ended with {hunter.exitcode}.")
 

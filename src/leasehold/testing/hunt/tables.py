@@ -245,6 +245,6 @@ def tables_of(url: str, schema: str) -> Tables:
     if scheme == "sqlite":
         return SqliteTables(url, schema)
     raise Unsupported(
-        "a memory store cannot be hunted: it has no database that it could share with rows of yours, so there is no "
-        "transaction to fence. Name a store that has one: postgresql://host/database, or sqlite:///scratch.db."
+        "a memory store cannot be hunted: it has no database that could also hold rows of yours, so there is no "
+        "transaction to fence. Name a store that has a database: postgresql://host/database, or sqlite:///scratch.db."
     )
