@@ -368,11 +368,11 @@ def test_with_yes_a_terminal_is_not_asked(url: str) -> None:
 def test_a_terminal_is_asked_for_the_reason_of_broken_glass(url: str) -> None:
     """An empty one is a wrong call."""
     terminal = Terminal("cancel", "first", "--break-glass")
-    terminal.until("Why is the glass broken?")
+    terminal.until("Why is --break-glass needed?")
     terminal.answer("\n")
     assert terminal.end() == 2
     terminal = Terminal("cancel", "first", "--break-glass")
-    terminal.until("Why is the glass broken?")
+    terminal.until("Why is --break-glass needed?")
     terminal.answer("worker-1 hangs\n")
     assert terminal.end() == 0
 
@@ -435,7 +435,7 @@ def test_a_watch_prints_again_until_ctrl_c(name: str, form: tuple[str, ...], url
 def test_a_watch_on_a_terminal_shows_the_newest_under_the_time(url: str) -> None:
     """It clears the screen first."""
     terminal = Terminal("queues", "--watch", "--every", "0.1")
-    terminal.until("every 0.1 s; Ctrl-C ends it")
+    terminal.until("every 0.1 s; Ctrl-C to stop")
     with Router(url) as router:
         router.pause("watched", by="ann")
     terminal.until("watched")
@@ -444,7 +444,7 @@ def test_a_watch_on_a_terminal_shows_the_newest_under_the_time(url: str) -> None
     assert terminal.end() == INTERRUPTED
     _, cleared, screen = terminal.shown.partition("watched")[0].rpartition("\x1b[2J")
     assert cleared
-    assert "every 0.1 s; Ctrl-C ends it" in screen
+    assert "every 0.1 s; Ctrl-C to stop" in screen
 
 
 def test_a_watch_goes_on_when_the_store_comes_back(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def test_every_scene_shows_what_it_promises(shown: str) -> None:
         r"job-D +worker-1 +e\+8 +REFUSED complete: current is e\+10 \(same name\)",
         r"job-E +worker-1 +e\+11 +REFUSED progress: current is e\+13 \(worker-2\)",
         r"job-E +worker-1 +e\+11 +REFUSED add: current is e\+13 \(worker-2\)",
-        r"job-F +agent-b +e\+15 +gets it by word of supervisor",
+        r"job-F +agent-b +e\+15 +gets it, transferred by supervisor",
         r"job-F +agent-a +e\+14 +REFUSED progress: current is e\+15 \(agent-b\)",
     ):
         assert re.search(line, shown), line

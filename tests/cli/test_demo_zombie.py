@@ -21,9 +21,9 @@ def test_every_late_write_is_refused_and_without_guards_every_one_is_accepted() 
     guarded, bare = done.stdout.split("Without guards\n")
     for name in ("table", "file", "git", "http", "object", "job"):
         assert f"  {name:<6} refused   epoch " in guarded
-    assert "it stands at" in guarded
+    assert "the current one is" in guarded
     assert "of bob" in guarded
-    assert bare.count("ACCEPTED  it has now: report by alice") == 5
+    assert bare.count("ACCEPTED  it now has: report by alice") == 5
     assert "  job    refused" in bare
     assert "\x1b" not in done.stdout
     assert [line for line in recording() if line not in without_epochs(done.stdout).splitlines()] == []

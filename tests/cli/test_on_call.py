@@ -70,12 +70,15 @@ def test_a_field_is_refused_though_no_row_could_have_it(
     [
         (
             "requeue --status failed",
-            "requeue takes only running jobs; for failed ones: leasehold replay --status failed",
+            "requeue takes only running jobs; for failed jobs, use: leasehold replay --status failed",
         ),
-        ("requeue --status pending", "requeue takes only running jobs; pending ones wait to be claimed already."),
-        ("replay --status pending", "replay takes only finished jobs (done, failed or cancelled); pending ones wait"),
-        ("replay --status running", "; for running ones: leasehold requeue --status running"),
-        ("cancel --status done", "cancel takes only pending or running jobs; done ones have ended already."),
+        (
+            "requeue --status pending",
+            "requeue takes only running jobs; pending jobs are already waiting to be claimed.",
+        ),
+        ("replay --status pending", "replay takes only finished jobs (done, failed or cancelled); pending jobs"),
+        ("replay --status running", "; for running jobs, use: leasehold requeue --status running"),
+        ("cancel --status done", "cancel takes only pending or running jobs; done jobs have already ended."),
         ("jobs failed", "jobs takes options only, not 'failed'. Did you mean --status failed?"),
         ("jobs invoice-42", "Did you mean `leasehold show invoice-42`?"),
     ],
@@ -83,7 +86,7 @@ def test_a_field_is_refused_though_no_row_could_have_it(
 def test_a_status_that_a_verb_does_not_take_is_answered_with_the_command_that_does(
     url: str, capsys: pytest.CaptureFixture[str], call: str, hint: str
 ) -> None:
-    """A bare "No job fits." would leave the reader with the wrong verb."""
+    """A bare "No job matches." would leave the reader with the wrong verb."""
     code, out, err = called(capsys, *call.split())
 
     assert (code, out) == (2, "")
@@ -204,7 +207,7 @@ def test_a_history_has_clock_times_durations_and_refusals_as_sentences(
     assert re.match(rf"(\d+-\d\d-\d\d )?{time}–{time} \([^)]+\) +ownership +{first}", held)
     assert re.match(rf"(\d+-\d\d-\d\d )?{time}– \([^)]+ so far\) +ownership +{second}", holds)
     tails = [f"…\\d*{str(epoch)[-3:]}" for epoch in (first, second)]
-    assert re.search(rf"refused: renew by {OLD} with epoch {tails[0]}; it was {tails[1]} by then$", refused)
+    assert re.search(rf"refused: renew by {OLD} with epoch {tails[0]}; the current epoch was {tails[1]}$", refused)
 
 
 def test_a_duration_is_between_two_clock_times(capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,7 +234,7 @@ def test_a_preview_counts_by_task(narrow: str, capsys: pytest.CaptureFixture[str
 
     _, _, err = called(capsys, "cancel", "--queue", "mail")
 
-    assert "16 jobs fit: newsletter 12, password_reset 3, (no task) 1. The first 10 are above." in err
+    assert "16 jobs match: newsletter 12, password_reset 3, (no task) 1. The first 10 are above." in err
     assert answer(capsys, "cancel", "--queue", "mail")["tasks"] == {
         "newsletter": 12,
         "password_reset": 3,

@@ -275,7 +275,7 @@ def test_a_bulk_action_on_another_count_does_nothing(url: str, capsys: pytest.Ca
     """The operator saw something else."""
     code, _, err = called(capsys, "replay", "--status", "failed", "--apply", "--expect", "2")
 
-    assert (code, "3 jobs fit, not the expected 2" in err) == (4, True)
+    assert (code, "3 jobs match, not the expected 2" in err) == (4, True)
     assert len(answer(capsys, "jobs", "--status", "failed")["rows"]) == 3
 
 
@@ -370,7 +370,7 @@ def test_finished_jobs_that_fit_are_previewed_and_then_pruned(
     monkeypatch.setattr("sys.argv", ["leasehold", *call])
     code, out, err = called(capsys, *call)
     assert (code, out.count("mail-")) == (0, 3)
-    assert "3 jobs fit: send 3." in err
+    assert "3 jobs match: send 3." in err
     again = err.strip().splitlines()[-1].split()
     assert (again[:7], again[8:]) == (["leasehold", *call[:5], "--before"], ["--apply", "--expect", "3"])
     read = bulk.matching
@@ -547,11 +547,11 @@ def test_the_doctor_is_silent_about_a_store_that_is_well(tmp_path: Path, capsys:
 
     assert called(capsys, "doctor", "--store", url) == (
         0,
-        "Nothing was found. No running job was quiet for 10 min, and none that is due waited for 5 min "
+        "Nothing was found. No running job has been without progress for 10 min, and no due job has waited for 5 min "
         "(--quiet-seconds, --waiting-seconds). The invariants hold.\n",
         "",
     )
-    assert "quiet for 0.5 s" in called(capsys, "doctor", "--store", url, "--quiet-seconds", "0.5")[1]
+    assert "without progress for 0.5 s" in called(capsys, "doctor", "--store", url, "--quiet-seconds", "0.5")[1]
     for form in ((), ("--json",), ("--jsonl",)):
         code, _, err = called(capsys, "doctor", "--store", url, "--fields", "kin", *form)
         assert (code, "Did you mean kind?" in err) == (2, True)
@@ -570,8 +570,8 @@ def test_the_name_that_a_worker_was_given_leads_to_its_own(url: str, capsys: pyt
 
     for command in (("jobs", "--owner", "old"), ("requeue", "--owner", "old", "--status", "running")):
         _, _, err = called(capsys, *command)
-        assert err == "No job fits. --owner takes a worker's own name; 'old' is 'old:7:e7ba'.\n"
-    assert called(capsys, "jobs", "--owner", "nobody")[2] == "No job fits.\n"
+        assert err == "No job matches. 'old' is a given name; --owner takes the full name of a worker: 'old:7:e7ba'.\n"
+    assert called(capsys, "jobs", "--owner", "nobody")[2] == "No job matches.\n"
 
 
 def test_an_operators_wrong_epoch_is_not_told_how_it_ended(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,19 +97,20 @@ class Case(NamedTuple):
 # replay, and an effect that is still in doubt can be resolved (0).
 BY_STATE = {"transfer": 4, "requeue": 4, "cancel": 4, "complete": 4, "replay": 0, "resolve": 0}
 CASES = {
-    "seen before the claim": Case(before_the_claim, ("moved by claim", "'worker-1' got it at ")),
+    "seen before the claim": Case(before_the_claim, ("moved by claim", "'worker-1' got the job at ")),
     "seen before a takeover": Case(
-        before_a_takeover, ("moved by 'ann': 'worker-1 hangs'", "What moved it first: transferred at ", "by ann")
+        before_a_takeover,
+        ("moved by 'ann': 'worker-1 hangs'", "The first change since that epoch: transferred at ", "by ann"),
     ),
     "seen before a reclaim": Case(
-        before_a_reclaim, ("moved by timeout", "What moved it first: reclaimed at ", "was worker-1")
+        before_a_reclaim, ("moved by timeout", "The first change since that epoch: reclaimed at ", "was worker-1")
     ),
     "seen before the owner settled": Case(before_the_owner_settled, ("is done and cannot be ",), BY_STATE),
     "seen before a settlement by hand": Case(
         before_a_settlement_by_hand,
-        ("it was completed by 'ann' at ", "What moved it first: finished at ", "note paid in cash"),
+        ("it was completed by 'ann' at ", "The first change since that epoch: finished at ", "note paid in cash"),
     ),
-    "an older store's epoch": Case(of_an_older_store, ("moved by claim", "'worker-1' got it at ")),
+    "an older store's epoch": Case(of_an_older_store, ("moved by claim", "'worker-1' got the job at ")),
     "a newer store's epoch": Case(
         of_a_newer_store, ("the store has not issued that epoch for this job", "Check its digits")
     ),

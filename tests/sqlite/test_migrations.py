@@ -98,11 +98,11 @@ def test_it_is_migrated_when_somebody_says_so(path: Path, newer: str, capsys: py
 
     assert run(["store", "migrate", newer]) == 0
     assert capsys.readouterr() == (
-        f"ran {STEP}\nThe schema went from version {NOW} to version {NOW + 1}.\n",
+        f"ran {STEP}\nThe schema was migrated from version {NOW} to version {NOW + 1}.\n",
         "",
     )
     assert run(["store", "migrate", newer]) == 0
-    assert capsys.readouterr().out == f"The schema has version {NOW + 1} already; there is nothing to do.\n"
+    assert capsys.readouterr().out == f"The schema is already at version {NOW + 1}; there is nothing to do.\n"
     with Router(newer) as router:
         assert router.job("a").payload == {"x": 1}
         assert router.claim("worker") is not None
@@ -132,10 +132,10 @@ def test_a_file_that_is_not_there_is_made_but_not_by_a_dry_run(
     url = f"sqlite:///{tmp_path / 'new.db'}"
 
     assert run(["store", "migrate", url, "--dry-run"]) == 0
-    assert f"There was no schema: it would be made, with version {NOW}." in capsys.readouterr().out
+    assert f"The schema did not exist: it would be created, at version {NOW}." in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
     assert run(["store", "migrate", url]) == 0
-    assert f"There was no schema: it was made, with version {NOW}." in capsys.readouterr().out
+    assert f"The schema did not exist: it was created, at version {NOW}." in capsys.readouterr().out
     assert run(["store", "check", url]) == 0
 
 

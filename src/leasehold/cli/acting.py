@@ -55,12 +55,14 @@ def _fenced(command: F) -> F:
         metavar="N",
         help="Act only if the job is still at this epoch, which `leasehold show ID` prints.",
     )
-    @click.option("--note", metavar="TEXT", help="Why you do this, for the job's history.")
+    @click.option("--note", metavar="TEXT", help="The reason, recorded in the job's history.")
     @click.option(
-        "--break-glass", is_flag=True, help="Act at whatever epoch the job is. Needs --reason; both are recorded."
+        "--break-glass",
+        is_flag=True,
+        help="Act whatever the job's current epoch is. Needs --reason; both are recorded.",
     )
     @click.option(
-        "--reason", metavar="TEXT", help="Why --break-glass is needed. If it is missing, a terminal prompts for it."
+        "--reason", metavar="TEXT", help="Why --break-glass is needed. On a terminal, the command prompts for it."
     )
     @yes_option
     @functools.wraps(command)
@@ -109,7 +111,7 @@ class _Attempt:
         yes: bool,
     ) -> None:
         if break_glass and not reason and can_ask(yes):
-            reason = asked("Why is the glass broken? It is shown in the job's history")
+            reason = asked("Why is --break-glass needed? The reason is shown in the job's history")
         if break_glass and not reason:
             raise click.UsageError("--break-glass needs --reason TEXT: it is shown in the job's history.")
         if break_glass and epoch is not None:
@@ -203,10 +205,10 @@ def _moves(views: Views, id: str, seen: int, output: Output) -> list[str]:
     first = min(since, key=lambda row: (row["epoch"], row["kind"] == "ownership"))
     at = cell("at", first["at"], utc=output.utc)
     if first["kind"] == "ownership":
-        what = f"{first['owner']!r} got it at {at}, by {first['began']}"
+        what = f"{first['owner']!r} got the job at {at}, by {first['began']}"
     else:
         what = f"{first['kind']} at {at}: {worded(first, output)}"
-    return [f"What moved it first: {what}.", f"All of it: leasehold history {shlex.quote(id)}"]
+    return [f"The first change since that epoch: {what}.", f"All changes: leasehold history {shlex.quote(id)}"]
 
 
 def arguments() -> list[str]:
@@ -277,7 +279,7 @@ def complete(target: Target, output: Output, by: str, id: str, result: str | Non
 @click.argument("id", shell_complete=job_ids)
 @click.argument("effect")
 @click.option("--outcome", metavar="JSON", help="What the effect returned.")
-@click.option("--did-not-happen", is_flag=True, help="The effect did not happen; the next owner does it again.")
+@click.option("--did-not-happen", is_flag=True, help="The effect did not happen; the next owner performs it.")
 @_fenced
 @actor_option
 @target_options
@@ -321,8 +323,8 @@ def _one_or_many(verb: Action, text: str) -> click.Command:
     @click.command(verb, help=text)
     @click.argument("id", required=False, shell_complete=job_ids)
     @filter_options
-    @click.option("--apply", is_flag=True, help="Act on all jobs that fit. Without --apply they are only counted.")
-    @click.option("--expect", type=int, metavar="N", help="With --apply: act only if exactly N jobs fit.")
+    @click.option("--apply", is_flag=True, help="Act on all matching jobs. Without --apply they are only counted.")
+    @click.option("--expect", type=int, metavar="N", help="With --apply: act only if exactly N jobs match.")
     @_fenced
     @actor_option
     @target_options
@@ -392,14 +394,14 @@ def _check_status(verb: Action, status: Status | None) -> None:
     if status is None or status in takes:
         return
     if verb == "prune":
-        instead = f"{status.value} ones have not ended. To end them first: leasehold cancel --status {status.value}"
+        instead = f"{status.value} jobs have not ended. To end them first: leasehold cancel --status {status.value}"
     elif status is Status.PENDING:
-        instead = "pending ones wait to be claimed already. Why one does not run: leasehold explain ID"
+        instead = "pending jobs are already waiting to be claimed. To see why one does not run: leasehold explain ID"
     elif verb == "cancel":
-        instead = f"{status.value} ones have ended already. To list them: leasehold jobs --status {status.value}"
+        instead = f"{status.value} jobs have already ended. To list them: leasehold jobs --status {status.value}"
     else:
         other = "requeue" if status is Status.RUNNING else "replay"
-        instead = f"for {status.value} ones: leasehold {other} --status {status.value}"
+        instead = f"for {status.value} jobs, use: leasehold {other} --status {status.value}"
     raise click.UsageError(f"{verb} takes only {named}; {instead}")
 
 
@@ -430,7 +432,7 @@ def _preview(
     by_task = ", ".join(f"{task} {number}" for task, number in tasks.most_common(_TASKS))
     others = f", {counted(len(tasks) - _TASKS, 'other task', 'other tasks')}" if len(tasks) > _TASKS else ""
     more = f" The first {_SHOWN} are above." if count > _SHOWN else ""
-    click.echo(f"{counted(count, 'job fits', 'jobs fit')}: {by_task}{others}.{more}", err=True)
+    click.echo(f"{counted(count, 'job matches', 'jobs match')}: {by_task}{others}.{more}", err=True)
     if verb is not None:
         again = shlex.join([*typed, "--apply", "--expect", str(count)])
         click.echo(f"Nothing was done. To {verb} {'it' if count == 1 else 'them'}:\n  {again}", err=True)
@@ -442,7 +444,7 @@ def _apply(
 ) -> int:
     if expect is None:
         raise click.UsageError(
-            "--apply needs --expect N, the number of jobs that fit: run the command without --apply to see it."
+            "--apply needs --expect N, the number of matching jobs: run the command without --apply to see it."
         )
     with click.progressbar(length=expect, label=verb, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
         outcome = router.bulk(verb, wanted, expect=expect, by=by, note=note, on_each=lambda _: bar.update(1))
@@ -468,12 +470,12 @@ def _show_outcome(outcome: BulkOutcome, output: Output) -> None:
 cancel = _one_or_many(
     "cancel",
     """
-    End the job ID, or all jobs that fit, as cancelled; their owners are refused from then on.
+    Cancel the job ID, or all matching jobs. Their owners are refused from then on.
 
     Guarded keys of the job are sealed too, if --app names the application that has the guards. Otherwise the exit code
-    is 1, and `leasehold guard seal` does it later: until then the owner may write to them.
+    is 1, and the last owner may write to them until you run `leasehold guard seal`.
 
-    Without ID, filters say which. Then a first call only counts them, and prints the command that does it.
+    Without ID, filters select the jobs. The first call only counts them, and prints the command that cancels them.
 
     \b
     Examples:
@@ -486,9 +488,9 @@ cancel = _one_or_many(
 replay = _one_or_many(
     "replay",
     """
-    Put the finished job ID, or all that fit, back to be claimed, due now, with new budgets.
+    Put the finished job ID, or all matching ones, back to be claimed: due now, with new budgets.
 
-    Without ID, filters say which. Then a first call only counts them, and prints the command that does it.
+    Without ID, filters select the jobs. The first call only counts them, and prints the command that replays them.
 
     \b
     Examples:
@@ -501,9 +503,9 @@ replay = _one_or_many(
 requeue = _one_or_many(
     "requeue",
     """
-    Take the running job ID, or all that fit, from their owners and put them back to be claimed, due now.
+    Take the running job ID, or all matching ones, from their owners and put them back to be claimed, due now.
 
-    No budget is spent. Without ID, filters say which; a first call only counts them.
+    No budget is spent. Without ID, filters select the jobs. The first call only counts them.
 
     \b
     Examples:

@@ -29,9 +29,9 @@ from .target import Target, pairs, parsed_json, target_options
     "--meta",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Data of your own that jobs can be found by; VALUE is JSON or text.",
+    help="Your own data, by which jobs can be searched; VALUE is JSON or text.",
 )
-@click.option("--app-dir", default=".", metavar="FOLDER", help="Import the module of --app from this folder first.")
+@click.option("--app-dir", default=".", metavar="FOLDER", help="The folder to search first for the module of --app.")
 @target_options
 @output_options
 def add(

@@ -57,8 +57,8 @@ def doctor(target: Target, output: Output, quiet_seconds: float, waiting_seconds
         for one in found
     ]
     nothing = (
-        f"Nothing was found. No running job was quiet for {_span(quiet_seconds)}, and none that is due waited for "
-        f"{_span(waiting_seconds)} (--quiet-seconds, --waiting-seconds)."
+        f"Nothing was found. No running job has been without progress for {_span(quiet_seconds)}, and no due job has "
+        f"waited for {_span(waiting_seconds)} (--quiet-seconds, --waiting-seconds)."
     )
     check_fields(rows, output.fields, _FIELDS)
     if output.as_json:

@@ -21,10 +21,10 @@ class Code(NamedTuple):
 
 
 CODES = (
-    Code(0, "done; an empty list too"),
+    Code(0, "success, even if a list is empty"),
     Code(1, "failed, or something was found"),
     Code(2, "wrong usage, or the epoch is missing", (InvalidArgument, Unsupported)),
-    Code(3, "refused: the epoch has moved, of one job or of some of many", (StaleEpoch,)),
+    Code(3, "refused: the epoch of the job, or of one of several, has moved", (StaleEpoch,)),
     Code(4, "conflict: the job's state forbids it", (Conflict,)),
     Code(5, "not found", (UnknownJob,)),
     Code(6, "nothing to claim", (NoLease,)),

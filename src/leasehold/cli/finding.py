@@ -43,9 +43,12 @@ def filter_options(command: F) -> F:
     @click.option(
         "--since",
         metavar="TIME",
-        help="Jobs added since then (with a finished --status: ended since then): 15min, 2h, 3d ago, or an ISO time.",
+        help="Jobs added since TIME (an age such as 15min, 2h or 3d, or an ISO time). With a finished --status: ended "
+        "since TIME.",
     )
-    @click.option("--until", metavar="TIME", help="Jobs added (with a finished --status: ended) before then.")
+    @click.option(
+        "--until", metavar="TIME", help="Jobs added before TIME. With a finished --status: ended before TIME."
+    )
     @click.option(
         "--meta", multiple=True, metavar="KEY=VALUE", help="Jobs whose meta has this value; VALUE is JSON or text."
     )
@@ -109,5 +112,7 @@ def nothing_fits(router: Router, wanted: Search) -> str:
     """Return what is printed if no job fits: a worker's given name is not the name that its jobs have."""
     known = () if wanted.owner is None else router.workers()
     own = [repr(worker.name) for worker in known if wanted.owner == worker.given_name != worker.name]
-    hint = f" --owner takes a worker's own name; {wanted.owner!r} is {', '.join(own)}." if own else ""
-    return f"No job fits.{hint}"
+    hint = (
+        f" {wanted.owner!r} is a given name; --owner takes the full name of a worker: {', '.join(own)}." if own else ""
+    )
+    return f"No job matches.{hint}"

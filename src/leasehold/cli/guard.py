@@ -59,7 +59,7 @@ def seal(output: Output, job_id: str, path: str, folder: str, by: str) -> int:
     with load(path, folder) as router:
         done = router.seal(job_id, by=by)
     lines = [f"sealed {name}:{key} at epoch {done.epoch}" for name, key in done.sealed]
-    lines += [f"not reached: {one}" for one in done.unreached]
+    lines += [f"not sealed: {one}" for one in done.unreached]
     unreached = [one._asdict() for one in done.unreached]
     facts = {"job_id": done.job_id, "epoch": done.epoch, "sealed": done.sealed, "unreached": unreached}
     show_sentence(facts, "\n".join(lines) or f"job {job_id!r} has no guarded keys.", output)

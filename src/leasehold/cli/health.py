@@ -189,7 +189,7 @@ def _answering(ask: Callable[[], Pulse]) -> type[BaseHTTPRequestHandler]:
     type=click.FloatRange(min=0, min_open=True),
     default=MAX_AGE_SECONDS,
     show_default=True,
-    help="The greatest age of the file at which the worker counts as healthy.",
+    help="The worker counts as healthy while the file is no older than this.",
 )
 def worker_health(file: str, max_age_seconds: float) -> int:
     """

@@ -62,12 +62,12 @@ class _Jobs(click.Command):
 @click.option(
     "--count-by",
     type=click.Choice(COUNTED_BY),
-    help="Instead of the jobs, print how many there are for each value of this field.",
+    help="Print the number of jobs for each value of this field, instead of the jobs.",
 )
 @click.option("--oldest", is_flag=True, help="Oldest first.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="Print at most this many.")
-@click.option("--cursor", metavar="TEXT", help="Continue after an earlier page, which prints its cursor.")
-@watch_options("Print the list again and again")
+@click.option("--cursor", metavar="TEXT", help="Continue after the page that printed this cursor.")
+@watch_options("Refresh the list")
 @target_options
 @output_options
 def jobs(
@@ -122,7 +122,7 @@ def jobs(
                 complete=page["complete"],
             )
             if page["cursor"] and not output.is_for_programs:
-                more = "there are more" if page["complete"] else "10,000 jobs were looked at; there may be more"
+                more = "there are more" if page["complete"] else "10,000 jobs were searched; there may be more"
                 click.echo(f"({more}: --cursor {page['cursor']})", err=True)
 
         watch.repeat(once if count_by is None else count)
@@ -131,7 +131,7 @@ def jobs(
 
 @click.command()
 @click.argument("id", shell_complete=job_ids)
-@click.option("--traceback", is_flag=True, help="Show the last error with the frames in which it was raised, too.")
+@click.option("--traceback", is_flag=True, help="Show the last error with its traceback.")
 @target_options
 @output_options
 def show(target: Target, output: Output, id: str, traceback: bool) -> int:
@@ -172,7 +172,7 @@ def history(target: Target, output: Output, id: str) -> int:
     """
     with target.open() as router:
         rows = Views(router).history(id)
-    empty = "Nothing was recorded of this job: it was never claimed."
+    empty = "Nothing is recorded for this job: it was never claimed."
     known = (*OWNERSHIP_FIELDS, *EVENT_FIELDS)
     if output.is_for_programs or output.fields:
         show_rows(_rows_worded(rows, output), (), output, empty=empty, known=known, id=id)
@@ -237,7 +237,7 @@ def worded(row: dict[str, Any], output: Output, epoch: Callable[[Any], str] = st
     if row["kind"] == "refused" and isinstance(facts, dict) and {"verb", "presented", "current"} <= facts.keys():
         verb = f"{facts['verb']} of {facts['resource']}" if facts.get("resource") else facts["verb"]
         presented, current = epoch(facts["presented"]), epoch(facts["current"])
-        now = f"it was {current} by then" if presented != current else "that ownership had ended"
+        now = f"the current epoch was {current}" if presented != current else "that ownership had ended"
         by = f" by {facts['by']}" if facts.get("by") else ""
         return f"refused: {verb}{by} with epoch {presented}; {now}"
     if isinstance(facts, dict):
@@ -321,7 +321,7 @@ def events(
             if found or not watch.on:
                 rows = _rows_worded([views.event(event) for event in found], output)
                 more: dict[str, Any] = {"known": EVENT_FIELDS, "spare": _EVENTS_SPARE, "after": seen}
-                show_rows(rows, _EVENTS, output, empty="No event fits.", wrap=True, **more)
+                show_rows(rows, _EVENTS, output, empty="No event matches.", wrap=True, **more)
 
         watch.repeat(once, in_place=False)
     return 0

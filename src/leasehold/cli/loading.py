@@ -94,12 +94,14 @@ def _imported(name: str, home: str, what: str) -> ModuleType:
 def _missing(name: str, home: str) -> str:
     parent, _, last = name.rpartition(".")
     if not parent:
-        return f"there is no module {last!r}.{_near(last, _modules([home]))} Looked in {home} and on Python's own path."
+        return f"no module {last!r} was found in {home} or on Python's own path.{_near(last, _modules([home]))}"
     package = sys.modules[parent]
     paths = getattr(package, "__path__", None)
     if paths is None:
-        return f"{parent!r} is a module and not a package, so there is no {last!r} in it. Did you mean {parent}:{last}?"
-    return f"there is no module {last!r} in the package {parent!r}.{_near(last, _modules(paths))}"
+        return (
+            f"{parent!r} is a module, not a package, so it contains no module {last!r}. Did you mean {parent}:{last}?"
+        )
+    return f"no module {last!r} was found in the package {parent!r}.{_near(last, _modules(paths))}"
 
 
 def _modules(paths: Iterable[str]) -> list[str]:
@@ -111,9 +113,9 @@ def _near(name: str, names: list[str]) -> str:
     if near := difflib.get_close_matches(name, names, n=3):
         return f" Did you mean {' or '.join(map(repr, near))}?"
     if not names:
-        return " There are no modules there."
+        return " It contains no modules."
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f" There are: {', '.join(names[:_SHOWN])}{more}."
+    return f" Modules there: {', '.join(names[:_SHOWN])}{more}."
 
 
 # The attribute

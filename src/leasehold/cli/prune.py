@@ -28,8 +28,8 @@ _AGES = ("--older-than", "--before")
 @click.option("--older-than", metavar="AGE", help="Jobs that ended longer ago than this, such as 30d or 12h.")
 @click.option("--before", metavar="TIME", help="Jobs that ended before this time, such as 2026-10-18T00:00:00+00:00.")
 @click.option("--apply", is_flag=True, help="Remove the jobs. Without --apply they are only counted.")
-@click.option("--expect", type=int, metavar="N", help="With --apply: act only if exactly N jobs fit.")
-@click.option("--note", metavar="TEXT", help="With filters: why you remove them; it is recorded.")
+@click.option("--expect", type=int, metavar="N", help="With --apply: act only if exactly N jobs match.")
+@click.option("--note", metavar="TEXT", help="With filters: the reason, which is recorded.")
 @yes_option
 @actor_option
 @target_options
@@ -53,7 +53,7 @@ def prune(
     whose guarded keys are not sealed. A first call only counts, and prints the command that removes them. On a
     terminal, that one asks first.
 
-    With filters, only the finished jobs that fit are removed, however young, and no event: --status says which. Each
+    With filters, only matching finished jobs are removed, whatever their age, and no events; --status is required. Each
     is removed only if it still has the epoch that was just read. Jobs with an effect in doubt stay. Each job that is
     removed is recorded at once, and the action at its end.
 
@@ -118,7 +118,7 @@ def _prune_old(router: Router, output: Output, end: int, apply: bool, expect: in
         return 0
     if expect is None and not asks:
         raise click.UsageError(
-            "--apply needs --expect N, the number of jobs that fit: run the command without --apply to see it."
+            "--apply needs --expect N, the number of matching jobs: run the command without --apply to see it."
         )
     if expect is not None and count != expect:
         raise Conflict(

@@ -42,7 +42,7 @@ _WORKERS_SPARE = ("started_at", "concurrency", "renewed_at")
 
 
 @click.group(cls=Group, invoke_without_command=True)
-@watch_options("Print the list again and again")
+@watch_options("Refresh the list")
 @target_options
 @output_options
 @click.pass_context
@@ -147,7 +147,7 @@ def resume(target: Target, output: Output, by: str, name: str) -> int:
 
 
 @click.command()
-@watch_options("Print the list again and again")
+@watch_options("Refresh the list")
 @target_options
 @output_options
 def workers(target: Target, output: Output, watch: Watch) -> int:

@@ -114,7 +114,7 @@ def stats(target: Target, output: Output) -> int:
 
 @store.command()
 @click.option(
-    "--above", default=0, metavar="EPOCH", help="Go above this epoch too, for instance the epoch of a guard's mark."
+    "--above", default=0, metavar="EPOCH", help="Go above this epoch too, such as the epoch of a guard's mark."
 )
 @yes_option
 @store_options
@@ -136,9 +136,9 @@ def advance(target: Target, output: Output, above: int, yes: bool) -> int:
     if not 0 <= above <= SystemClock().now() + FAR_AHEAD_US:
         # A digit too many would use up, for ever, the numbers that are left below 2**53.
         raise InvalidArgument(
-            f"--above {above} cannot be an epoch of a store: epochs are about the microseconds since 1970, and this "
-            "one is negative or years in the future. Check its digits. If it is right, call router.advance(above=…), "
-            "which does not check this."
+            f"--above {above} cannot be an epoch of a store: epochs are close to the microseconds since 1970, and "
+            "this one is negative or years in the future. Check its digits. If it is right, call "
+            "router.advance(above=…), which does not check this."
         )
     with target.open() as router:
         if can_ask(yes) and not agrees(f"Raise the epochs of {shown_url(target.url)}? This cannot be undone."):
@@ -146,7 +146,7 @@ def advance(target: Target, output: Output, above: int, yes: bool) -> int:
         epoch = router.advance(above=above)
     sentence = (
         f"advanced to epoch {epoch}\n"
-        "Every epoch issued from now on is greater, even than those that the store may have forgotten."
+        "Every epoch issued from now on is greater than all earlier ones, even those that the store may have forgotten."
     )
     show_sentence({"url": shown_url(target.url), "epoch": epoch}, sentence, output)
     return 0
@@ -176,11 +176,13 @@ def migrate(target: Target, output: Output, dry_run: bool, wait_seconds: float) 
             before, after, steps = schema.migrate(dry_run=dry_run, wait_seconds=wait_seconds, say=progress.say)
     lines = [f"{'would run' if dry_run else 'ran'} {step}" for step in steps]
     if before == after:
-        lines.append(f"The schema has version {after} already; there is nothing to do.")
+        lines.append(f"The schema is already at version {after}; there is nothing to do.")
     elif before == 0:
-        lines.append(f"There was no schema: it {'would be' if dry_run else 'was'} made, with version {after}.")
+        lines.append(f"The schema did not exist: it {'would be' if dry_run else 'was'} created, at version {after}.")
     else:
-        lines.append(f"The schema {'would go' if dry_run else 'went'} from version {before} to version {after}.")
+        lines.append(
+            f"The schema {'would be' if dry_run else 'was'} migrated from version {before} to version {after}."
+        )
     facts = {"url": shown_url(target.url), "from": before, "to": after, "steps": steps, "dry_run": dry_run}
     show_sentence(facts, "\n".join(lines), output)
     return 0

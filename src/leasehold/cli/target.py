@@ -155,7 +155,7 @@ def _profile(name: str | None) -> dict[str, Any]:
 def actor_option(command: F) -> F:
     """Give *command* the option that says who acts; it gets `by`."""
 
-    @click.option("--as", "by", metavar="NAME", help="Record this name as the one who acts. Default: the system user.")
+    @click.option("--as", "by", metavar="NAME", help="The name to record for this action. Default: the system user.")
     @functools.wraps(command)
     def wrapped(by: str | None, **options: Any) -> Any:
         return command(by=by or system_user(), **options)

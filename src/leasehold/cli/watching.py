@@ -41,7 +41,7 @@ class Watch(NamedTuple):
             if in_place:
                 click.clear()
                 now = instants.aware(SystemClock().now()).astimezone().isoformat(sep=" ", timespec="seconds")
-                click.echo(f"{now}, every {self.seconds:g} s; Ctrl-C ends it\n")
+                click.echo(f"{now}, every {self.seconds:g} s; Ctrl-C to stop\n")
             try:
                 once()
             except StoreUnavailable as error:
@@ -57,14 +57,14 @@ def watch_options(what: str) -> Callable[[F], F]:
     """Give a command --watch, whose help is *what*, and --every; it gets a `Watch`."""
 
     def give(command: F) -> F:
-        @click.option("--watch", is_flag=True, help=f"{what}, until Ctrl-C.")
+        @click.option("--watch", is_flag=True, help=f"{what} until Ctrl-C.")
         @click.option(
             "--every",
             metavar="SECONDS",
             type=click.FloatRange(0.1, 3600),
             default=WATCH_SECONDS,
             show_default=True,
-            help="With --watch: print again after this many seconds.",
+            help="With --watch: refresh after this many seconds.",
         )
         @functools.wraps(command)
         def wrapped(watch: bool, every: float, **options: Any) -> Any:

@@ -56,7 +56,7 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str
     type=click.IntRange(1, 1_000),
     default=1,
     show_default=True,
-    help="How many worker processes to run, each with that concurrency.",
+    help="How many worker processes to run, each with --concurrency slots.",
 )
 @click.option(
     "--name",
@@ -71,14 +71,14 @@ def _split(_: click.Context, __: click.Parameter, value: str | None) -> list[str
     show_default=True,
     help="At SIGTERM or Ctrl-C, how long to wait for running handlers.",
 )
-@click.option("--until-empty", is_flag=True, help="End when nothing that this worker could take is pending or running.")
-@click.option("--app-dir", default=".", metavar="FOLDER", help="Import modules from this folder first.")
+@click.option("--until-empty", is_flag=True, help="Exit once no job that this worker could take is pending or running.")
+@click.option("--app-dir", default=".", metavar="FOLDER", help="The folder to search first for modules.")
 @click.option(
     "--log-level",
     type=click.Choice(logs.LEVELS, case_sensitive=False),
     default="info",
     show_default=True,
-    help="The lowest level that is logged.",
+    help="The lowest level to log.",
 )
 @click.option(
     "--log-format",

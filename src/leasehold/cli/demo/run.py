@@ -62,7 +62,7 @@ def _leave_nothing_behind(stage: Stage) -> None:
 def _cancel(stage: Stage, job_id: str) -> None:
     for _ in range(CANCEL_TRIES):
         try:
-            stage.router.cancel(stage.router.job(job_id), by="demo", note="the demo did not play to its end")
+            stage.router.cancel(stage.router.job(job_id), by="demo", note="the demo did not finish")
             return
         except StaleEpoch:
             continue  # a thread of the story has moved the job since the look at it, which it does not do often
@@ -94,7 +94,7 @@ def _end(screen: Screen, records: Sequence[Record], expectations: Sequence[Expec
     for line in table(records, trace):
         screen.print(line)
     if first := trace.first_epoch():
-        screen.print(Text(f"e+1 is epoch {first}: the clock in microseconds, and counting up.", "dim"))
+        screen.print(Text(f"e+1 is epoch {first}. Epochs begin at the clock in microseconds, and count up.", "dim"))
     _heading(screen, "What was refused, and why")
     _sum_up(screen, [event for record in records for event in record.refused], expectations)
 

@@ -88,7 +88,7 @@ class Trace:
             reason = str(facts.get("reason"))
             return f"taken from {facts.get('was')}: {_REASONS.get(reason, reason)}"
         if event.kind == "transferred":
-            return f'gets it by word of {facts.get("by")}: "{facts.get("note")}"'
+            return f'gets it, transferred by {facts.get("by")}: "{facts.get("note")}"'
         if event.kind == "progressed":
             return f"writes: {facts['note']}" if facts.get("note") else "reports progress"
         return {"added": "is added", "completed": "completes it"}.get(event.kind, event.kind)

@@ -111,7 +111,7 @@ def _play(screen: Screen) -> int:
             guarded = _act(screen, "With guards", endpoint, guarded=True)
             bare = _act(screen, "Without guards", endpoint, guarded=False)
     except Stopped as stopped:
-        screen.line(f"The demo could not go on: {stopped}.", fg="red")
+        screen.line(f"The demo could not continue: {stopped}.", fg="red")
         return 1
     held = _judge(screen, guarded, bare)
     return 0 if held else 1
@@ -165,9 +165,9 @@ def _judge(screen: Screen, guarded: Seen, bare: Seen) -> bool:
         if facts.get("outcome") != "refused" or facts.get("presented") != guarded.old_epoch:
             broken.append(f"{name}: the stale write was not refused: {facts}")
         elif facts.get("current", 0) < guarded.new_epoch:
-            broken.append(f"{name}: refused by another epoch: {facts}")
+            broken.append(f"{name}: refused, but not by the new owner's epoch: {facts}")
         if guarded.left[name] != f"report by {NEW}":
-            broken.append(f"{name}: has {guarded.left[name]!r} although it was guarded")
+            broken.append(f"{name}: has {guarded.left[name]!r}, although it was guarded")
     for name in names:
         if bare.left[name] != f"report by {OLD}":
             broken.append(f"{name}: without its guard it has {bare.left[name]!r}, so the demo shows no damage")
@@ -207,12 +207,14 @@ class Screen:
         if facts.get("outcome") == "refused":
             reason = f", moved by {facts['reason']}" if facts.get("reason") else ""
             by = "" if facts.get("owner") is None else f" of {facts['owner']}"
-            verdict = f"refused   epoch {facts['presented']} is stale; it stands at {facts['current']}{by}{reason}"
+            verdict = (
+                f"refused   epoch {facts['presented']} is stale; the current one is {facts['current']}{by}{reason}"
+            )
             self._echo(f"  {name:<6} {verdict}", fg="green")
         elif facts.get("outcome") == "written":
-            self._echo(f"  {name:<6} ACCEPTED  it has now: {left}", fg="red")
+            self._echo(f"  {name:<6} ACCEPTED  it now has: {left}", fg="red")
         else:
-            self._echo(f"  {name:<6} {facts.get('error', 'no account of it')}", fg="red")
+            self._echo(f"  {name:<6} {facts.get('error', 'no outcome was reported')}", fg="red")
 
     def _echo(self, text: str, **style: Any) -> None:
         click.echo(text if self._plain else click.style(text, **style))
