@@ -81,7 +81,7 @@ def test_the_store_does_not_take_settlements(tmp_path: Path, router: Router) -> 
         with held(tmp_path / "jobs.db"):
             (tmp_path / "gate").touch()
 
-            until(lambda: "the store does not take its settlements" in why(working))
+            until(lambda: "the store does not accept its settlements" in why(working))
         until(lambda: why(working) == "")
         working.terminate()
         assert working.ends() == 0, working.said

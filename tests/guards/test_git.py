@@ -403,7 +403,7 @@ def test_a_lost_reply_is_recognised_as_long_as_the_mark_remembers_it(
     if is_known:
         guard.push(clone, "main", commit(clone, b"2", base), **under(OLD))
     else:
-        with pytest.raises(InDoubt, match="16 or more writes"):
+        with pytest.raises(InDoubt, match="16 or more later writes"):
             guard.push(clone, "main", commit(clone, b"2", base), **under(OLD))
     assert value_of(str(server), "main") == b"2"
 

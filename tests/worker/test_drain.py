@@ -232,7 +232,7 @@ def test_an_error_is_settled_as_a_worker_would(router: Router, caplog: pytest.Lo
     assert job.last_error is not None
     assert job.last_error.startswith("ValueError: no ink")
     assert (job.run_us - job.updated_us) / 1_000_000 == 10
-    assert "failed, 1 of 2" in caplog.text
+    assert "failed (error 1 of 2)" in caplog.text
     assert router.drain() == []
 
 

@@ -45,7 +45,7 @@ def test_a_failure_names_the_task_and_says_whether_it_is_the_last_and_why(caplog
     thumb.options(id="b").add(True)
     router.work(until_empty=True)
 
-    assert said(caplog, logging.WARNING) == ["job 'a' (thumb) failed, 1 of 2; again in 0 s"]
+    assert said(caplog, logging.WARNING) == ["job 'a' (thumb) failed (error 1 of 2); retrying in 0 s"]
     assert sorted(said(caplog, logging.ERROR)) == [
         "job 'a' (thumb) failed for good, after 2 errors",
         "job 'b' (thumb) failed for good, after 1 error, since this one is final",

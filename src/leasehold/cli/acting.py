@@ -234,7 +234,7 @@ def arguments() -> list[str]:
 @output_options
 def transfer(target: Target, output: Output, by: str, id: str, to: str, **fence: Any) -> int:
     """
-    Give the job ID to another owner, under a new epoch; its owner until now is refused from then on.
+    Give the job ID to another owner, under a new epoch. Its previous owner is refused from then on.
 
     \b
     Examples:
@@ -259,7 +259,7 @@ def transfer(target: Target, output: Output, by: str, id: str, to: str, **fence:
 @output_options
 def complete(target: Target, output: Output, by: str, id: str, result: str | None, **fence: Any) -> int:
     """
-    Complete the job ID by hand; its owner, if any, is refused from then on.
+    Complete the job ID by hand. Its owner, if any, is refused from then on.
 
     \b
     Example:
@@ -295,7 +295,7 @@ def resolve(
     **fence: Any,
 ) -> int:
     """
-    Record how the EFFECT of the job ID, which is in doubt, ended.
+    Record the outcome of the EFFECT of the job ID that is in doubt.
 
     \b
     Examples:

@@ -28,8 +28,8 @@ def guard() -> None:
     """
     Seal the keys of jobs that have ended, and prove guards.
 
-    A guard refuses writes of stale owners at a file, an object, a table, a git branch or a service. Which guards there
-    are is known to the application alone, so these commands import it.
+    A guard refuses writes of stale owners at a file, an object, a table, a git branch or a service. Only the
+    application knows its guards, so these commands import it.
 
     \b
     Examples:
@@ -48,8 +48,8 @@ def seal(output: Output, job_id: str, path: str, folder: str, by: str) -> int:
     """
     Seal the guarded keys of JOB, which has ended, so that its last owner cannot write to them.
 
-    A cancel, a completion by hand and a final failure do this by themselves, where they can reach the guards. Use it
-    for the keys that they could not reach: it can be repeated. The exit code is 1 if a key is still not sealed.
+    A cancel, a completion by hand and a final failure do this by themselves, if they can reach the guards. Use this
+    command for keys that they could not reach; it can be repeated. The exit code is 1 if a key is still not sealed.
 
     \b
     Examples:

@@ -85,8 +85,8 @@ def jobs(
 
     A narrow terminal has no room for some columns, EPOCH and ERRORS first: name those that you need with --fields.
 
-    Jobs of a finished status come by their end. If no index has what is asked for, 10,000 jobs are looked at, and the
-    command says how to go on.
+    Jobs with a finished status are sorted by when they ended. If no index covers the filters, 10,000 jobs are searched,
+    and the command prints how to continue.
 
     \b
     Examples:
@@ -138,8 +138,8 @@ def show(target: Target, output: Output, id: str, traceback: bool) -> int:
     """
     Show everything that is known of the job ID, and why it is not running.
 
-    Its epoch is what the commands that move a job ask for: `transfer` gives it to another worker, `requeue` takes it
-    from its owner, `cancel` ends it, `replay` runs a finished one again, `complete` ends it by hand.
+    The commands that move a job need its epoch: `transfer` gives the job to another worker, `requeue` takes it from its
+    owner, `cancel` ends it, `replay` runs a finished one again, `complete` ends it by hand.
 
     \b
     Examples:

@@ -49,13 +49,13 @@ def prune(
     """
     Remove jobs that ended long ago, with all that is kept of them, and events that old.
 
-    Workers do this by themselves, by the retention of their router. Children of a job that is kept stay, and so do jobs
-    whose guarded keys are not sealed. A first call only counts, and prints the command that removes them. On a
-    terminal, that one asks first.
+    Workers do this by themselves, by the retention of their router. A job stays if its parent stays, or if its guarded
+    keys are not sealed. The first call only counts the jobs, and prints the command that removes them. On a terminal,
+    that command asks first.
 
     With filters, only matching finished jobs are removed, whatever their age, and no events; --status is required. Each
-    is removed only if it still has the epoch that was just read. Jobs with an effect in doubt stay. Each job that is
-    removed is recorded at once, and the action at its end.
+    is removed only if it still has the epoch that was just read. Jobs with an effect in doubt stay. The removal of
+    each job is recorded at once, and the whole action at its end.
 
     \b
     Examples:

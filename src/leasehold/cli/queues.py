@@ -54,8 +54,8 @@ def queues(context: click.Context, target: Target, output: Output, watch: Watch)
     10,000 jobs finished in these, the rate is over the time that the last 10,000 took, which may be seconds. OLDEST is
     when the oldest pending job became due.
 
-    While a queue is paused, claims take no job from it. Jobs that run go on; what is added, retried or requeued waits.
-    Other queues are not slowed down, however many jobs wait in the paused one.
+    While a queue is paused, claims take no job from it. Running jobs continue. Jobs that are added, retried or requeued
+    wait. Other queues are not slowed down, however many jobs wait in the paused one.
 
     \b
     Examples:
@@ -97,9 +97,9 @@ def _paused(row: dict[str, Any]) -> str | None:
 @output_options
 def pause(target: Target, output: Output, by: str, name: str, note: str | None) -> int:
     """
-    Have claims take no job from the queue NAME until it is resumed.
+    Stop claims from taking jobs of the queue NAME until it is resumed.
 
-    A claim that begins after this command has ended takes nothing from it, in whatever process. Jobs that run go on,
+    A claim that begins after this command has ended takes nothing from it, in any process. Running jobs continue,
     and may be transferred, cancelled or requeued like any other. A queue that is paused already gets the new note.
 
     \b
@@ -132,7 +132,7 @@ def _is_used(router: Router, name: str) -> bool:
 @output_options
 def resume(target: Target, output: Output, by: str, name: str) -> int:
     """
-    Have claims take jobs from the queue NAME again.
+    Let claims take jobs of the queue NAME again.
 
     Workers that wait for jobs begin at once. A queue that is not paused stays as it is.
 

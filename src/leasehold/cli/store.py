@@ -79,10 +79,10 @@ def check(target: Target, output: Output) -> int:
 @output_options
 def stats(target: Target, output: Output) -> int:
     """
-    Show how many jobs the store at URL has, how large its tables are, and what a vacuum has left over.
+    Show how many jobs the store at URL has, how large its tables are, and how many dead rows they have.
 
     Jobs are counted. On PostgreSQL, rows are the server's estimates (ROWS begins with ~); on SQLite they are counted
-    too, which takes a while in a large file. How many jobs wait where is in `leasehold queues`.
+    too, which takes a while in a large file. `leasehold queues` shows how many jobs wait in each queue.
 
     \b
     Examples:
@@ -123,9 +123,10 @@ def advance(target: Target, output: Output, above: int, yes: bool) -> int:
     """
     Raise the epochs of the store at URL, or else of $LEASEHOLD_STORE, above all that it may have forgotten.
 
-    For a store that was put back to an earlier state without a chance to notice, such as a backup restored
-    into a SQLite file that a process holds open, or a PostgreSQL server whose machine went back to a snapshot
-    with its memory: it could then issue epochs that it has issued before.
+    Use it after a store was put back to an earlier state and could not notice. Examples are a backup restored into a
+    SQLite file that a process holds open, and a PostgreSQL server whose machine went back to a snapshot with its
+    memory. Such a store could issue epochs that it has issued before.
+
     Advancing takes no job from its owner. It cannot be undone: epochs never go back. On a terminal it asks first.
 
     \b
@@ -159,10 +160,10 @@ def advance(target: Target, output: Output, above: int, yes: bool) -> int:
 @output_options
 def migrate(target: Target, output: Output, dry_run: bool, wait_seconds: float) -> int:
     """
-    Bring the schema of the store at URL up to date, or make it.
+    Bring the schema of the store at URL up to date, or create it.
 
-    Run it before the processes of a new release start. It does nothing if there is nothing to do, and it may run
-    many times at once. On PostgreSQL, processes of the previous release go on working meanwhile and afterwards,
+    Run it before the processes of a new release start. It does nothing if the schema is up to date, and several
+    may run at once. On PostgreSQL, processes of the previous release keep working meanwhile and afterwards,
     unless the notes of the release say otherwise. On SQLite, stop those that use the file first.
 
     \b
@@ -205,7 +206,7 @@ def grant(target: Target, output: Output, role: str, kinds: tuple[str, ...], dry
     """
     Give a role of PostgreSQL the rights that it needs, and no more.
 
-    A producer adds jobs. A worker claims them, and does all that an owner may, inside transactions of its own too.
+    A producer adds jobs. A worker claims them, and does all that an owner may, even inside its own transactions.
     An operator moves jobs, prunes and advances, and reads. A reader reads. Run this as the role that owns the
     schema, or as a member of that role.
 

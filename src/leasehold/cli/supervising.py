@@ -151,7 +151,7 @@ class _Child:
         """Return the last pulse, as unhealthy if it is too old, with the tally of all processes of this number."""
         pulse, before = self.pulse, self._before
         if pulse.consuming and self._steady.now() - self._pulse_us > _SILENT_US:
-            pulse = pulse._replace(consuming=False, why=f"no pulse for more than {_SILENT_US // 1_000_000} s")
+            pulse = pulse._replace(consuming=False, why=f"no health report for more than {_SILENT_US // 1_000_000} s")
         return pulse._replace(
             tally={name: before.get(name, 0) + pulse.tally.get(name, 0) for name in {*before, *pulse.tally}}
         )

@@ -106,7 +106,7 @@ class Dispatcher:
         try:
             self._executors[run.task.kind].start((run,))
         except Exception:  # its event loop is closed; the worker hands it back when it has not begun in time
-            log.exception("could not start the handler of job %r; the worker releases the job soon", run.lease.job_id)
+            log.exception("could not start the handler of job %r; the worker will release the job", run.lease.job_id)
         return None
 
     def _next(self, kind: Kind) -> Run | None:

@@ -258,7 +258,7 @@ def _write_settled(
         _log(logging.WARNING, _of(lease), error, hides_errors, text, _named(lease))
     elif outcome == "retried" and settlement is not None:
         text, most, delay = (
-            "job %s failed, %d of %d; again in %.3g s",
+            "job %s failed (error %d of %d); retrying in %.3g s",
             lease.retry.max_errors,
             settlement.delay_us / 1e6,
         )

@@ -261,13 +261,13 @@ class Worker:
         if not self._claimer.is_alive():
             if self._lifespan.is_over:
                 return "it has stopped"
-            return "it is starting" if self._claimer.ident is None else "it claims no more"
+            return "it is starting" if self._claimer.ident is None else "it no longer claims jobs"
         runner = self.runner
         for thread in (runner.settler, runner.renewer, runner.watch):
             if not thread.is_alive():
                 return f"its thread {thread.name} has ended"
         if runner.settler.failing:
-            return "the store does not take its settlements"
+            return "the store does not accept its settlements"
         if runner.runs.count_without_job >= self.concurrency:
             return "every slot is held by a handler that cannot be stopped"
         waited = (self._steady.now() - self._started_us) / 1_000_000 if since is None else since

@@ -46,7 +46,7 @@ class Cue:
         """Wait for it; `Stuck` if it does not come."""
         # Longer than a claim waits, so that what is reported is the cause and not its consequence.
         if not self._event.wait(2 * PATIENCE_SECONDS):
-            raise Stuck(f"waited {2 * PATIENCE_SECONDS:.0f} s in vain for this: {self._what}")
+            raise Stuck(f"waited {2 * PATIENCE_SECONDS:.0f} s without success for this: {self._what}")
 
 
 class Player(threading.Thread):

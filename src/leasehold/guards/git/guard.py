@@ -179,7 +179,7 @@ class GitGuard(Guard):
             if now.mark_id != before.mark_id:
                 # None of our pushes expects this mark, so none of them can arrive any more.
                 if unknown and now.mark is not None and now.mark.mark.counter - mark.counter >= RECENT:
-                    raise _doubt(resource, writer, wish, f"{RECENT} or more writes have followed")
+                    raise _doubt(resource, writer, wish, f"{RECENT} or more later writes hide it")
                 unknown = False
             elif now.tip == tip and not ran.is_lost:
                 if unknown:
