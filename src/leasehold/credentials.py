@@ -368,8 +368,8 @@ def _scope(keys: Iterable[str], prefixes: Iterable[str], lock: str | None) -> di
     scope = {name: value for name, value in found.items() if value}
     if not scope:
         raise InvalidArgument(
-            "a credential must name what it covers: pass keys=[…] or prefixes=[…], or give the job a lock. With a "
-            "credential for every key, this job's epoch could lock out the owners of other keys for ever."
+            "a credential must name what it covers: pass keys=[…] or prefixes=[…], or give the job a lock. A "
+            "credential that covered every key would let this job's epoch lock out the owners of other keys for ever."
         )
     return scope
 

@@ -102,12 +102,12 @@ def test_a_connection_to_another_database_than_the_guards_is_not_fenced(tmp_path
         with closing(sqlite3.connect(name, isolation_level=None)) as connection:
             connection.execute("attach ? as app", (str(tmp_path / "app.db"),))
             connection.execute("begin")
-            with pytest.raises(InvalidArgument, match="would not notice a seal"):
+            with pytest.raises(InvalidArgument, match="would not be refused, even after a seal"):
                 guard.fence(connection, "k", epoch=5, owner="old", store="s")
     with closing(sqlite3.connect(tmp_path / "other.db", isolation_level=None)) as connection:
         connection.execute("begin")
         made = SqlGuard(lambda: sqlite3.connect(tmp_path / "app.db"))
-        with pytest.raises(InvalidArgument, match="would not notice a seal"):
+        with pytest.raises(InvalidArgument, match="would not be refused, even after a seal"):
             made.fence(connection, "k", epoch=5, owner="old", store="s")
     (tmp_path / "linked.db").symlink_to(tmp_path / "app.db")
     with closing(sqlite3.connect(tmp_path / "linked.db", isolation_level=None)) as connection:
@@ -137,7 +137,9 @@ def test_another_database_with_the_same_schema_is_not_fenced(server_url: str, ma
 
             with closing(psycopg.connect(other)) as connection:
                 connection.execute("select 1")
-                with pytest.raises(InvalidArgument, match=r"not to the guard's own database.*would not notice a seal"):
+                with pytest.raises(
+                    InvalidArgument, match=r"not to the guard's own database.*would not be refused, even after a seal"
+                ):
                     guards[0].fence(connection, "k", **OLD)
             with closing(psycopg.connect(own)) as connection:
                 connection.execute("select 1")

@@ -52,8 +52,8 @@ class Source(ABC):
             connection = recognise(handle)
             if connection.in_transaction() and not _is_always_in_one(connection):
                 raise Conflict(
-                    f"the guard's function returned a connection to {self.where} with an open transaction, and a seal "
-                    "must be durable before it returns: let the function open a connection for the guard alone."
+                    f"the guard's function returned a connection to {self.where} with an open transaction, so a seal "
+                    "on it would not be durable: let the function open a connection for the guard alone."
                 )
             try:
                 yield connection

@@ -344,9 +344,9 @@ class SqlGuard(Guard):
         """Raise a refusal that is known already, and log a key that passes to another store."""
         if fenced.place and fenced.place != self._place and fenced.place != self._own_place():
             raise InvalidArgument(
-                f"that connection is not to the guard's own database, {self._source.where}: a fence of "
-                f"{request.keys[0]!r} there would not notice a seal. Roll the transaction back, and make the guard "
-                "with the URL of the database that you write to."
+                f"that connection is not to the guard's own database, {self._source.where}: a stale write of "
+                f"{request.keys[0]!r} there would not be refused, even after a seal. Roll the transaction back, and "
+                "make the guard with the URL of the database that you write to."
             )
         for key, before in fenced.before.items():
             try:
@@ -375,7 +375,8 @@ class SqlGuard(Guard):
         if self._source.vendor not in (None, found.vendor):
             raise InvalidArgument(
                 f"that connection is to {found.vendor}, and this guard keeps its marks in {self._source.where}: a "
-                "fence there would not notice a seal. Make the guard with the URL of the database that you write to."
+                "stale write there would not be refused, even after a seal. Make the guard with the URL of the "
+                "database that you write to."
             )
         return self._dialect(found)
 
