@@ -221,10 +221,10 @@ def refuse_inside(database: Hashable) -> None:
 
 
 INSIDE = (
-    "a transaction on this database is open here, and this call would commit separately, or wait for it: make the "
-    "call part of it with connection=…, where the verb takes one, or call it after the transaction has ended. "
-    "Inside `with lease.transaction()`, that lease's own verbs are part of it without connection=…. Nothing was "
-    "changed."
+    "a transaction on this database is open here, and this call is not part of it: it would commit by itself, or wait "
+    "until the transaction has ended. Pass connection=…, if the verb takes one, or make the call after the "
+    "transaction has ended. Inside `with lease.transaction()`, the verbs of that lease are part of it without "
+    "connection=…. Nothing was changed."
 )
 
 FORKED = (

@@ -161,7 +161,7 @@ class Connection:
 IN_SAVEPOINT = (
     "the connection that you passed is inside a savepoint. If the savepoint is rolled back, this call is undone, "
     "but the outer transaction can still commit. Make the call outside of the savepoint, or pass savepoint=True if "
-    " you know that the savepoint will not be rolled back."
+    "you know that the savepoint will not be rolled back."
 )
 
 

@@ -288,7 +288,7 @@ class Runner:
         text = f"the handler ran for longer than its run_seconds, {seconds:g}"
         kept = failure.written(
             f"TimeoutError: {text}",
-            "(no traceback: the worker stops the time, and does not know where the handler was)",
+            "(no traceback: the worker only measures the time, and cannot see where the handler was)",
         )
         verdict = failed(run.task, run.grant, TimeoutError(text), text=kept)
         self._stop_run(run, verdict, lambda: self._reporter.outran(run, text))

@@ -44,8 +44,8 @@ _ADVICE = (
     ),
     (
         r"too many clients|remaining connection slots|too many connections",
-        "Every connection that the server allows is taken: run fewer processes, or with fewer connections each, put a "
-        "pooler in front of the server, or raise max_connections.",
+        "Every connection that the server allows is taken: run fewer processes, give each of them fewer connections, "
+        "put a pooler in front of the server, or raise max_connections.",
     ),
     (
         r"starting up|shutting down|recovery mode|not yet accepting",

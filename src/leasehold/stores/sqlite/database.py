@@ -38,8 +38,9 @@ _MOMENT = 0.2
 
 _RESTORED = (
     "the write-ahead log of {path} was removed while this process had the file open: the file was restored in place. "
-    "Nothing was changed. Restart this process; until then it does not touch the file. (To restore a file, first stop "
-    "its processes or rename the new file over it; either way, remove its -wal and -shm before that.)"
+    "Nothing was changed. Restart this process; until then it does not touch the file. (To restore a file, stop its "
+    "processes and replace it, or rename the new file over it while they run. In both cases, remove its -wal and -shm "
+    "before the new file takes its place.)"
 )
 
 

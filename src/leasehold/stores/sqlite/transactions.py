@@ -307,7 +307,7 @@ def _refuse_first_savepoint(callers: Connection) -> None:
         # A savepoint is no write, so the driver has not begun for it; if it came first, it is the transaction.
         raise Conflict(
             "the connection that you passed is inside a savepoint, and sqlite3 may not have begun a transaction "
-            "around it. If so, the end of the savepoint commits, and what follows is not fenced. Call fence() or "
+            "around it. Without one, the end of the savepoint commits, and what follows is not fenced. Call fence() or "
             "another verb before the savepoint, or let the engine emit BEGIN."
         )
 
