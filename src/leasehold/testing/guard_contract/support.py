@@ -90,7 +90,7 @@ class Hooks:
 
     def unfenced(self) -> Guard:
         """Return a guard on a resource of this kind that ignores the condition."""
-        pytest.skip("no resource of this kind ignores the condition: there is no unfenced() hook")
+        pytest.skip("this kind of resource has no variant that ignores the condition: there is no unfenced() hook")
 
     def lose_reply(self, guard: Guard, meanwhile: Callable[[], None]) -> AbstractContextManager[None]:
         """

@@ -228,8 +228,8 @@ class Judge:
         kept = self._checkpoints.get(new.job_id)
         if kept is not None and kept.replied < new.sent and new.checkpoint < kept.epoch <= new.epoch:
             self.find(
-                f"job {new.job_id}: the checkpoint of epoch {kept.epoch} was durable, and {_shown(new)} came with "
-                f"that of epoch {new.checkpoint}.",
+                f"job {new.job_id}: the checkpoint of epoch {kept.epoch} was durable, but {_shown(new)} got the "
+                f"older one of epoch {new.checkpoint}.",
                 new.job_id,
             )
 
@@ -315,7 +315,7 @@ class Judge:
             self._present(row.token, seen, f"row {row.place} of job {row.job_id}", row.job_id)
             before = last.get(row.job_id)
             if row.before > row.epoch or (before is not None and before.epoch > row.epoch):
-                self.find(f"a stale row: {row}, behind {before}.", row.job_id)
+                self.find(f"a stale row: {row}; the row before it: {before}.", row.job_id)
             if row.place != (before.place if before else 0) + 1:
                 self.find(f"rows of job {row.job_id} are missing before place {row.place}: {before}.", row.job_id)
             last[row.job_id] = row

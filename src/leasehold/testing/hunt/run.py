@@ -263,7 +263,9 @@ class _Hunt:
         for job in jobs:
             result = job.result
             if isinstance(result, dict) and result.get("row") not in tokens:
-                self.judge.find(f"job {job.id} was completed by row {result.get('row')}, which is not there.", job.id)
+                self.judge.find(
+                    f"the result of job {job.id} names row {result.get('row')}, which does not exist.", job.id
+                )
         completing: dict[str, set[int]] = {}
         for row in rows:
             if row.settles:
@@ -276,7 +278,8 @@ class _Hunt:
             done = {one.epoch for one in ownerships if one.ended == "done"}
             for epoch in epochs - done:
                 self.judge.find(
-                    f"job {job_id}: a row completes it under epoch {epoch}, and its record does not.", job_id
+                    f"job {job_id}: a row says that it was completed under epoch {epoch}, but its ownerships do not.",
+                    job_id,
                 )
 
     def _judge_pick_ups(self) -> None:
