@@ -59,7 +59,7 @@ def _fenced(command: F) -> F:
     @click.option(
         "--break-glass",
         is_flag=True,
-        help="Act whatever the job's current epoch is. Needs --reason; both are recorded.",
+        help="Act regardless of the job's current epoch. Needs --reason; both are recorded.",
     )
     @click.option(
         "--reason", metavar="TEXT", help="Why --break-glass is needed. On a terminal, the command prompts for it."
@@ -295,7 +295,7 @@ def resolve(
     **fence: Any,
 ) -> int:
     """
-    Record the outcome of the EFFECT of the job ID that is in doubt.
+    Record the outcome of an effect in doubt: the EFFECT of the job ID.
 
     \b
     Examples:
@@ -488,7 +488,7 @@ cancel = _one_or_many(
 replay = _one_or_many(
     "replay",
     """
-    Put the finished job ID, or all matching ones, back to be claimed: due now, with new budgets.
+    Make the finished job ID, or all matching ones, pending again: due now, with new budgets.
 
     Without ID, filters select the jobs. The first call only counts them, and prints the command that replays them.
 

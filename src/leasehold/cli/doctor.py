@@ -31,8 +31,8 @@ def doctor(target: Target, output: Output, quiet_seconds: float, waiting_seconds
     """
     Look for work that does not move, silent owners, poison jobs, backlogs, and queues that are paused or not served.
 
-    A worker's heartbeat says that it is alive, not that its work moves: this compares both. It changes nothing. The
-    exit code is 1 if something was found, even if it is only a paused queue with due jobs. Failed jobs are not
+    A worker's heartbeat says that it is alive, not that its work moves: this command checks both. It changes nothing.
+    The exit code is 1 if something was found, even if it is only a paused queue with due jobs. Failed jobs are not
     reported: see leasehold jobs --status failed.
 
     \b

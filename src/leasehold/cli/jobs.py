@@ -163,8 +163,8 @@ def history(target: Target, output: Output, id: str) -> int:
     """
     List who held the job ID, from when to when, and what was refused in between, oldest first.
 
-    Times are clock times, with the date unless all of it was today. An epoch that begins with … is shown by its last
-    digits.
+    Times are clock times, without the date if all of them are from today. An epoch that begins with … is shown by its
+    last digits.
 
     \b
     Example:

@@ -47,7 +47,7 @@ def prune(
     yes: bool,
 ) -> int:
     """
-    Remove jobs that ended long ago, with all that is kept of them, and events that old.
+    Remove jobs that ended long ago, with all that is kept of them, and events of the same age.
 
     Workers do this by themselves, by the retention of their router. A job stays if its parent stays, or if its guarded
     keys are not sealed. The first call only counts the jobs, and prints the command that removes them. On a terminal,

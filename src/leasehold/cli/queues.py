@@ -50,9 +50,9 @@ def queues(context: click.Context, target: Target, output: Output, watch: Watch)
     """
     List the queues that are paused, have unfinished jobs or had some lately; pause them, and resume them.
 
-    FINISHED/MIN counts jobs that are done, failed or cancelled. Both rates are over the last five minutes. If more than
-    10,000 jobs finished in these, the rate is over the time that the last 10,000 took, which may be seconds. OLDEST is
-    when the oldest pending job became due.
+    ADDED/MIN and FINISHED/MIN are averages of the last five minutes. FINISHED/MIN counts jobs that are done, failed or
+    cancelled. If more than 10,000 jobs finished in the five minutes, it is the average of the time in which the last
+    10,000 finished, which may be seconds. OLDEST is when the oldest pending job became due.
 
     While a queue is paused, claims take no job from it. Running jobs continue. Jobs that are added, retried or requeued
     wait. Other queues are not slowed down, however many jobs wait in the paused one.
@@ -100,7 +100,7 @@ def pause(target: Target, output: Output, by: str, name: str, note: str | None) 
     Stop claims from taking jobs of the queue NAME until it is resumed.
 
     A claim that begins after this command has ended takes nothing from it, in any process. Running jobs continue,
-    and may be transferred, cancelled or requeued like any other. A queue that is paused already gets the new note.
+    and may be transferred, cancelled or requeued like any other. If the queue is already paused, it gets the new note.
 
     \b
     Example:
@@ -154,10 +154,11 @@ def workers(target: Target, output: Output, watch: Watch) -> int:
     """
     List the workers that have reported, alive or not, with when they last reported and when their work last moved.
 
-    A worker that reports and whose jobs make no progress is alive and stuck: look at both columns. RUNNING counts its
-    handlers when it last reported: those beyond HOLDING have ended since, or have lost their jobs and keep their slots.
-    CONCURRENCY is 0 once such handlers have held every slot for ten seconds: restart the process. What each holds is
-    in --json, and in `leasehold jobs --owner NAME`; the tasks that it knows are in --fields name,tasks.
+    A worker that reports and whose jobs make no progress is alive and stuck: look at both columns. RUNNING is the
+    number of its handlers at its last report. If it is larger than HOLDING, some of them have ended since, or have lost
+    their jobs and keep their slots. CONCURRENCY is 0 once handlers that have lost their jobs have held every slot for
+    ten seconds: restart the process. The jobs that a worker holds are in --json, and in `leasehold jobs --owner NAME`;
+    the tasks that it knows are in --fields name,tasks.
 
     \b
     Examples:

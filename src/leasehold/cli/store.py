@@ -34,8 +34,8 @@ def store() -> None:
     Look after a store: check it, measure it, migrate it, advance its epochs, grant rights.
 
     A store is named by its URL: postgresql://user@host/database; sqlite:///jobs.db is a file in the current folder,
-    sqlite:////var/lib/jobs.db (four slashes) an absolute path. Without URL, it is that of --store, LEASEHOLD_STORE or
-    leasehold.toml.
+    sqlite:////var/lib/jobs.db (four slashes) an absolute path. Without URL, the store of --store, LEASEHOLD_STORE
+    or leasehold.toml is used.
 
     \b
     Examples:

@@ -94,7 +94,12 @@ def _end(screen: Screen, records: Sequence[Record], expectations: Sequence[Expec
     for line in table(records, trace):
         screen.print(line)
     if first := trace.first_epoch():
-        screen.print(Text(f"e+1 is epoch {first}. Epochs begin at the clock in microseconds, and count up.", "dim"))
+        screen.print(
+            Text(
+                f"e+1 is epoch {first}. Epochs start at the time in microseconds since 1970, and count up.",
+                "dim",
+            )
+        )
     _heading(screen, "What was refused, and why")
     _sum_up(screen, [event for record in records for event in record.refused], expectations)
 
