@@ -75,7 +75,10 @@ router.guard("files", FileGuard({folder!r}))
 def commands(group: click.Group = app, prefix: str = "") -> dict[str, click.Command]:
     """Every command by its path, groups too."""
     found: dict[str, click.Command] = {}
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         found[prefix + name] = command
         if isinstance(command, click.Group):
             found |= commands(command, f"{prefix}{name} ")

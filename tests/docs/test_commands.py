@@ -35,8 +35,8 @@ def problem(line: str) -> str | None:
     context = click.Context(app, info_name="leasehold", **app.context_settings)
     words = shlex.split(line)
     try:
-        while isinstance(command, click.Group) and words and words[0] in command.commands:
-            command = command.commands[words[0]]
+        while isinstance(command, click.Group) and words and (inner := command.get_command(context, words[0])):
+            command = inner
             context = click.Context(command, context, words.pop(0), **command.context_settings)
         if isinstance(command, click.Group) and words and not words[0].startswith("-"):
             return f"no such command: {words[0]}"

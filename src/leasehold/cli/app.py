@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 
 import click
 
 from .. import LeaseholdError, __version__
-from . import acting, jobs, queues
-from .adding import add
-from .completion import completion
-from .demo import demo
-from .doctor import doctor
-from .exit_codes import INTERRUPTED, code_of, exit_codes
-from .guard import guard
-from .health import worker_health
+from .exit_codes import INTERRUPTED, code_of
 from .help import SETTINGS, Group, examples_first
-from .prune import prune
-from .store import store
-from .worker import worker
+
+# In which module each command is.
+_MODULES = {
+    **dict.fromkeys(("cancel", "complete", "replay", "requeue", "resolve", "transfer"), "acting"),
+    **dict.fromkeys(("events", "explain", "history", "jobs", "show"), "jobs"),
+    **dict.fromkeys(("queues", "workers"), "queues"),
+    **{name: name for name in ("completion", "demo", "doctor", "guard", "prune", "store", "worker")},
+    "add": "adding",
+    "exit-codes": "exit_codes",
+    "worker-health": "health",
+}
 
 
-@click.group(cls=Group, invoke_without_command=True, context_settings=SETTINGS)
+class _Commands(Group):
+    """The commands, each imported when it is used or described: to show a job, no worker has to be loaded."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of that name; None if there is none."""
+        if cmd_name not in self.commands and (module := _MODULES.get(cmd_name)) is not None:
+            command = getattr(import_module(f".{module}", __package__), cmd_name.replace("-", "_"))
+            examples_first(command)
+            self.add_command(command)
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings=SETTINGS)
 @click.version_option(__version__, "-V", "--version", message="leasehold %(version)s")
 @click.pass_context
 def app(context: click.Context) -> None:
@@ -57,16 +75,6 @@ def app(context: click.Context) -> None:
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
-
-
-for _command in (
-    *(add, jobs.jobs, jobs.show, jobs.history, jobs.explain, jobs.events),
-    *(acting.transfer, acting.requeue, acting.cancel, acting.replay, acting.complete, acting.resolve, prune),
-    *(queues.queues, queues.workers, doctor),
-    *(demo, guard, store, worker, worker_health, exit_codes, completion),
-):
-    app.add_command(_command)
-examples_first(app)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
