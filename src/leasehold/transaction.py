@@ -339,11 +339,11 @@ class Transactions(Protocol):
         """The program of `Store.add_children`."""
         ...
 
-    def check(self, job_id: str, epoch: int) -> Program[None]:
+    def check(self, job_id: str, epoch: int, verb: str = "check") -> Program[None]:
         """
-        The program that raises the refusal if this transaction has settled the lease.
+        The program that raises the refusal of *verb* if this transaction has settled the lease.
 
-        Where transactions are `exclusive`, also if the epoch is not current.
+        Where transactions are `exclusive`, it is the check itself, and raises also if the epoch is not current.
         """
         ...
 

@@ -148,10 +148,10 @@ class Lease(Minting, Keeping):
         if refusal is not None:
             raise self._note_refusal(refusal)
 
-    def _check_inside(self, run: joining.Run) -> None:
+    def _check_inside(self, run: joining.Run, verb: str = "check") -> None:
         """Raise the refusal if the transaction has settled the lease: for its verbs that counts before it commits."""
         with suppress(NotInTransaction, StoreUnavailable):
-            self._noting(lambda: run(lambda verbs: verbs.check(self.job_id, self.epoch), savepoint=True))
+            self._noting(lambda: run(lambda verbs: verbs.check(self.job_id, self.epoch, verb), savepoint=True))
 
     def renew(self, seconds: float | None = None) -> datetime:
         """
@@ -180,7 +180,7 @@ class Lease(Minting, Keeping):
         if (run := joining.run_here(self)) is None:
             return None
         if not self._transactions().exclusive:
-            self._check_inside(run)
+            self._check_inside(run, "renew")
             return None
         # Even in a savepoint: rolled back, the lease is what it was before.
         expires_us = int(self._noting(lambda: run(lambda verbs: verbs.renew(renewal), savepoint=True)))

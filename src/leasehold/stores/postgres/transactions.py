@@ -202,7 +202,11 @@ class PostgresTransactions(DatabaseTransactions):
     # What a refused transaction could not record itself
 
     def _note(self, job_id: str, refused: str | None) -> None:
-        if refused is not None and "unknown" not in json.loads(refused):
+        if refused is None:
+            return
+        facts = json.loads(refused)
+        is_own_check = facts.get("verb") == "check" and facts.get("settled")  # which is not recorded (C5)
+        if "unknown" not in facts and not is_own_check:
             self._unrecorded.append((job_id, refused))
 
     def note(self, facts: dict[str, Any]) -> bool:
@@ -243,10 +247,10 @@ class PostgresTransactions(DatabaseTransactions):
         """The program that makes the transaction commit only if *epoch* is current."""
         yield from self._fence(job_id, epoch, "fence", None)
 
-    def check(self, job_id: str, epoch: int) -> Program[None]:
-        """The program that raises the refusal if this transaction has settled the lease."""
-        [(refused,)] = yield Call("settled_in", (job_id, epoch, self._now()))
-        self._admit(job_id, epoch, "check", refused)
+    def check(self, job_id: str, epoch: int, verb: str = "check") -> Program[None]:
+        """The program that raises the refusal of *verb* if this transaction has settled the lease."""
+        [(refused,)] = yield Call("settled_in", (job_id, epoch, verb, self._now()))
+        self._admit(job_id, epoch, verb, refused)
 
     def has_job(self, job_id: str) -> Program[bool]:
         """The program that returns whether the job exists, as this transaction sees it."""

@@ -190,7 +190,7 @@ class SqliteTransactions(DatabaseTransactions):
         yield from self._lock()
         return _admitted((yield from owning.add_children(self._joined, self._clock.now(), job_id, epoch, jobs)))
 
-    def check(self, job_id: str, epoch: int) -> Program[None]:
+    def check(self, job_id: str, epoch: int, verb: str = "check") -> Program[None]:
         """The program of `Store.check`, for one lease, as this transaction sees it; it raises the refusal."""
         [refusal] = yield from owning.check(self._joined, self._clock.now(), [(job_id, epoch)])
         return _admitted(refusal)

@@ -67,10 +67,10 @@ LANGUAGE sql STABLE SECURITY DEFINER AS $lh$
 $lh$;
 
 -- The refusal of a verb under an epoch that this transaction will settle, or null if it will not.
-CREATE OR REPLACE FUNCTION leasehold.settled_in(p_id text, p_epoch bigint, p_now bigint) RETURNS text
+CREATE OR REPLACE FUNCTION leasehold.settled_in(p_id text, p_epoch bigint, p_verb text, p_now bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER AS $lh$
 BEGIN
-    RETURN CASE WHEN leasehold.has_settled(p_epoch) THEN leasehold.settled_refusal(p_id, p_epoch, 'check', p_now) END;
+    RETURN CASE WHEN leasehold.has_settled(p_epoch) THEN leasehold.settled_refusal(p_id, p_epoch, p_verb, p_now) END;
 END
 $lh$;
 
