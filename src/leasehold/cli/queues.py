@@ -51,8 +51,8 @@ def queues(context: click.Context, target: Target, output: Output, watch: Watch)
     List the queues that are paused, have unfinished jobs or had some lately; pause them, and resume them.
 
     ADDED/MIN and FINISHED/MIN are averages of the last five minutes. FINISHED/MIN counts jobs that are done, failed or
-    cancelled. If more than 10,000 jobs finished in the five minutes, it is the average of the time in which the last
-    10,000 finished, which may be seconds. OLDEST is when the oldest pending job became due.
+    cancelled. If more than 10,000 jobs finished in those five minutes, FINISHED/MIN is measured over the last 10,000
+    only, a span that may be as short as a few seconds. OLDEST is when the oldest pending job became due.
 
     While a queue is paused, claims take no job from it. Running jobs continue. Jobs that are added, retried or requeued
     wait. Other queues are not slowed down, however many jobs wait in the paused one.

@@ -138,8 +138,8 @@ def _check_file(own: str, callers: str, key: str) -> None:
             return
     raise InvalidArgument(
         f"that connection is to {callers or 'a database in memory'!r}, and this guard keeps its marks in {own!r}: a "
-        f"stale write of {key!r} there would not be refused, even after a seal. Make the guard with the URL of the "
-        "database that you write to. It must be the connection's database `main`, not an attached one."
+        f"stale write of {key!r} through it would not be refused, even after a seal. Make the guard with the URL of "
+        "the database that you write to. It must be the connection's database `main`, not an attached one."
     )
 
 
