@@ -22,7 +22,7 @@ def _interrupt(*_: Any, **__: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("step", ["expect", "give_back", "write", "_place", "_wake", "wait", "_line"])
+@pytest.mark.parametrize("step", ["enter", "write", "_leave", "stop", "_wake", "_wait", "taker"])
 def test_ctrl_c_in_the_middle_of_a_verb_loses_no_job(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it strikes, every job is in exactly one place afterwards, and can be claimed and finished."""
     store = MemoryStore()

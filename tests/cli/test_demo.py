@@ -171,7 +171,7 @@ def test_a_store_that_gives_nothing_back_fails_the_demo(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The story gets stuck at the first job that would have to be taken back, and says so."""
-    monkeypatch.setattr(moving, "sweep", lambda state, now: [])
+    monkeypatch.setattr(moving, "sweep", lambda state: [])
     monkeypatch.setattr(stage, "PATIENCE_SECONDS", 0.2)
 
     code = run(["demo", "--plain"])

@@ -1,7 +1,8 @@
-"""What only the memory store has: deadlines that share an entry, and turns that are spelled out."""
+"""What only the memory store has: one bound for all deadlines, rows that stay in memory, and turns of a lock."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import pytest
 from leasehold import Conflict, Router
 from leasehold.core.clock import SystemClock
 from leasehold.core.job import NewJob, Progress, completion
+from leasehold.store import Store
 from leasehold.stores.memory import MemoryStore
-from leasehold.stores.memory.record import Record
+from leasehold.stores.memory.row import Row
 from leasehold.testing import ManualClock
 
 
@@ -25,7 +27,7 @@ def _store(clock: ManualClock, count: int = 4, stall_us: int | None = None) -> M
 
 
 def test_leases_that_end_close_together_are_each_taken_back_at_their_own_time() -> None:
-    """They share an entry, whose time is that of the first; the others go back and are looked at again."""
+    """The sweep that takes back the first looks at them all, and finds out when to look again."""
     clock = ManualClock()
     store = _store(clock)
     for _ in range(3):
@@ -43,7 +45,7 @@ def test_leases_that_end_close_together_are_each_taken_back_at_their_own_time() 
 
 
 def test_a_lease_that_ends_before_those_that_were_granted_earlier_is_taken_back_first() -> None:
-    """Close to the newest entry and before it: it needs one of its own."""
+    """The earliest deadline is not that of the oldest lease."""
     clock = ManualClock()
     store = _store(clock)
     store.claim("w", lease_us=1_000_000)
@@ -54,7 +56,7 @@ def test_a_lease_that_ends_before_those_that_were_granted_earlier_is_taken_back_
 
 
 def test_a_lease_granted_after_its_neighbours_were_taken_back_is_not_forgotten() -> None:
-    """Its deadline is close to theirs, and their entry is gone."""
+    """Its deadline is before all that the sweep has found."""
     clock = ManualClock()
     store = _store(clock)
     store.claim("w", lease_us=1_000_000)
@@ -66,11 +68,8 @@ def test_a_lease_granted_after_its_neighbours_were_taken_back_is_not_forgotten()
     assert [ownership.epoch for ownership in store.reclaim()] == [late.epoch]
 
 
-def test_no_stall_is_overlooked_when_the_deadlines_are_tidied_in_the_middle_of_a_claim(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What is being granted has to be among what runs by then."""
-    monkeypatch.setattr("leasehold.stores.memory.state._SLACK", 1)
+def test_no_stall_of_a_batch_is_overlooked() -> None:
+    """The deadlines of a batch are not those of its leases alone."""
     clock = ManualClock()
     store = _store(clock, 20, stall_us=1_000_000)
 
@@ -78,6 +77,29 @@ def test_no_stall_is_overlooked_when_the_deadlines_are_tidied_in_the_middle_of_a
     clock.advance(1)
 
     assert {ownership.job_id for ownership in store.reclaim()} == {grant.spec.id for grant in granted}
+
+
+def test_what_a_job_has_left_where_it_waited_before_does_not_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it moves, and although nobody claims: each such entry keeps a row of the job."""
+    monkeypatch.setattr("leasehold.stores.memory.state._SLACK", 10)
+    store = _store(ManualClock(), 4)
+
+    epoch = 0
+    for _ in range(100):
+        epoch = store.cancel("j0", epoch, by="ops").epoch
+        epoch = store.replay("j0", epoch, by="ops").epoch
+
+    kept = [line for *_, line in store._state.lines()]
+    assert sum(len(line._ordered) + len(line._early) for line in kept) < 20
+    assert [grant.spec.id for grant in store.claim("w", limit=5)] == ["j0", "j1", "j2", "j3"]
+
+
+def test_every_verb_of_the_contract_is_a_verb_of_the_store() -> None:
+    """One that it merely inherits does nothing."""
+    verbs = {name for name in vars(Store) if not name.startswith("_")}
+
+    assert verbs <= vars(MemoryStore).keys()
+    assert inspect.getdoc(MemoryStore.claim) == inspect.getdoc(Store.claim)
 
 
 def test_a_batch_passes_over_what_left_and_what_waits_for_a_key_and_is_full_all_the_same() -> None:
@@ -96,7 +118,7 @@ def test_a_batch_passes_over_what_left_and_what_waits_for_a_key_and_is_full_all_
 
 
 def test_checkpoints_of_one_lease_far_apart_are_all_kept() -> None:
-    """Each makes another entry for the same deadline."""
+    """Each replaces the lease, whose deadline stays."""
     clock = ManualClock()
     store = _store(clock, 2)
     one, other = store.claim("w"), store.claim("w", lease_us=60_000_000)
@@ -109,7 +131,7 @@ def test_checkpoints_of_one_lease_far_apart_are_all_kept() -> None:
 
 
 def test_a_job_that_is_pruned_by_its_id_does_not_stay_in_memory() -> None:
-    """What it has left in the order of ends is forgotten, as long as it is more than a few."""
+    """Nothing of it is left in the order of ends."""
     clock = ManualClock()
     store = _store(clock, 100)
     store.settle([completion(grant, "1") for grant in store.claim("w", limit=100)])
@@ -117,7 +139,7 @@ def test_a_job_that_is_pruned_by_its_id_does_not_stay_in_memory() -> None:
     for job in store.jobs()[:-1]:
         store.prune_job(job.id, job.epoch, by="ops", keep_ids_us=0)
 
-    assert len(store._state.finished) < 20
+    assert len(store._state.finished) == 1
     clock.advance(1)
     assert store.prune(0, keep_ids_us=0).jobs == 1
     assert store.verify() == []
@@ -182,8 +204,8 @@ def test_ctrl_c_in_the_middle_of_a_batch_leaves_every_job_in_its_place(
     store.add([NewJob(f"j{n}", queue="ab"[n % 2], unique=f"u{n}") for n in range(20)])
     grants = store.claim("w", limit=limit)
     steps: list[tuple[object, str, Callable[[], object]]] = [
-        (store._state, "_watch", lambda: store.claim("w", limit=limit, lease_us=1_000)),
-        (Record, "complete", lambda: store.settle([completion(grant) for grant in grants])),
+        (store._state, "enter", lambda: store.claim("w", limit=limit, lease_us=1_000)),
+        (Row, "complete", lambda: store.settle([completion(grant) for grant in grants])),
     ]
     for part, step, verb in steps:
         with monkeypatch.context() as broken:

@@ -1,441 +1,381 @@
 """
-The rows and leases of the memory store, and what follows from them: where each job waits. The lock is held.
+The rows of the memory store, where each job waits, who may write, and the one function that writes. The lock is held.
 
-Nothing is ever searched for in a line or heap. A job that moves leaves its entry behind, and an entry whose row is no
-longer that of its job is dropped when its turn comes.
+`jobs`, `pruned`, `events`, `keys`, `paused` and `last` are what the store knows. All else follows from the rows, and is
+made anew after an exception, such as Ctrl-C, has struck while it was changed (`mend`).
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
+from ...core import lifecycle
 from ...core.clock import FAR
-from ...core.job import Grant, Job, NewJob, Status
-from ...core.ownership import CLOCK_LIMIT, Event, Reason, draw_epochs
+from ...core.job import Grant
+from ...core.lifecycle import Verb
+from ...core.ownership import Event, Reason, draw_epochs
 from ...core.parking import LOCK, TASK
 from ...core.queues import Queue
+from ...core.workers import WorkerStatus
+from ...errors import Settled, StaleEpoch, UnknownJob
+from ...logs import log
 from ..reclaimed import Reclaimed
-from .record import PENDING, Record
+from .row import PENDING, READY, Row
 
-Jobs = dict[str, Record]
 Known = frozenset[str | None]  # the tasks of a claim that does not know all of them
-Entry = tuple[int, int, int, Record]
+Entry = tuple[int, int, int, Row]
 
-_CLOSE_US = 10_000  # leases that end close together share an entry, whose time is that of the first
-_EMPTY_LINES = 64
+_MANY = 64  # lines, of which some may be empty
 _SLACK = 10_000  # so many void entries are kept before it pays to remove them
-_FEW = 16  # the same for entries that keep a whole finished job in memory
 
 
 class Line:
-    """Jobs of one queue and priority, in the order of C13: a deque as long as they arrive in order, else a heap."""
+    """
+    Jobs of one queue and priority that wait in one place, in the order of C13.
 
-    __slots__ = ("early", "jobs", "ordered")
+    A deque of those that have come in this order, so that a million of them cost a claim no more than a thousand, and a
+    heap of the others. Nothing is searched for: an entry is void, and dropped when its turn comes, if its row is no
+    longer that of its job.
+    """
 
-    def __init__(self, jobs: Jobs) -> None:
-        self.jobs = jobs
-        self.ordered: deque[Entry] = deque()
-        self.early: list[Entry] = []
+    __slots__ = ("_early", "_jobs", "_ordered")
 
-    def __len__(self) -> int:
-        return len(self.ordered) + len(self.early)
+    def __init__(self, jobs: dict[str, Row]) -> None:
+        self._jobs = jobs
+        self._ordered: deque[Entry] = deque()
+        self._early: list[Entry] = []
 
-    def push(self, row: Record) -> None:
+    def push(self, row: Row) -> None:
         """Put *row* where its turn is."""
         entry = (-row.spec.priority, row.run_us, row.seq, row)
-        if not self.ordered or entry > self.ordered[-1]:
-            self.ordered.append(entry)
+        if not self._ordered or entry > self._ordered[-1]:
+            self._ordered.append(entry)
         else:
-            heappush(self.early, entry)
+            heappush(self._early, entry)
 
     def first(self) -> Entry | None:
-        """Return the first entry that is not void; those before it are dropped."""
-        ordered, early = self.ordered, self.early
+        """Return the first entry that is not void."""
+        ordered, early = self._ordered, self._early
         while ordered or early:
             entry = early[0] if early and (not ordered or early[0] < ordered[0]) else ordered[0]
-            if self.jobs.get(entry[3].spec.id) is entry[3]:
+            if self._jobs.get(entry[3].spec.id) is entry[3]:
                 return entry
             self._pop()
         return None
 
-    def take(self) -> Record | None:
-        """Remove and return the first row that is not void."""
-        while self.ordered or self.early:
-            row = self._pop() if self.early else self.ordered.popleft()[3]
-            if self.jobs.get(row.spec.id) is row:
+    def take(self) -> Row | None:
+        """Remove and return the first row."""
+        while self._ordered or self._early:
+            row = self._pop() if self._early else self._ordered.popleft()[3]
+            if self._jobs.get(row.spec.id) is row:
                 return row
         return None
 
-    def _pop(self) -> Record:
-        if self.early and (not self.ordered or self.early[0] < self.ordered[0]):
-            return heappop(self.early)[3]
-        return self.ordered.popleft()[3]
+    def _pop(self) -> Row:
+        if self._early and (not self._ordered or self._early[0] < self._ordered[0]):
+            return heappop(self._early)[3]
+        return self._ordered.popleft()[3]
 
-    def rows(self) -> list[Record]:
+    def rows(self) -> list[Row]:
         """Return every row here, in no order."""
-        return [row for *_, row in (*self.ordered, *self.early) if self.jobs.get(row.spec.id) is row]
+        return [row for *_, row in (*self._ordered, *self._early) if self._jobs.get(row.id) is row]
 
 
 Lines = dict[tuple[str, int], Line]  # by queue and priority
 
 
-def merged(lines: Sequence[Line]) -> Iterator[Record]:
+def _merged(lines: Sequence[Line]) -> Iterator[Row]:
     """Remove and yield the rows of several lines, in the order of them all."""
     heads = [(entry, number) for number, line in enumerate(lines) if (entry := line.first()) is not None]
     heapify(heads)
     while heads:
         _, number = heads[0]
-        row = lines[number].take()
-        assert row is not None
-        yield row
+        if (row := lines[number].take()) is not None:
+            yield row
         entry = lines[number].first()  # only now: the one that was taken may have let another one in
         heapreplace(heads, (entry, number)) if entry is not None else heappop(heads)
 
 
 class State:
-    """Every row and lease, and what follows from them."""
+    """Every row, and what follows from them."""
 
-    def __init__(self, changed: threading.Condition, now: int, trace: bool) -> None:
-        self.last = now  # epoch
-        self.jobs: Jobs = {}
-        self.leases: dict[str, Grant] = {}
-        self.renewed: dict[str, int] = {}  # when the job was renewed last; of no meaning if that is before its lease
+    def __init__(self, tell: Callable[[], None], now: int, trace: bool) -> None:
+        self.now = self.last = now  # the instant of this turn; the last epoch that was issued
+        self.jobs: dict[str, Row] = {}  # in the order of their insertion
+        self.pruned: dict[str, Row] = {}  # what is left of others
         self.events: list[Event] = []
+        self.keys: dict[str, dict[tuple[str, str], int]] = {}  # by job, guard and key: the epoch of the last `guarded`
         self.paused: dict[str, Queue] = {}
+        self.workers: dict[str, WorkerStatus] = {}
         self.reclaimed = Reclaimed()
-        self.changed = changed
-        self.waiting = 0  # calls that wait for a change
-        self._seq = itertools.count(1)  # of jobs
-        self._number = itertools.count(1)  # of events
-        self._looks = itertools.count()  # of entries in `deadlines`, so that no two are alike
+        self.tell = tell  # of a change, the calls that wait for one
         self.trace = trace
-        self.torn = False  # a verb is at what follows, or was struck by an exception while it was
-        self._decided: tuple[Any, ...] | None = None  # and not wholly written
-        self._clear()
+        self.torn = False  # a verb is at what follows from the rows, or was struck by an exception while it was
+        self._decided: tuple[dict[str, Row], Sequence[Event], int] | None = None  # and not wholly written
+        self.seqs, self._numbers = itertools.count(1), itertools.count(1)  # of jobs, of events
+        self._derive()
 
-    def _clear(self) -> None:
-        self.ready: Lines = {}  # what claims look at
-        self.halted: Lines = {}  # of the queues that are paused
-        self.behind_lock: dict[str, dict[str, Line]] = defaultdict(lambda: defaultdict(self._empty))  # by key and queue
-        self.behind_task: dict[str, Lines] = defaultdict(lambda: defaultdict(self._empty))
-        self.held: dict[str, str] = {}  # by lock key: the leased job that has it
+    def _derive(self) -> None:
+        """Make anew what follows from the rows."""
+        self.waiting: dict[str, dict[str, Lines]] = {READY: {}, LOCK: {}, TASK: {}}  # by place, and its name
+        self.schedule: list[tuple[int, int, Row]] = []  # when to look at which pending job
+        self.running: dict[str, Row] = {}
+        self.held: dict[str, str] = {}  # by lock key: the running job that has it
         self.unique: dict[str, str] = {}  # by unique key: the unfinished job that has it
-        self.schedule: list[tuple[int, int, Record]] = []  # when to look at which pending job
-        self.deadlines: list[tuple[int, int, Sequence[Grant]]] = []  # when to look at which leases
-        self.finished: deque[Record] = deque()  # in the order of their end
-        self.narrow: list[tuple[int, str]] = []  # what is left of pruned jobs, by their end
-        self.unfinished: dict[str, int] = defaultdict(int)  # by queue
-        self.ended: dict[Status, int] = dict.fromkeys(Status, 0)
-        self._watched = self._left = 0  # leases in `deadlines`; void entries in lines
-        self.next = 0  # nothing becomes due or overdue before this instant
-        self._from, self._latest = FAR, list[Grant]()  # the newest entry of `deadlines`
+        self.finished: dict[str, Row] = {}  # in the order of their end
+        self.earliest = FAR  # no lease ends before this instant
+        self.ids = sorted((row.updated_us, job_id) for job_id, row in self.pruned.items())  # a heap, by their end
+        self._void = 0  # about how many entries of lines and of `schedule` are void
+        for row in sorted(self.jobs.values(), key=lambda row: row.updated_us):
+            self.enter(row)
+        for key in list(self.waiting[LOCK]):
+            self._wake(key)
 
-    def job(self, row: Record) -> Job:
-        """Return the job of a row as a reader sees it."""
-        return row.job(self.leases.get(row.id), self.renewed.get(row.id, 0))
+    def mend(self) -> None:
+        """Finish what was decided, and let all else follow from it again."""
+        if self._decided is not None:
+            rows, events, at = self._decided
+            self.jobs.update(rows)
+            self.events[at:] = events
+            self._decided = None
+        self._derive()
+        self.torn = False
 
-    # Numbers
+    # Numbers and events
 
-    def epoch(self, now: int) -> int:
-        """Return a new epoch."""
-        self.last = draw_epochs(self.last, 1, now)
-        return self.last
-
-    def row(self, spec: NewJob, now: int) -> Record:
-        """Return the row of a new job."""
-        run_us, kept = spec.due(now), spec.stored()
-        return Record(kept, next(self._seq), spec.chosen, now, run_us, PENDING, 0, Reason.CLAIM, now)
+    def draw(self, count: int = 1) -> int:
+        """Return the first of *count* new epochs."""
+        self.last = draw_epochs(self.last, count, self.now)
+        return self.last - count + 1
 
     def event(
-        self, now: int, kind: str, job_id: str | None, epoch: int | None, owner: str | None = None, /, **facts: Any
+        self, kind: str, job_id: str | None, epoch: int | None, owner: str | None = None, /, **facts: Any
     ) -> Event:
         """Return an event; facts that are None are left out."""
         plain = {name: str(value) if isinstance(value, StrEnum) else value for name, value in facts.items()}
         known = {name: value for name, value in plain.items() if value is not None}
-        return Event(next(self._number), now, kind, job_id, epoch, owner, known)
+        return Event(next(self._numbers), self.now, kind, job_id, epoch, owner, known)
 
-    def traced(
-        self, now: int, kind: str, job_id: str, epoch: int, owner: str | None = None, /, **facts: Any
-    ) -> list[Event]:
-        """Return an event of an owner's ordinary work, if this store traces."""
-        return [self.event(now, kind, job_id, epoch, owner, **facts)] if self.trace else []
+    def traced(self, kind: str, row: Row, /, **facts: Any) -> list[Event]:
+        """Return an event of ordinary work, if this store traces."""
+        return [self.event(kind, row.id, row.epoch, row.owner, **facts)] if self.trace else []
 
-    def traced_as_added(self, now: int, rows: Sequence[Record]) -> list[Event]:
-        """Return an event for each of these new rows, if this store traces."""
-        return [self.event(now, "added", row.id, 0, queue=row.spec.queue) for row in rows] if self.trace else []
-
-    def trace_claim(self, leases: Sequence[Grant]) -> None:
-        """Record that *leases* were granted."""
-        for one in leases:
-            facts = {"reason": one.reason, "attempt": one.attempt}
-            self.note(one.granted_us, "claimed", one.spec.id, one.epoch, one.owner, **facts)
-
-    def note(
-        self, now: int, kind: str, job_id: str | None, epoch: int | None, owner: str | None = None, /, **facts: Any
-    ) -> None:
+    def note(self, kind: str, job_id: str | None, epoch: int | None, owner: str | None = None, /, **facts: Any) -> None:
         """Record an event, and nothing else."""
-        self.write(now, events=[self.event(now, kind, job_id, epoch, owner, **facts)])
+        self.write(events=[self.event(kind, job_id, epoch, owner, **facts)])
 
     # Writing
 
-    def write(
-        self,
-        now: int,
-        rows: Collection[Record] = (),
-        leases: Sequence[Grant] = (),
-        freed: Collection[str] = (),
-        events: Sequence[Event] = (),
-    ) -> None:
+    def write(self, rows: Collection[Row] = (), events: Sequence[Event] = ()) -> None:
         """
-        End the leases of the jobs *freed*, put *leases* and *rows* in the place of those that are there, add *events*.
+        Put *rows* in the place of those that are there, and add *events*: all of it or nothing.
 
-        All of it or nothing: what an exception interrupts here was decided, and the next verb does it first (`mend`).
+        What an exception interrupts here was decided, and the next verb does it first (`mend`).
         """
         torn, self.torn = self.torn, True
-        self._decided = rows, leases, freed, events, len(self.events)
-        for job_id in freed:
-            self._free(self.leases.pop(job_id).spec.lock, now)
-        if leases:
-            self.lease(leases)
-        for row in rows:
-            job_id = row.spec.id
-            old, self.jobs[job_id] = self.jobs.get(job_id), row
-            self._place(old, row, now)
-            if old is not None and old.status is PENDING and job_id not in freed and job_id not in self.leases:
-                self._left += 1
-                self._give_up(row, now)
-        if events:
-            self.events.extend(events)
+        before = [self.jobs.get(row.id) for row in rows]
+        self._decided = {row.id: row for row in rows}, events, len(self.events)
+        self.jobs.update(self._decided[0])
+        self.events += events
+        for old, row in zip(before, rows, strict=True):
+            if old is not None:
+                self._leave(old, row)
+            self.enter(row)
         self._decided = None
-        self.torn = torn or self._left > len(self.jobs) + _SLACK  # what a job has left behind keeps it in memory
-        if self.waiting:
-            self.changed.notify_all()
+        self.torn = torn or self._void > len(self.jobs) + _SLACK  # a void entry keeps its row in memory
+        self.tell()
 
-    def lease(self, leases: Sequence[Grant]) -> None:
-        """Begin or renew *leases*, and have a sweep look at them before they end."""
-        at, mine = FAR, self.leases
-        for lease in leases:
-            spec = lease.spec
-            mine[spec.id] = lease
-            if lease.expires_us < at:
-                at = lease.expires_us
-            if spec.lock is not None:
-                self.held[spec.lock] = spec.id
-            if spec.stall_us is not None:
-                at = min(at, lease.granted_us + spec.stall_us)
-        self.expect(at, leases)
-
-    def expect(self, at: int, leases: Sequence[Grant]) -> None:
-        """Have a sweep look at *leases* at the instant *at*, or with those that end a little earlier."""
-        if self._from <= at < self._from + _CLOSE_US and self._watched < 4 * len(self.leases) + _SLACK:
-            self._latest += leases
-            self._watched += len(leases)
+    def _leave(self, old: Row, row: Row) -> None:
+        """Take a job from where it was, since it has moved on to *row*."""
+        spec = old.spec
+        if old.end is not None:
+            if (old.end, old.updated_us) != (row.end, row.updated_us):
+                del self.finished[spec.id]
+        elif old.grant is not None:
+            if row.lease is None:
+                self.stop(old)
         else:
-            self._watch(at, leases)
+            self._void += 1
+            if row.end is not None:
+                if spec.unique is not None:
+                    del self.unique[spec.unique]
+                self._wake(spec.lock)  # it does not wait for the key any more
+            elif row.parked is not None and row.parked.kind == TASK:
+                self._wake(spec.lock, spec.queue)
 
-    def give_back(self, spec: NewJob, now: int) -> None:
-        """Free the unique and the lock key of a job whose owner has completed it."""
+    def stop(self, row: Row) -> None:
+        """Take a running job from its owner and give back its keys; `enter` takes the unique one again if need be."""
+        spec = row.spec
+        del self.running[spec.id]
         if spec.unique is not None:
             del self.unique[spec.unique]
-        self._free(spec.lock, now)
+        if spec.lock is not None:
+            del self.held[spec.lock]
+            self._wake(spec.lock)
 
-    def _free(self, key: str | None, now: int) -> None:
-        if key is not None:
-            del self.held[key]
-            self._wake(key, None, now)
-
-    def _watch(self, at: int, leases: Sequence[Grant]) -> None:
-        """Have a sweep look at *leases* at the instant *at*."""
-        if self._watched >= 4 * len(self.leases) + _SLACK:  # most of them have ended
-            self.deadlines = [(self.deadline(one), next(self._looks), [one]) for one in self.leases.values()]
-            heapify(self.deadlines)
-            self._watched = len(self.leases)
-        self._from, self._latest = at, list(leases)
-        heappush(self.deadlines, (at, next(self._looks), self._latest))
-        self._watched += len(leases)
-        self.next = min(self.next, at)
-
-    def deadline(self, lease: Grant) -> int:
-        """Return when *lease* ends, if its owner does nothing."""
-        if lease.spec.stall_us is None:
-            return lease.expires_us
-        stalls_us = self.jobs[lease.spec.id].held(lease).stalls_us
-        return lease.expires_us if stalls_us is None else min(lease.expires_us, stalls_us)
-
-    def seq(self, lease: Grant) -> int:
-        """Return the place of the leased job in the order of insertion."""
-        return self.jobs[lease.spec.id].seq
-
-    def _place(self, old: Record | None, row: Record, now: int) -> None:
-        """Count the job, and let it wait if it is neither leased nor finished."""
-        spec, status = row.spec, row.status
-        if old is not None and old.status is PENDING:
-            self.unfinished[spec.queue] -= 1
-        elif old is not None:
-            self.ended[old.status] -= 1
-        if status is PENDING:
-            self.unfinished[spec.queue] += 1
-            if spec.unique is not None:
-                self.unique[spec.unique] = spec.id
-            if spec.id not in self.leases:
-                self.wait(row, now)
+    def enter(self, row: Row) -> None:
+        """Put a job where its row says that it is."""
+        spec = row.spec
+        if row.end is not None:
+            self.finished[spec.id] = row
             return
-        self.ended[status] += 1
-        self.finished.append(row)
-        if old is not None and old.status is status:  # it has finished long ago: only an effect was resolved
-            self.finished = deque(sorted(self.finished, key=lambda row: row.updated_us))
-        if spec.unique is not None and self.unique.get(spec.unique) == spec.id:
-            del self.unique[spec.unique]
-
-    def forget_void(self) -> None:
-        """Forget the entries of `finished` whose job has moved or is gone, once they are more than the others."""
-        # Each of them keeps a payload in memory.
-        ended = sum(self.ended.values())
-        if len(self.finished) > 2 * ended + _FEW:
-            self.finished = deque(row for row in self.finished if self.jobs.get(row.id) is row)
-
-    def _give_up(self, row: Record, now: int) -> None:
-        """Give the lock key for which a job does not wait any more to those behind it."""
-        if row.spec.lock is not None and row.status is not PENDING:
-            self._wake(row.spec.lock, None, now)
-        elif row.spec.lock is not None and row.parked is not None and row.parked.kind == TASK:
-            self._wake(row.spec.lock, row.spec.queue, now)
-
-    def wait(self, row: Record, now: int) -> None:
-        """Let a pending job wait for its time, for what it is parked behind, or for a claim."""
-        if row.parked is None and row.run_us > now:
-            self._look(row.run_us, row)
+        if spec.unique is not None:
+            self.unique[spec.unique] = spec.id
+        if row.grant is None:
+            self._wait(row)
             return
-        self._line(row).push(row)
-        if row.spec.start_within_us is not None and row.start_by is not None:
-            self._look(row.start_by, row)
+        self.running[spec.id] = row
+        if row.grant.expires_us < self.earliest:
+            self.earliest = row.grant.expires_us
+        if row.stalls_us < self.earliest:
+            self.earliest = row.stalls_us
+        if spec.lock is not None:
+            self.held[spec.lock] = spec.id
 
-    def _look(self, at: int, row: Record) -> None:
-        heappush(self.schedule, (at, row.seq, row))
-        self.next = min(self.next, at)
-
-    def _line(self, row: Record) -> Line:
-        queue, key = row.spec.queue, (row.spec.queue, row.spec.priority)
-        if row.parked is not None and row.parked.kind == LOCK:
-            return self.behind_lock[row.parked.behind][queue]
-        if row.parked is not None:
-            return self.behind_task[row.parked.behind][key]
-        lines = self.halted if queue in self.paused else self.ready
-        line = lines.get(key)
-        return lines.setdefault(key, self._empty()) if line is None else line
-
-    def _empty(self) -> Line:
-        return Line(self.jobs)
-
-    def _wake(self, key: str, queue: str | None, now: int) -> None:
+    def _wake(self, key: str | None, queue: str | None = None) -> None:
         """If *key* is free, let the first job behind it of each queue, or of one, wait to be claimed again."""
         # Of each queue, since no worker may be claiming from the queue of the very first.
-        lines = self.behind_lock.get(key)
-        if lines is None or key in self.held:
+        if key is None or key not in self.waiting[LOCK] or key in self.held:
             return
-        for name in [name for name in lines if queue in (None, name)]:
-            if (row := lines[name].take()) is not None:
-                self.jobs[row.spec.id] = woken = row.but(parked=None)
-                self.wait(woken, now)
-            if not lines[name]:
-                del lines[name]
-        if not lines:
-            del self.behind_lock[key]
+        firsts: dict[str, Row] = {}
+        for *_, row in sorted(entry for line in self._tidy(LOCK, key).values() if (entry := line.first())):
+            if queue in (None, row.spec.queue):
+                firsts.setdefault(row.spec.queue, row)
+        for row in firsts.values():
+            self.jobs[row.id] = woken = replace(row, parked=None)
+            self._wait(woken)
 
-    def mend(self, now: int) -> None:
-        """Finish what was decided, and let all else follow from the rows and leases again."""
-        if self._decided is not None:
-            rows, leases, freed, events, at = self._decided
-            self.jobs.update((row.spec.id, row) for row in rows)
-            self.leases.update((lease.spec.id, lease) for lease in leases)
-            self.leases = {job_id: lease for job_id, lease in self.leases.items() if job_id not in freed}
-            self.events[at:] = events
-            self._decided = None
-        now = now if now < CLOCK_LIMIT else 0  # a clock that is wrong says of nothing that it is due
-        self._clear()
-        self.leases = {one.spec.id: one for one in self.leases.values() if self.jobs[one.spec.id].status is PENDING}
-        self.renewed = {job_id: at for job_id, at in self.renewed.items() if job_id in self.leases}
-        for lease in self.leases.values():
-            self.lease([lease])
-        for row in self.jobs.values():
-            if row.narrow:
-                self.narrow.append((row.updated_us, row.spec.id))
-            else:
-                self._place(None, row, now)
-        heapify(self.narrow)
-        self.finished = deque(sorted(self.finished, key=lambda row: row.updated_us))
-        for key in list(self.behind_lock):
-            self._wake(key, None, now)
-        self.torn = False
+    def _wait(self, row: Row) -> None:
+        """Let a pending job wait for its time, for what it is parked behind, or for a claim."""
+        spec = row.spec
+        if row.parked is None and row.run_us > self.now:
+            heappush(self.schedule, (row.run_us, row.seq, row))
+            return
+        kind, name = row.place
+        lines = self.waiting[kind].setdefault(name, {})
+        line = lines.get((spec.queue, spec.priority))
+        if line is None:
+            line = lines[spec.queue, spec.priority] = Line(self.jobs)
+        line.push(row)
+        if row.start_by < FAR:
+            heappush(self.schedule, (row.start_by, row.seq, row))
 
     # Looking
 
-    def taker(self, queues: Collection[str] | None, known: Known | None) -> Callable[[], Record | None]:
+    def _tidy(self, kind: str, name: str) -> Lines:
+        """Forget the lines of a place that have come to be empty, and return the others."""
+        lines = {key: line for key, line in self.waiting[kind].pop(name, {}).items() if line.first() is not None}
+        if lines:
+            self.waiting[kind][name] = lines
+        return lines
+
+    def lines(self) -> Iterator[tuple[str, str, str, Line]]:
+        """Yield every line, with its place, the place's name and its queue."""
+        for kind, places in self.waiting.items():
+            for name, lines in places.items():
+                for (queue, _), line in lines.items():
+                    yield kind, name, queue, line
+
+    def taker(self, queues: Collection[str] | None, known: Known | None) -> Callable[[], Row | None]:
         """Return what removes and returns the next job for such a claim, also from behind a task that it knows."""
-        if queues is not None:
-            lines = [line for key, line in self.ready.items() if key[0] in queues]
-        else:
-            if len(self.ready) > _EMPTY_LINES:
-                self.ready = {key: line for key, line in self.ready.items() if line}
-            lines = list(self.ready.values())
-        if self.behind_task:
-            lines += self._lines_behind_tasks(queues, known)
-        return lines[0].take if len(lines) == 1 else functools.partial(next, merged(lines), None)
+        places = [self.waiting[READY].get(READY, {})]
+        if len(places[0]) > _MANY:
+            places = [self._tidy(READY, READY)]
+        if self.waiting[TASK]:
+            tasks = [task for task in self.waiting[TASK] if known is None or (task or None) in known]
+            places += [self._tidy(TASK, task) for task in tasks]
+        lines = [
+            line
+            for place in places
+            for (queue, _), line in place.items()
+            if queue not in self.paused and (queues is None or queue in queues)
+        ]
+        return lines[0].take if len(lines) == 1 else functools.partial(next, _merged(lines), None)
 
-    def _lines_behind_tasks(self, queues: Collection[str] | None, known: Known | None) -> list[Line]:
-        found = []
-        for task in [task for task in self.behind_task if known is None or (task or None) in known]:
-            for key, line in list(self.behind_task[task].items()):
-                queue = key[0]
-                if not line:
-                    del self.behind_task[task][key]
-                elif queue not in self.paused and (queues is None or queue in queues):
-                    found.append(line)
-            if not self.behind_task[task]:
-                del self.behind_task[task]
-        return found
+    @property
+    def next(self) -> int:
+        """Nothing becomes due or overdue before this instant."""
+        return min(self.earliest, self.schedule[0][0]) if self.schedule else self.earliest
 
-    def due(self, now: int) -> list[Record]:
-        """Remove and return the pending jobs whose time has come: to be claimed, or to have been claimed."""
-        due = []
-        while self.schedule and self.schedule[0][0] <= now:
+    def waits(self, row: Row) -> bool:
+        """Return whether this is a row of the store whose job is pending."""
+        return self.jobs.get(row.id) is row and row.status is PENDING
+
+    def overdue(self) -> list[Row]:
+        """
+        Return the running jobs whose lease has expired, and then those that have stalled, each in that order.
+
+        Looks at every lease if the earliest deadline has come, else at none: a millisecond for 10,000 leases.
+        """
+        overdue, now = [], self.now
+        if self.earliest <= now:
+            self.earliest = FAR
+            for row in self.running.values():
+                expires_us, stalls_us = row.expires_us, row.stalls_us
+                if expires_us <= now or stalls_us <= now:
+                    stalled = expires_us > now
+                    overdue.append((stalled, stalls_us if stalled else expires_us, row.seq, row))
+                elif self.earliest > expires_us or self.earliest > stalls_us:
+                    self.earliest = min(expires_us, stalls_us)
+        return [row for *_, row in sorted(overdue)]
+
+    def let_wait(self) -> list[Row]:
+        """Let those wait to be claimed whose time has come, and return those that should have been claimed by now."""
+        late: list[Row] = []
+        while self.schedule and self.schedule[0][0] <= self.now:
             row = heappop(self.schedule)[2]
-            if self.jobs.get(row.id) is row and row.status is PENDING and row.id not in self.leases:
-                due.append(row)
-        return due
+            if self.waits(row):
+                late.append(row) if row.start_by <= self.now else self._wait(row)
+        return sorted(late, key=lambda row: (row.start_by, row.seq))
 
-    def overdue(self, now: int) -> list[Grant]:
-        """Remove and return the leases that have ended; those that end later are looked at again."""
-        overdue, later = list[Grant](), list[Grant]()
-        while self.deadlines and self.deadlines[0][0] <= now:
-            looked_at = heappop(self.deadlines)[2]
-            self._watched -= len(looked_at)
-            for lease in looked_at:
-                if self.leases.get(lease.spec.id) is lease:
-                    (overdue if self.deadline(lease) <= now else later).append(lease)
-        self._from = FAR
-        for lease in later:
-            self._watch(self.deadline(lease), [lease])
-        self.next = min([heap[0][0] for heap in (self.deadlines, self.schedule) if heap], default=FAR)
-        return overdue
+    # Who may write
 
-    def pause(self, queue: Queue) -> None:
-        """Keep the jobs of *queue* from claims."""
-        self.torn = True
-        self.paused[queue.name] = queue
-        self.halted |= {key: self.ready.pop(key) for key in list(self.ready) if key[0] == queue.name}
-        self.torn = False
+    def find(self, job_id: str) -> Row:
+        """Return the row of a job, or raise `UnknownJob`."""
+        row = self.jobs.get(job_id) or self.pruned.get(job_id)
+        if row is None:
+            raise UnknownJob(job_id)
+        return row
 
-    def resume(self, queue: str) -> None:
-        """Let claims have the jobs of *queue* again."""
-        self.torn = True
-        del self.paused[queue]
-        self.ready |= {key: self.halted.pop(key) for key in list(self.halted) if key[0] == queue}
-        self.torn = False
+    def admit(self, job_id: str, epoch: int, verb: str) -> tuple[Row, Grant]:
+        """Return the row and the lease if *epoch* is current; raise the refusal otherwise."""
+        row = self.running.get(job_id)
+        if row is None or row.grant is None or row.grant.epoch != epoch:
+            raise self._refusal(self.find(job_id), epoch, verb)
+        return row, row.grant
+
+    def seen(self, job_id: str, epoch: int, verb: str, by: str) -> Row:
+        """Return the row if *epoch* is the one that the operator *by* saw; raise the refusal otherwise."""
+        row = self.find(job_id)
+        if row.epoch != epoch:
+            raise self._refusal(row, epoch, verb, by)
+        if verb in lifecycle.MOVED_BY:
+            lifecycle.after(Verb(verb), row.status, job_id)
+        if job_id in self.pruned and verb != "resolve":
+            raise lifecycle.only_its_id(job_id, verb)
+        return row
+
+    def _refusal(self, row: Row, presented: int, verb: str, actor: str | None = None) -> StaleEpoch:
+        kind, reason, by = StaleEpoch, row.reason if row.epoch else None, None
+        if row.epoch == presented and (row.id in self.pruned or row.completed is not None):
+            kind, reason, by = Settled, None, row.grant and row.grant.owner
+        for held, fingerprint in row.past:
+            if held.epoch == presented:
+                by = held.owner
+                kind, reason = (Settled, None) if fingerprint is not None else (StaleEpoch, Reason(str(held.ended)))
+        facts: dict[str, Any] = {"presented": presented, "current": row.epoch, "verb": verb, "reason": reason}
+        refusal = kind.of_job(row.id, owner=row.owner, ending=row.how_it_ended(presented), **facts)
+        facts["by"] = actor or by
+        if presented > self.last:
+            self.note("alarm", row.id, row.epoch, row.owner, **facts)
+            log.error("%s", refusal)
+        if verb != "check" or kind is not Settled:
+            self.note("refused", row.id, row.epoch, row.owner, **facts)
+        return refusal
