@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from leasehold import Conflict, Router
 from leasehold.core.clock import SystemClock
 from leasehold.core.job import NewJob, Progress, completion
+from leasehold.core.parking import LOCK, Parked
 from leasehold.store import Store
 from leasehold.stores.memory import MemoryStore
 from leasehold.stores.memory.row import Row
@@ -92,6 +94,56 @@ def test_what_a_job_has_left_where_it_waited_before_does_not_stay_in_memory(monk
     kept = [line for *_, line in store._state.lines()]
     assert sum(len(line._ordered) + len(line._early) for line in kept) < 20
     assert [grant.spec.id for grant in store.claim("w", limit=5)] == ["j0", "j1", "j2", "j3"]
+
+
+def test_queues_in_which_nothing_waits_any_more_do_not_make_claims_slower() -> None:
+    """A claim looks at each queue that is kept, and every customer may have one: empty ones are forgotten."""
+    store = MemoryStore()
+    store.add([NewJob(f"j{n}", queue=f"q{n}") for n in range(100)])
+
+    claimed = [grant.spec.id for grant in store.claim("w", limit=99)]
+    store.add([NewJob("last", queue="last")])
+
+    assert claimed == [f"j{n}" for n in range(99)]
+    assert [grant.spec.id for grant in store.claim("w", limit=5)] == ["j99", "last"]
+    assert len(list(store._state.lines())) == 2
+
+
+BREAKAGES: dict[str, tuple[str, Callable[[MemoryStore], object]]] = {
+    "twice": ("'due' is pending but is listed 2 times", lambda s: s._state._wait(s._state.jobs["due"])),
+    "nowhere": ("'held' is running but is listed 0 times", lambda s: s._state.running.pop("held")),
+    "elsewhere": ("'due' is listed under the wrong lock or task", lambda s: _park(s, "due", Parked(LOCK, "no", "w"))),
+    "stray": ("'due' is listed as due, parked or running, but is not in", lambda s: _lose(s, "due")),
+    "lock": (r"held keys are \[\], running jobs have", lambda s: s._state.held.clear()),
+    "free": ("of 'default' are parked behind lock 'k', which is free", lambda s: s._state.held.clear()),
+    "epoch": (
+        "'due' has epoch .*, above the last one issued",
+        lambda s: setattr(s._state.jobs["due"], "issued", 2**52),
+    ),
+}
+
+
+def _park(store: MemoryStore, job_id: str, parked: Parked) -> None:
+    store._state.jobs[job_id].parked = parked
+
+
+def _lose(store: MemoryStore, job_id: str) -> None:
+    store._state.running[job_id] = store._state.jobs.pop(job_id)
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES)
+def test_what_contradicts_itself_is_found(breakage: str) -> None:
+    """By `verify`, which says what is wrong with which job."""
+    sentence, spoil = BREAKAGES[breakage]
+    store = MemoryStore()
+    store.add([NewJob("held", lock="k"), NewJob("behind", lock="k")])
+    assert len(store.claim("w", limit=5)) == 1
+    store.add([NewJob("due")])
+    assert store.verify() == []
+
+    spoil(store)
+
+    assert any(re.search(sentence, found) for found in store.verify()), store.verify()
 
 
 def test_every_verb_of_the_contract_is_a_verb_of_the_store() -> None:
