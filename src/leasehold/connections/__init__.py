@@ -70,7 +70,7 @@ def look_at(connection: Any) -> Connection:
 
 def _find(connection: Any) -> Connection | None:
     return (
-        psycopg.find(connection) or sqlite3.find(connection) or sqlalchemy.find(connection) or django.find(connection)
+        sqlite3.find(connection) or psycopg.find(connection) or sqlalchemy.find(connection) or django.find(connection)
     )
 
 

@@ -98,7 +98,7 @@ class Connection:
 
     def require_transaction(self) -> None:
         """Raise `NotInTransaction` if each statement would commit by itself."""
-        if not self.in_transaction() and not self.begins():
+        if not self.begins() and not self.in_transaction():
             raise NotInTransaction(
                 "the connection that you passed has no open transaction, so each statement would commit by itself: "
                 f"begin one first ({self.library}: {self.how_to_begin})."
@@ -167,6 +167,12 @@ IN_SAVEPOINT = (
 
 def _driver(vendor: str) -> Driver:
     return _SQLITE if vendor == "sqlite" else _OTHERS
+
+
+def is_a(connection: Any, module: str, name: str) -> bool:
+    """Return whether *connection* is an instance of that class, which it can only be if *module* is loaded."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(connection, kind)
 
 
 def loaded(module: str, *names: str) -> tuple[type[Any], ...]:
