@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import psycopg
@@ -90,3 +91,37 @@ def test_a_fence_whose_reply_was_lost_has_fenced_nothing(place: Place, where: Wh
         assert proxy.cuts == 1
         assert connection.broken
     assert place.guard.mark("k") is None
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open transaction", "first statement"])
+def test_a_fence_in_a_pipeline_waits_for_its_reply(place: Place, is_open: bool) -> None:
+    """It has to read the marks; what was sent before stays in the same transaction."""
+    place.guard.install()
+    with place.connect() as connection:
+        with connection.pipeline():
+            if is_open:
+                connection.execute("insert into notes values ('mine')")
+            place.guard.fence(connection, "k", **OLD)
+            place.guard.seal("k", **NEW)
+            with pytest.raises(StaleEpoch):
+                place.guard.fence(connection, "k", **OLD)
+        with pytest.raises(psycopg.Error) as error:
+            connection.commit()
+    assert StaleEpoch.find(error.value) is not None
+    assert place.notes() == []
+
+
+def test_a_fence_in_a_pipeline_of_an_event_loop_waits_too(place: Place) -> None:
+    """The same, through `.aio`."""
+    place.guard.seal("k", **NEW)
+
+    async def body() -> None:
+        async with await psycopg.AsyncConnection.connect(place.url) as connection:
+            async with connection.pipeline():
+                await connection.execute("insert into notes values ('mine')")
+                await place.guard.aio.fence(connection, "k", **NEW)
+                with pytest.raises(StaleEpoch):
+                    await place.guard.aio.fence(connection, "k", **OLD)
+            await connection.rollback()
+
+    asyncio.run(body())

@@ -53,6 +53,9 @@ class Psycopg(Connection):
             cursor.executemany(sql, params)
             return []
         cursor.execute(sql, params)
+        if cursor.pgresult is None:  # in a pipeline: wait for it
+            with self.handle.pipeline():
+                pass
         # Rows of `tuple_row` are tuples already, and `cursor.description` makes an object of each column.
         return cursor.fetchall() if cursor.pgresult.nfields else []
 
@@ -125,6 +128,9 @@ class AsyncPsycopg(Psycopg):
                 await cursor.executemany(sql, params)
                 return []
             await cursor.execute(sql, params)
+            if cursor.pgresult is None:
+                async with self.handle.pipeline():
+                    pass
             return [tuple(row) for row in await cursor.fetchall()] if cursor.description else []
 
 
