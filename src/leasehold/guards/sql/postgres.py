@@ -19,7 +19,7 @@ SERIALIZATION, LOCK_TIMEOUT = "40001", "55P03"
 _MISSING = {"42883", "3F000", "42P01"}  # no such function, schema or table
 _FAILED = "25P02"  # the transaction has failed already
 _NO_RIGHT = "42501"
-_TYPES = ("text", "bigint", "text", "text", "text", "bigint", "text", "boolean")  # as `_sent` returns them
+_ARGUMENTS = 9  # of `fence` and `seal`, as `_sent` returns them
 _NAME = re.compile(r"'leasehold_guard\.(\w+)'|\bleasehold_guard\b")
 
 
@@ -52,7 +52,7 @@ class Postgres(Dialect):
         """Insert a fence for each key, in their order, and read the marks: COMMIT compares."""
         sent = [value for key in request.keys for value in _sent(key, request, request.savepoint)]
         [replies] = yield self._calls("fence", style, len(request.keys)), sent, False
-        marks = dict[str, Mark]()
+        marks: dict[str, Mark] = {}
         for key, reply in zip(request.keys, replies, strict=True):
             number, place, *unusual = reply.split(" ", 2)
             if unusual:
@@ -112,11 +112,11 @@ class Postgres(Dialect):
         """Return a statement that calls `fence` or `seal` for *count* keys."""
         text = self._statements.get((function, style, count))
         if text is None:
-            types = [*_TYPES, "boolean" if function == "fence" else "bigint"]
+            # Without a cast for each: literals are parsed with every execution, and only one function has that name.
             numbers = itertools.count(1)
             calls = (
                 f"{self._escaped(style)}.{function}("
-                + ", ".join(f"{f'${next(numbers)}' if style == '$1' else style}::{type_}" for type_ in types)
+                + ", ".join(f"${next(numbers)}" if style == "$1" else style for _ in range(_ARGUMENTS))
                 + ")"
                 for _ in range(count)
             )
