@@ -59,6 +59,9 @@ class Presented(TypedDict, total=False):
     credential: str
 
 
+_PRESENTED = frozenset(Presented.__annotations__)
+
+
 class Verifier(Protocol):
     """Verifies credentials: a `KeyRing`."""
 
@@ -217,10 +220,9 @@ class Guard(ABC):
     def writer(self, key: str, presented: Presented | dict[str, Any]) -> Writer:
         """Return who writes: by a lease, an epoch or a credential, else by the current lease. Raises `NoLease`."""
         given = {name: value for name, value in presented.items() if value is not None}
-        if unknown := given.keys() - Presented.__annotations__.keys():
-            raise TypeError(
-                f"unknown argument {sorted(unknown)[0]!r}: a guard takes {', '.join(Presented.__annotations__)}"
-            )
+        if not given.keys() <= _PRESENTED:
+            unknown = min(given.keys() - _PRESENTED)
+            raise TypeError(f"unknown argument {unknown!r}: a guard takes {', '.join(Presented.__annotations__)}")
         if "credential" in given:
             return self._by_credential(key, given)
         if "epoch" in given:
@@ -279,11 +281,9 @@ def _nothing(step: str) -> None:
 
 
 def _by_epoch(given: dict[str, Any]) -> Writer:
-    if missing := {"owner", "store"} - given.keys():
-        raise InvalidArgument(
-            f"epoch= needs {' and '.join(f'{name}=' for name in sorted(missing))} too: "
-            "a mark records epoch, owner and store."
-        )
+    if "owner" not in given or "store" not in given:
+        missing = [f"{name}=" for name in ("owner", "store") if name not in given]
+        raise InvalidArgument(f"epoch= needs {' and '.join(missing)} too: a mark records epoch, owner and store.")
     if "lease" in given:
         raise InvalidArgument("a lease already has an epoch, an owner and a store: pass lease= without the others.")
     epoch = checks.whole(given["epoch"], "epoch", least=1, most=EPOCH_LIMIT - 1)

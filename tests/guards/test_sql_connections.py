@@ -322,3 +322,54 @@ def test_a_commit_that_meets_a_reader_is_unavailable(tmp_path: Path) -> None:
         reader.execute("commit")
         assert reader.execute("select * from t").fetchall() == []
     assert guard.mark("k") is None
+
+
+@pytest.mark.parametrize("through", ["its path", "a link"])
+def test_a_file_that_changes_under_an_open_connection_is_noticed(tmp_path: Path, through: str) -> None:
+    """Removed, or no longer what the guard's URL leads to: seals would go to another file."""
+    path, link, other = (tmp_path / name for name in ("app.db", "link.db", "other.db"))
+    link.symlink_to(path)
+    other.touch()
+    guard = SqlGuard(f"sqlite:///{path if through == 'its path' else link}")
+    with closing(sqlite3.connect(path)) as connection:
+        for _ in range(2):
+            guard.fence(connection, "k", **OLD)
+            connection.commit()
+        if through == "its path":
+            path.unlink()
+        else:
+            link.unlink()
+            link.symlink_to(other)
+        with pytest.raises(InvalidArgument, match="would not notice a seal"):
+            guard.fence(connection, "k", **OLD)
+
+
+@pytest.mark.parametrize("counter", [2**53 - 1, 2**53, 2**63 - 1])
+def test_a_counter_that_cannot_go_up_refuses_every_write(tmp_path: Path, counter: int) -> None:
+    """A mark that stayed equal, or that no guard can read, would be worse than none."""
+    guard = SqlGuard(f"sqlite:///{tmp_path / 'app.db'}")
+    guard.seal("k", **OLD)
+    with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
+        connection.execute("update leasehold_guard_marks set counter = ?", (counter,))
+        connection.commit()
+        with pytest.raises(GuardUnavailable):
+            guard.fence(connection, "k", **NEW)
+        connection.rollback()
+        with pytest.raises(GuardUnavailable):
+            guard.seal("k", **NEW)
+        assert connection.execute("select epoch, counter from leasehold_guard_marks").fetchall() == [(7, counter)]
+
+
+def test_a_callers_factories_do_not_change_what_a_fence_reads(tmp_path: Path) -> None:
+    """Rows as dictionaries, text as bytes: the caller's choice for its own statements."""
+    guard = SqlGuard(f"sqlite:///{tmp_path / 'app.db'}")
+    guard.seal("k", epoch=5, owner="before", store="another")
+    with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
+        connection.row_factory = lambda cursor, row: dict(enumerate(row))
+        connection.text_factory = bytes
+        guard.fence(connection, "k", **OLD)
+        connection.commit()
+        assert connection.execute("select owner from leasehold_guard_marks").fetchall() == [{0: b"old"}]
+        with pytest.raises(StaleEpoch, match="owner 'old'"):
+            guard.fence(connection, "k", epoch=6, owner="older", store="s")
+        assert connection.text_factory is bytes

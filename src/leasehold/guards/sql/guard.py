@@ -333,8 +333,8 @@ class SqlGuard(Guard):
         if not keys:
             raise InvalidArgument("fence() needs at least one key: fence(connection, key).")
         names = tuple(sorted({self.canonical(key) for key in keys}))
-        writers = {self.writer(key, presented) for key in names}
-        [writer] = writers
+        for name in names:  # of the same owner each: but a credential must cover every key
+            writer = self.writer(name, presented)
         return self._request_of(names, writer, savepoint=savepoint)
 
     def _request_of(self, names: tuple[str, ...], writer: Writer, *, savepoint: bool = False) -> Request:
@@ -391,11 +391,10 @@ class SqlGuard(Guard):
 
     def _prepare(self, dialect: Dialect) -> None:
         """Learn what a fence needs to know about the guard's own database, once."""
-        if isinstance(dialect, Sqlite):
-            if dialect.file is None:
-                dialect.file = self._file(None) or ""
-        else:
+        if dialect.vendor == "postgresql":
             self._ensure()
+        elif isinstance(dialect, Sqlite) and dialect.file is None:
+            dialect.file = self._file(None) or ""
 
     def _own_place(self) -> str:
         """Ask again which database the marks are in: it may have been restored or replaced."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...connections import Program, driver_error
+from ...connections import Program, Row, driver_error
 from ...core import checks
 from ...core.marks import Mark
+from ...core.ownership import EPOCH_LIMIT
 from ...errors import GuardUnavailable, InvalidArgument, LeaseholdError, StaleSnapshot
 from .dialect import RECENT, Dialect, Fenced, Known, Request, known_of, mark_of
 
@@ -45,10 +45,10 @@ class Sqlite(Dialect):
             "passed_from = CASE WHEN m.store <> excluded.store THEN "
             "m.epoch || char(31) || m.counter || char(31) || m.owner || char(31) || m.store END "
             "WHERE typeof(m.epoch) = 'integer' AND typeof(m.counter) = 'integer' AND typeof(m.owner) = 'text' "
-            "AND typeof(m.store) = 'text' AND m.epoch > 0 AND m.counter > 0 "
+            f"AND typeof(m.store) = 'text' AND m.epoch > 0 AND m.counter > 0 AND m.counter < {EPOCH_LIMIT - 1} "
             "AND m.epoch <= excluded.epoch AND (m.store = excluded.store OR m.epoch < excluded.epoch) "
             "AND (m.store = excluded.store OR NOT ?) "
-            "RETURNING epoch, counter, owner, store, passed_from"
+            "RETURNING counter, passed_from"  # of what it wrote, the rest is known
         )
         self._read = f"SELECT {', '.join(_FIELDS)} FROM {table} WHERE key = ?"
         self._exists = "SELECT count(*) FROM main.sqlite_master WHERE type = 'table' AND name = ?"
@@ -69,24 +69,31 @@ class Sqlite(Dialect):
         if self.file:
             databases = yield "PRAGMA database_list", (), False  # which reads nothing from the file
             _check_file(self.file, str(databases[0][2] or ""), request.keys[0])
-        before, refused = dict[str, Mark](), set[str]()
+        before: dict[str, Mark] = {}
+        refused: list[str] = []
         for key in request.keys:
-            passed, mark = yield from self._admit(key, request)
-            if passed is not None:
-                before[key] = passed
-            if mark is None:
-                refused.add(key)
+            raised = yield from self._raised(key, request)
+            if raised is None:
+                before[key] = yield from self._standing(key)
+                refused.append(key)
+            elif (passed := raised[1]) is not None:
+                before[key] = _passed(passed, f"{self._kind}:{key}")
         return Fenced(before, refused=frozenset(refused))
 
     def seal(self, request: Request, style: str, busy_seconds: float) -> Program[tuple[Mark | None, Mark | None]]:
-        """Raise one mark."""
-        return (yield from self._admit(request.keys[0], request))
+        """Raise one mark; return it as it was only if it was another store's, or refuses."""
+        [key] = request.keys
+        raised = yield from self._raised(key, request)
+        if raised is None:
+            return (yield from self._standing(key)), None
+        (counter, passed), writer, resource = raised, request.writer, f"{self._kind}:{key}"
+        facts = {"epoch": writer.epoch, "counter": counter, "owner": writer.owner, "store": writer.store}
+        return None if passed is None else _passed(passed, resource), mark_of(facts, resource)
 
-    def _admit(self, key: str, request: Request) -> Program[tuple[Mark | None, Mark | None]]:
-        """Raise a mark; return it as it was, if it was another store's or refuses, and as it is, unless it refuses."""
-        writer, resource = request.writer, f"{self._kind}:{key}"
-        nonce = f"{request.nonce:<{_WIDTH}}"
-        params = (key, writer.epoch, writer.owner, writer.store, nonce, request.strict)
+    def _raised(self, key: str, request: Request) -> Program[Row | None]:
+        """Raise a mark; return its counter, and as text the mark of another store that it was. None: it refuses."""
+        epoch, owner, store, _ = request.writer
+        params = (key, epoch, owner, store, str(request.nonce).ljust(_WIDTH), request.strict)
         try:
             rows = yield self._raise, params, False
         except Exception as error:
@@ -94,17 +101,17 @@ class Sqlite(Dialect):
                 raise
             yield self._table, (), False
             rows = yield self._raise, params, False
-        if rows:
-            [(*fields, passed)] = rows
-            mark = mark_of(dict(zip(_FIELDS, fields, strict=False)), resource)
-            return None if passed is None else _passed(passed, resource), mark
+        return rows[0] if rows else None
+
+    def _standing(self, key: str) -> Program[Mark]:
+        """Read a mark that has refused."""
         known = yield from self.known(key, style="?")
         if known is None:
             raise GuardUnavailable(
-                f"{resource}: its mark was not raised, and does not exist afterwards; perhaps a trigger removed "
-                "it. Nothing was written."
+                f"{self._kind}:{key}: its mark was not raised, and does not exist afterwards; perhaps a trigger "
+                "removed it. Nothing was written."
             )
-        return known.mark, None
+        return known.mark
 
     def known(self, key: str, style: str) -> Program[Known | None]:
         """Read the mark."""
@@ -133,9 +140,15 @@ class Sqlite(Dialect):
 
 def _check_file(own: str, callers: str, key: str) -> None:
     """Raise `InvalidArgument` if a transaction to be fenced is of another file, where no seal is seen."""
-    with suppress(OSError):
+    try:
+        # Of one path, it is enough that the file is still there: the guard's own connections would make a new one.
+        if own == callers:
+            os.stat(own)
+            return
         if callers and os.path.samefile(own, callers):
             return
+    except OSError:
+        pass
     raise InvalidArgument(
         f"that connection is to {callers or 'a database in memory'!r}, and this guard keeps its marks in {own!r}: a "
         f"stale write of {key!r} through it would not be refused, even after a seal. Make the guard with the URL of "
