@@ -31,13 +31,17 @@ class Psycopg(Connection):
     def enter(self) -> None:
         """In a pipeline, wait for what was sent, if only that tells whether a transaction is open."""
         self.is_piped = is_piped(self.handle)
-        if self._is_unsure():
+        if self.is_piped and self._is_unsure():
             with self.handle.pipeline():
                 pass
 
     def in_transaction(self) -> bool:
         """Return whether a transaction is open on it, or will be once the pipeline has begun it."""
         return super().in_transaction() or (is_piped(self.handle) and _knows(self.handle))
+
+    def begins(self) -> bool:
+        """Return whether it begins a transaction by itself with the next statement."""
+        return not self.handle.autocommit
 
     def execute(self, sql: str, params: Any = (), *, several: bool = False) -> list[Row]:
         """Run a statement and return its rows."""
@@ -100,7 +104,8 @@ class Psycopg(Connection):
         return rows
 
     def _is_unsure(self) -> bool:
-        return is_piped(self.handle) and bool(self.handle.autocommit) and not _knows(self.handle)
+        """Return whether only the server knows if a transaction is open in this pipeline."""
+        return bool(self.handle.autocommit) and not _knows(self.handle)
 
 
 class AsyncPsycopg(Psycopg):
@@ -110,7 +115,7 @@ class AsyncPsycopg(Psycopg):
 
     async def enter_async(self) -> None:
         """In a pipeline, wait for what was sent, if only that tells whether a transaction is open."""
-        if self._is_unsure():
+        if is_piped(self.handle) and self._is_unsure():
             async with self.handle.pipeline():
                 pass
 
