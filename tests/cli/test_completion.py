@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -76,7 +77,7 @@ def test_a_shell_completes_through_the_script(shell: str, bare: str, url: str, t
     """As the shell does it, with no configuration of its own: it calls what the script has defined."""
     if shutil.which(shell) is None:
         pytest.skip(f"this machine has no {shell}")
-    (tmp_path / "leasehold").write_text(f'#!/bin/sh\nexec {" ".join(COMMAND)} "$@"\n')
+    (tmp_path / "leasehold").write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
     (tmp_path / "leasehold").chmod(0o755)
     env = {**environment(), "LEASEHOLD_STORE": url, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     env["HOME"] = str(tmp_path)  # where zsh and fish keep what they remember

@@ -119,8 +119,10 @@ def test_each_command_runs_jobs_is_healthy_and_stops_at_sigterm(
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     """`systemd-analyze verify` has nothing to say, once the command exists."""
     text = (FOLDER / "leasehold-worker.service").read_text()
+    command = tmp_path / "leasehold"  # a name without blanks, which the checkout's may have
+    command.symlink_to(sys.executable)
     file = tmp_path / "leasehold-worker.service"
-    file.write_text(text.replace("/srv/shop/.venv/bin/leasehold", sys.executable))
+    file.write_text(text.replace("/srv/shop/.venv/bin/leasehold", str(command)))
     wrong = tmp_path / "wrong.service"
     wrong.write_text(file.read_text().replace("Restart=always", "Restart=sometimes"))
 
