@@ -340,7 +340,7 @@ def test_a_file_that_changes_under_an_open_connection_is_noticed(tmp_path: Path,
         else:
             link.unlink()
             link.symlink_to(other)
-        with pytest.raises(InvalidArgument, match="would not notice a seal"):
+        with pytest.raises(InvalidArgument, match="would not be refused, even after a seal"):
             guard.fence(connection, "k", **OLD)
 
 
