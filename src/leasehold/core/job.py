@@ -291,7 +291,7 @@ class Job:
 
     def __post_init__(self) -> None:
         held = self.owner is not None and self.expires_us is not None
-        assert (self.status is _RUNNING) == held, f"job {self.id!r} is {self.status} with owner {self.owner!r}"
+        assert (self.status is _RUNNING) is held, f"job {self.id!r} is {self.status} with owner {self.owner!r}"
 
     def __repr__(self) -> str:
         held = f" owner={self.owner!r}" if self.owner else ""

@@ -191,7 +191,7 @@ class Router:
     def _wish(self, job: NewJob | Mapping[str, Any]) -> NewJob:
         if isinstance(job, NewJob):
             return job if job.id else job.made(self._adder.new_id())
-        if not isinstance(job, Mapping):
+        if type(job) is not dict and not isinstance(job, Mapping):  # the latter takes 0.3 µs
             raise InvalidArgument(
                 f"add_many takes mappings with the names of add()'s arguments, or NewJobs, not {job!r}."
             )

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...connections import Statement
 from ...core.effects import Effect, effect_key
-from ...core.job import Added, Job, NewJob, Outcome, Progress, Settlement, Status, new_state
+from ...core.job import Added, NewJob, Outcome, Progress, Settlement, Status, new_state
 from ...core.lifecycle import FINISHED, FREED_BY, RECORDED_AS, after, no_effect, setback
 from ...core.options import encode
 from ...core.ownership import Note, NoteKind
@@ -38,13 +38,13 @@ def add(session: Session, now: int, jobs: Sequence[NewJob]) -> Program[list[Adde
         for key, job_id in (yield one(session.sql.known_unique, json.dumps(keys))):
             known["\0" + key] = job_id
     [(seq,)] = yield one(session.sql.last_seq)
-    created: dict[str, Job] = {}
-    found: list[str] = []
+    added: list[Added] = []
+    found: list[tuple[int, str]] = []  # where in the reply which job is to be, that was there already
     rows, ready, scheduled, starts = [], [], [], []
     for job in jobs:
         existing = known.get(job.id) or (job.unique is not None and known.get("\0" + job.unique))
         if existing:
-            found.append(existing)
+            found.append((len(added) + len(found), existing))
             continue
         seq += 1
         run_us = job.due(now)
@@ -58,8 +58,7 @@ def add(session: Session, now: int, jobs: Sequence[NewJob]) -> Program[list[Adde
         known[job.id] = job.id
         if job.unique is not None:
             known["\0" + job.unique] = job.id
-        created[job.id] = new_state(job, now)
-        found.append("")
+        added.append(Added(new_state(job, now), True))
     yield many(session.sql.insert_job, rows)
     if ready:
         yield many(session.sql.insert_ready, ready)
@@ -68,19 +67,11 @@ def add(session: Session, now: int, jobs: Sequence[NewJob]) -> Program[list[Adde
     if starts:
         yield many(session.sql.insert_start, starts)
     if session.trace:
-        for made in created.values():
+        for made, _ in added:
             yield from session.record(now, "added", made.id, epoch=0, queue=made.queue)
-    return (yield from _added(session, jobs, found, created))
-
-
-def _added(session: Session, jobs: Sequence[NewJob], found: list[str], created: dict[str, Job]) -> Program[list[Added]]:
-    added = []
-    for job, existing in zip(jobs, found, strict=True):
-        if not existing:
-            added.append(Added(created[job.id], True))
-        else:
-            [row] = yield one(session.sql.job, existing)
-            added.append(Added(job_of(row), False))
+    for place, existing in found:
+        [row] = yield one(session.sql.job, existing)
+        added.insert(place, Added(job_of(row), False))
     return added
 
 
