@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from .connection import Connection, Row, is_a
 from .drivers import is_piped
 
-_IDLE = 0  # of libpq's PGTransactionStatusType
+_IDLE, _ACTIVE = 0, 1  # of libpq's PGTransactionStatusType
 _SUCCEEDED = (1, 2)  # of libpq's ExecStatusType: PGRES_COMMAND_OK, PGRES_TUPLES_OK
 _CONSTANTS = {True: b"true", False: b"false", None: b"NULL"}
 
@@ -50,8 +50,12 @@ class Psycopg(Connection):
             with self.handle.lock:
                 message = self._with_begin(parts, sql, params)
                 if message is not None:
-                    self.handle.pgconn.send_query(message)
-                    return self._rows(parts, self.handle.wait(parts.execute(self.handle.pgconn)))
+                    try:
+                        self.handle.pgconn.send_query(message)
+                        return self._rows(parts, self.handle.wait(parts.execute(self.handle.pgconn)))
+                    except BaseException:
+                        self._give_up()
+                        raise
         cursor = self._cursor()
         if several:
             cursor.executemany(sql, params)
@@ -75,9 +79,13 @@ class Psycopg(Connection):
         driver = self.handle
         if driver.pgconn.transaction_status != _IDLE or driver.autocommit or is_piped(driver):
             return None
+        if type(params) not in (tuple, list):
+            return None
         if driver.cursor_factory not in parts.cursors:
             return None  # a class of the caller's, which perhaps logs or counts what it runs
         encoding = driver.info.encoding
+        if encoding == "ascii":  # SQL_ASCII: the server takes any bytes, and a cursor sends UTF-8
+            return None
         escape = parts.escaping(driver.pgconn).escape_literal
         literals: list[bytes] = []
         for param in params:
@@ -92,6 +100,11 @@ class Psycopg(Connection):
                 return None
         begin: bytes = driver._get_tx_start_command()
         return begin + b"; " + sql.encode(encoding) % tuple(literals)
+
+    def _give_up(self) -> None:
+        """Close the connection if Ctrl-C came before the driver waited for the reply, which stays unread."""
+        if self.handle.pgconn.transaction_status == _ACTIVE:
+            self.handle.pgconn.finish()
 
     def _rows(self, parts: _Parts, results: list[Any]) -> list[Row]:
         """Return the rows of the last statement of a message, or raise its error."""
@@ -126,8 +139,12 @@ class AsyncPsycopg(Psycopg):
             async with self.handle.lock:
                 message = self._with_begin(parts, sql, params)
                 if message is not None:
-                    self.handle.pgconn.send_query(message)
-                    return self._rows(parts, await self.handle.wait(parts.execute(self.handle.pgconn)))
+                    try:
+                        self.handle.pgconn.send_query(message)
+                        return self._rows(parts, await self.handle.wait(parts.execute(self.handle.pgconn)))
+                    except BaseException:
+                        self._give_up()
+                        raise
         async with self._cursor() as cursor:
             if several:
                 await cursor.executemany(sql, params)

@@ -124,6 +124,7 @@ class State:
 
     def _derive(self) -> None:
         """Make anew what follows from the rows."""
+        self.pruned = {job_id: row for job_id, row in self.pruned.items() if job_id not in self.jobs}
         self.waiting: dict[str, dict[str, Lines]] = {READY: {}, LOCK: {}, TASK: {}}  # by place, and its name
         self.schedule: list[tuple[int, int, Row]] = []  # when to look at which pending job
         self.running: dict[str, Row] = {}
@@ -133,6 +134,7 @@ class State:
         self.earliest = FAR  # no lease ends before this instant
         self.ids = sorted((row.updated_us, job_id) for job_id, row in self.pruned.items())  # a heap, by their end
         self._void = 0  # about how many entries of lines and of `schedule` are void
+        self._many = _MANY  # lines of ready jobs, above which it is time to forget the empty ones
         for row in sorted(self.jobs.values(), key=lambda row: row.updated_us):
             self.enter(row)
         for key in list(self.waiting[LOCK]):
@@ -147,6 +149,7 @@ class State:
             self._decided = None
         self._derive()
         self.torn = False
+        self.tell()
 
     # Numbers and events
 
@@ -232,6 +235,8 @@ class State:
             self._wait(row)
             return
         self.running[spec.id] = row
+        if spec.start_within_us is not None:
+            self._void += 1  # its entry of `schedule`
         if row.grant.expires_us < self.earliest:
             self.earliest = row.grant.expires_us
         if row.stalls_us < self.earliest:
@@ -286,8 +291,9 @@ class State:
     def taker(self, queues: Collection[str] | None, known: Known | None) -> Callable[[], Row | None]:
         """Return what removes and returns the next job for such a claim, also from behind a task that it knows."""
         places = [self.waiting[READY].get(READY, {})]
-        if len(places[0]) > _MANY:
+        if len(places[0]) > self._many:
             places = [self._tidy(READY, READY)]
+            self._many = max(_MANY, 2 * len(places[0]))
         if self.waiting[TASK]:
             tasks = [task for task in self.waiting[TASK] if known is None or (task or None) in known]
             places += [self._tidy(TASK, task) for task in tasks]

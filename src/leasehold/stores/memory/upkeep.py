@@ -81,12 +81,12 @@ def remove(state: State, rows: Sequence[Row], ids_before_us: int) -> None:
     state.torn = True
     for row in rows:
         job_id, ended_us = row.id, row.updated_us
+        state.keys.pop(job_id, None)
         if row.chosen and ended_us >= ids_before_us:
             kept = row.seq, True, ended_us, ended_us, ended_us, row.epoch, row.reason
             state.pruned[job_id] = Row(NewJob(job_id, PRUNED, queue=""), *kept, end=row.end)
             heappush(state.ids, (ended_us, job_id))
         del state.jobs[job_id], state.finished[job_id]
-        state.keys.pop(job_id, None)
     state.torn = False
 
 

@@ -68,8 +68,8 @@ DELETE FROM leasehold_scheduled WHERE run_at = ? AND seq = ?;
 INSERT INTO leasehold_starts (start_by, seq) VALUES (?, ?);
 
 -- name: late
--- The jobs to be looked at, and whether they were never claimed.
-SELECT s.start_by, s.seq, j.id, j.epoch = 0 AND j.status = 'unfinished' AND l.seq IS NULL
+-- The jobs to be looked at, and whether they were never claimed. The seq of one that was pruned may be another job's now.
+SELECT s.start_by, s.seq, j.id, s.start_by = j.run_at + j.start_within_us AND j.epoch = 0 AND j.status = 'unfinished' AND l.seq IS NULL
 FROM leasehold_starts AS s LEFT JOIN leasehold_jobs AS j ON j.seq = s.seq LEFT JOIN leasehold_leases AS l ON l.seq = s.seq
 WHERE s.start_by <= ?
 ORDER BY s.start_by, s.seq LIMIT ?;

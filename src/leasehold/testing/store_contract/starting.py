@@ -74,6 +74,17 @@ class Starting(Contract):
         assert store.claim("worker") == []
         assert late(store, "b")
 
+    def test_c56_the_deadline_of_a_pruned_job_is_that_of_no_other(self, store: Store, clock: AlarmClock) -> None:
+        """A store may number the next job as the one that is gone."""
+        store.add([new_job("a", start_within_seconds=10).made()])
+        store.cancel("a", 0, by="ann")
+        clock.advance(1)
+        assert store.prune(0).jobs == 1
+        store.add([new_job("b")])
+        clock.advance(10)
+
+        assert one(store).spec.id == "b"
+
     @pytest.mark.parametrize("how", ["fail", "release", "expire", "transfer", "replay"])
     def test_c56_once_it_was_claimed_the_deadline_is_void(self, store: Store, clock: AlarmClock, how: str) -> None:
         """It comes back after a failure, a release, a reclaim; it was moved by an operator; it was replayed."""
