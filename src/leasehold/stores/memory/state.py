@@ -32,7 +32,7 @@ from .row import PENDING, READY, Row
 Known = frozenset[str | None]  # the tasks of a claim that does not know all of them
 Entry = tuple[int, int, int, Row]
 
-_MANY = 64  # lines, of which some may be empty
+_MANY, _SELDOM = 64, 16  # lines, of which some may be empty; how many claims look at them before those are forgotten
 _SLACK = 10_000  # so many void entries are kept before it pays to remove them
 
 
@@ -120,6 +120,7 @@ class State:
         self.torn = False  # a verb is at what follows from the rows, or was struck by an exception while it was
         self._decided: tuple[dict[str, Row], Sequence[Event], int] | None = None  # and not wholly written
         self.seqs, self._numbers = itertools.count(1), itertools.count(1)  # of jobs, of events
+        self._looks = itertools.count()  # of claims at many lines
         self._derive()
 
     def _derive(self) -> None:
@@ -134,7 +135,6 @@ class State:
         self.earliest = FAR  # no lease ends before this instant
         self.ids = sorted((row.updated_us, job_id) for job_id, row in self.pruned.items())  # a heap, by their end
         self._void = 0  # about how many entries of lines and of `schedule` are void
-        self._many = _MANY  # lines of ready jobs, above which it is time to forget the empty ones
         for row in sorted(self.jobs.values(), key=lambda row: row.updated_us):
             self.enter(row)
         for key in list(self.waiting[LOCK]):
@@ -291,9 +291,8 @@ class State:
     def taker(self, queues: Collection[str] | None, known: Known | None) -> Callable[[], Row | None]:
         """Return what removes and returns the next job for such a claim, also from behind a task that it knows."""
         places = [self.waiting[READY].get(READY, {})]
-        if len(places[0]) > self._many:
+        if len(places[0]) > _MANY and next(self._looks) % _SELDOM == 0:
             places = [self._tidy(READY, READY)]
-            self._many = max(_MANY, 2 * len(places[0]))
         if self.waiting[TASK]:
             tasks = [task for task in self.waiting[TASK] if known is None or (task or None) in known]
             places += [self._tidy(TASK, task) for task in tasks]
