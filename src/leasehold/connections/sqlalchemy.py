@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .connection import Connection, Row, loaded
+from .connection import Connection, Row, is_a, loaded
 
 
 class Sqlalchemy(Connection):
@@ -76,7 +76,7 @@ class AsyncSqlalchemy(Sqlalchemy):
     async def enter_async(self) -> None:
         """Take the connection of a session, and of that the one which it wraps."""
         self._wrapper = self.handle
-        if not isinstance(self.handle, loaded("sqlalchemy.ext.asyncio", "AsyncConnection")):
+        if not is_a(self.handle, "sqlalchemy.ext.asyncio", "AsyncConnection"):
             self._wrapper = await self.handle.connection()
         self.handle = self._wrapper.sync_connection or self._wrapper
 
